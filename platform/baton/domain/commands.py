@@ -1,0 +1,95 @@
+"""Orders to the world, in the imperative; a body (live or simulated) carries them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.domain.errors import BatonError
+from baton.domain.handoff import Lease, Leg, Route
+from baton.domain.request import FinishReason, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitLeg:
+    """Start a leg on a replica. If it cannot be sent, the body answers with `LegFailed`."""
+
+    replica_id: str
+    leg: Leg
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortLegs:
+    """Stop legs on a replica and free what they hold; answered by `LegsAborted`."""
+
+    replica_id: str
+    leg_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseLease:
+    """Free the blocks a prefill replica keeps for a leg that nobody will pull any more.
+
+    `via_replica_id` is the replica to tell: engines release a ticket from the pulling side.
+    """
+
+    lease: Lease
+    via_replica_id: str
+
+
+class Delivery(NamedTuple):
+    """Tokens for one client stream (one per running request per step, hence a NamedTuple)."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cached_tokens: int | None = None
+    detail: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver:
+    """Hand tokens to the frontend: all of one engine step at once."""
+
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailRequest:
+    """Tell the frontend that a request ends without finishing."""
+
+    request_id: str
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """The story of one ended request: what `baton explain` and the metrics are made of."""
+
+    request_id: str
+    outcome: Phase
+    reason: str
+    routes: tuple[Route, ...]
+    """In order; more than one when the request was placed again."""
+    prompt_tokens: int
+    cached_tokens: int | None
+    output_tokens: int
+    resumes: int
+    arrived_at_s: float
+    first_token_at_s: float | None
+    last_token_at_s: float | None
+    ended_at_s: float
+    prefill_done_at_s: float | None
+    """When the ticket arrived; None for LOCAL."""
+    handed_off_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRequest:
+    """Keep the story of an ended request. Issued exactly once for each request."""
+
+    record: RequestRecord
+
+
+Command = SubmitLeg | AbortLegs | ReleaseLease | Deliver | FailRequest | RecordRequest

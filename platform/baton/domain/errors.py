@@ -1,0 +1,126 @@
+"""The error tree.
+
+    BatonError
+    ├── Rejected          refused before any work: the client may come back after `retry_after_s`
+    │   ├── QueueFull     the bounded queue is full
+    │   └── NoCapacity    no replica can take the request
+    ├── Evicted           taken out of the queue: it waited past its deadline
+    ├── EngineFailed      an engine could not go on and no other could take over
+    │   └── NotResumable  tokens had reached the client and generation cannot be carried over
+    ├── DeadlineExceeded  the request's own time limit ran out
+    ├── TransferFailed    KV blocks could not be moved
+    ├── LinkFailed        a fleet link refused a frame or is down
+    └── ConfigInvalid     the configuration cannot be used
+
+Arguments are positional because Ray pickles exceptions by `args`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BatonError(Exception):
+    """The root. `retryable` says whether the same request may succeed if sent again."""
+
+    retryable: ClassVar[bool] = False
+    http_status: ClassVar[int] = 500
+
+
+class Rejected(BatonError):
+    """Refused before any work was done."""
+
+    retryable = True
+    http_status = 503
+
+    def __init__(self, request_id: str, retry_after_s: float, why: str) -> None:
+        super().__init__(request_id, retry_after_s, why)
+        self.request_id = request_id
+        self.retry_after_s = retry_after_s
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"request {self.request_id} refused: {self.why}; retry in {self.retry_after_s:.0f} s"
+
+
+class QueueFull(Rejected):
+    """The bounded queue is full."""
+
+
+class NoCapacity(Rejected):
+    """No replica can take the request."""
+
+
+class Evicted(Rejected):
+    """Waited in the queue past its deadline."""
+
+
+class _RequestFailed(BatonError):
+    def __init__(self, request_id: str, why: str) -> None:
+        super().__init__(request_id, why)
+        self.request_id = request_id
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"request {self.request_id}: {self.why}"
+
+
+class EngineFailed(_RequestFailed):
+    """An engine could not go on and no other could take over."""
+
+    retryable = True
+
+
+class NotResumable(EngineFailed):
+    """Tokens had reached the client and generation cannot be carried over to another engine."""
+
+
+class DeadlineExceeded(_RequestFailed):
+    """The request's own time limit ran out."""
+
+    http_status = 504
+
+
+class TransferFailed(_RequestFailed):
+    """KV blocks could not be moved."""
+
+    retryable = True
+
+
+class LinkFailed(BatonError):
+    """A fleet link refused a frame or is down."""
+
+    retryable = True
+
+    def __init__(self, replica_id: str, why: str) -> None:
+        super().__init__(replica_id, why)
+        self.replica_id = replica_id
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"link to replica {self.replica_id}: {self.why}"
+
+
+class EngineStartFailed(BatonError):
+    """An engine could not be started; `remedy` says what to do."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why, remedy)
+        self.why = why
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.remedy}"
+
+
+class ConfigInvalid(BatonError):
+    """The configuration cannot be used; one finding a line, all of them at once."""
+
+    http_status = 400
+
+    def __init__(self, findings: tuple[str, ...]) -> None:
+        super().__init__(findings)
+        self.findings = findings
+
+    def __str__(self) -> str:
+        return "\n".join(self.findings)

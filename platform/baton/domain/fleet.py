@@ -1,0 +1,98 @@
+"""Replicas as the brain sees them: static facts, load snapshots, and the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Role(StrEnum):
+    """What a replica is meant to run; a hint to placement, not a wall."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+class LossReason(StrEnum):
+    """Why a replica is no longer counted on."""
+
+    LEFT = "left"
+    """It is gone from the membership that Ray reports."""
+    SILENT = "silent"
+    """No heartbeat within the liveness deadline."""
+    DISCONNECTED = "disconnected"
+    """The link's connection broke (a killed process looks like this)."""
+    ENGINE_DEAD = "engine_dead"
+    """Its engine process died."""
+    OUT_OF_STEP = "out_of_step"
+    """Frames were lost on the link, so its streams cannot be trusted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFacts:
+    """What does not change while a replica lives; it says this when a coordinator connects."""
+
+    replica_id: str
+    pool: str
+    role: Role
+    model: str
+    engine: str
+    """"vllm" or "sim"."""
+    engine_version: str
+    block_size_tokens: int
+    kv_blocks: int
+    kv_block_bytes: int
+    max_len_tokens: int
+    max_running_requests: int
+    max_batched_tokens: int
+    layout: str
+    """Replicas hand KV blocks to each other only when their layouts are equal."""
+
+
+class TransferTotals(NamedTuple):
+    """Pulls into a replica since it started (counted by its engine, not estimated)."""
+
+    pulls: int = 0
+    moved_bytes: int = 0
+    busy_s: float = 0.0
+    failures: int = 0
+    expired_leases: int = 0
+
+
+class Load(NamedTuple):
+    """A replica's load at one moment. A NamedTuple: it is sent as an array, several times a second."""
+
+    queued_requests: int = 0
+    running_requests: int = 0
+    queued_tokens: int = 0
+    kv_used_fraction: float = 0.0
+    step_s: float = 0.0
+    """Moving average of the engine's step time."""
+    transfers: TransferTotals = TransferTotals()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """One replica in a snapshot, with this coordinator's own work in flight on it."""
+
+    facts: ReplicaFacts
+    load: Load = Load()
+    load_at_s: float
+    draining: bool = False
+    inflight_legs: int = 0
+    inflight_tokens: int = 0
+
+    @property
+    def replica_id(self) -> str:
+        return self.facts.replica_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """What a decision sees: every known replica, at one moment."""
+
+    at_s: float
+    replicas: Mapping[str, ReplicaView] = field(default_factory=dict)

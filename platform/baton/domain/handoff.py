@@ -1,0 +1,132 @@
+"""Routes, legs, and the tickets and leases by which KV blocks change hands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from baton.domain.request import FinishReason
+
+
+class HandoffMode(StrEnum):
+    """How KV blocks get from the replica that prefilled to the one that decodes."""
+
+    LOCAL = "local"
+    """They do not: one replica runs both phases."""
+    PULL = "pull"
+    """Prefill finishes first; the decode replica then reads the blocks."""
+
+
+class RouteReason(StrEnum):
+    """Why placement chose what it chose (a metric label, hence an enum)."""
+
+    DISAGGREGATED = "disaggregated"
+    LOCAL_ONLY = "local_only"
+    DISAGGREGATION_OFF = "disaggregation_off"
+    NO_PREFILL_REPLICA = "no_prefill_replica"
+    NO_DECODE_REPLICA = "no_decode_replica"
+    MIXED_POOL = "mixed_pool"
+    INCOMPATIBLE = "incompatible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The outcome of placement. `prefill_replica_id` is None exactly when the mode is LOCAL."""
+
+    mode: HandoffMode
+    prefill_replica_id: str | None
+    decode_replica_id: str
+    reason: RouteReason
+
+    def __post_init__(self) -> None:
+        if (self.mode is HandoffMode.LOCAL) != (self.prefill_replica_id is None):
+            raise ValueError(f"route {self}: a LOCAL route, and only that, has no prefill replica")
+
+
+class LegKind(StrEnum):
+    """Which phases one submission to an engine covers."""
+
+    LOCAL = "local"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """What a prefill replica hands out so that another engine can fetch a prompt's KV blocks.
+
+    `params` is the engine's own encoding; only engines read it.
+    """
+
+    tokens: int
+    blocks: int
+    params: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """One submission of a request to one engine; a request has one or more.
+
+    `prompt_token_ids` ends with `resumed_tokens` ids that were generated before a resume, and
+    `max_tokens` / `min_tokens` are what is left to generate.
+    """
+
+    leg_id: str
+    request_id: str
+    kind: LegKind
+    prompt_token_ids: tuple[int, ...]
+    resumed_tokens: int = 0
+    max_tokens: int
+    min_tokens: int = 0
+    priority: int = 0
+    ticket: Ticket | None = None
+    payload: bytes = b""
+
+    def __post_init__(self) -> None:
+        if (self.kind is LegKind.DECODE) != (self.ticket is not None):
+            raise ValueError(f"leg {self.leg_id!r}: a decode leg, and only that, carries a ticket")
+
+
+class LegOutput(NamedTuple):
+    """What one engine step produced for one leg.
+
+    A NamedTuple, not a dataclass: there is one per running request per step, and on the link it
+    is sent as an array without field names. A finished prefill leg carries a `ticket`.
+    """
+
+    leg_id: str
+    token_ids: tuple[int, ...] = ()
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None
+    ticket: Ticket | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens the engine did not compute itself; said once, with the first output."""
+    detail: bytes | None = None
+    """The engine's own encoding of what the brain need not know (logprobs and the like)."""
+
+
+class LegFailure(StrEnum):
+    """Why a leg ended without its engine finishing it."""
+
+    REFUSED = "refused"
+    """The engine did not accept it (invalid for this engine: another try would end the same)."""
+    ENGINE_ERROR = "engine_error"
+    KV_LOAD_FAILED = "kv_load_failed"
+    OVERLOADED = "overloaded"
+    """A bounded queue on the way was full."""
+    UNREACHABLE = "unreachable"
+    """The link to the replica is down."""
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The duty of a prefill replica to keep the blocks of one finished prefill leg."""
+
+    leg_id: str
+    request_id: str
+    replica_id: str
+    ticket: Ticket
+    granted_at_s: float
+    expires_at_s: float

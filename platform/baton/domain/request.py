@@ -1,0 +1,83 @@
+"""A request, its phases, and how it may end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Where a request is. Edges between phases are in `control.transitions`."""
+
+    ARRIVED = "arrived"
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    TRANSFER = "transfer"
+    DECODE = "decode"
+    RESUME = "resume"
+    FINISHED = "finished"
+    SHED = "shed"
+    EVICTED = "evicted"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a request in this phase has ended for good."""
+        return self in FINAL_PHASES
+
+
+FINAL_PHASES = frozenset(
+    {Phase.FINISHED, Phase.SHED, Phase.EVICTED, Phase.FAILED, Phase.CANCELLED}
+)
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped producing tokens for a leg."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    REPETITION = "repetition"
+
+
+class LocalOnly(StrEnum):
+    """Why one replica must run both phases of a request."""
+
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    FAN_OUT = "fan_out"
+    MULTIMODAL = "multimodal"
+    PROMPT_EMBEDS = "prompt_embeds"
+    HANDOFF_FAILED = "handoff_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One tokenized generation asked for by a client.
+
+    `payload` is the engine's own encoding of everything the brain need not know (sampling
+    parameters, adapters, trace headers); it travels unread from the frontend to the engine.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    min_tokens: int = 0
+    arrived_at_s: float
+    priority: int = 0
+    session_id: str | None = None
+    cache_salt: str | None = None
+    local_only: LocalOnly | None = None
+    """Set when the request must not be disaggregated."""
+    resumable: bool = True
+    """Whether generation may go on elsewhere after tokens have reached the client."""
+    payload: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids and self.local_only is not LocalOnly.PROMPT_EMBEDS:
+            raise ValueError(f"request {self.request_id!r} has no prompt tokens")
+        if self.max_tokens < 1:
+            raise ValueError(
+                f"request {self.request_id!r}: max_tokens is {self.max_tokens}, wanted at least 1"
+            )

@@ -1,0 +1,104 @@
+"""The ports of the live body: what the driver and the replica host need from the outside.
+
+Protocols live here, with their consumers; adapters match them without subclassing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from baton.domain.commands import Delivery, RequestRecord
+from baton.domain.errors import BatonError
+from baton.domain.fleet import Load, ReplicaFacts
+from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+
+
+class Engine(Protocol):
+    """The inference engine inside a replica.
+
+    Theory of operation: `start` once, then `submit` / `abort` / `release` at any time while one
+    consumer iterates `steps`. Every submitted leg ends exactly once in `steps`: with an output
+    whose `finish` is set, with a `LegOutput` whose finish is ERROR (details in the log), or, after
+    `abort`, silently. Nothing here blocks the event loop.
+    """
+
+    async def start(self) -> ReplicaFacts:
+        """Bring the engine up and say what it is.
+
+        Raises:
+            EngineStartFailed: with one clear line and what to do about it.
+        """
+        ...
+
+    async def submit(self, leg: Leg) -> LegFailure | None:
+        """Start a leg; None when accepted, else why not (the leg then never runs)."""
+        ...
+
+    async def abort(self, leg_ids: Sequence[str]) -> None:
+        """Stop legs and free their blocks. Returns when they can produce no further output.
+
+        An output that was already under way is still yielded by `steps` before this returns, so a
+        prefill leg that finished first still hands out its ticket. Unknown ids are ignored.
+        """
+        ...
+
+    async def release(self, ticket: Ticket) -> None:
+        """Tell the replica that issued `ticket` to free its blocks without pulling them."""
+        ...
+
+    def steps(self) -> AsyncIterator[tuple[LegOutput, ...]]:
+        """Yield the outputs of each engine step that produced any; ends when the engine closes.
+
+        Raises:
+            EngineFailed: the engine died.
+        """
+        ...
+
+    def load(self) -> Load:
+        """The current load; cheap, never blocks."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine and leave no process, port or memory behind. Idempotent."""
+        ...
+
+
+class ReplicaLink(Protocol):
+    """The coordinator's way to the replicas. Nothing here waits: sending is to a bounded queue."""
+
+    def submit(self, replica_id: str, leg: Leg) -> LegFailure | None:
+        """Send a leg; None when queued for sending, else OVERLOADED or UNREACHABLE."""
+        ...
+
+    def abort(self, replica_id: str, leg_ids: Sequence[str]) -> None:
+        """Ask for an abort; a replica that cannot be reached has nothing left to abort."""
+        ...
+
+    def release(self, replica_id: str, ticket: Ticket) -> None:
+        """Ask replica `replica_id` to release a ticket; best effort, the lease expires anyway."""
+        ...
+
+
+class Frontend(Protocol):
+    """The client side: whoever turned an HTTP request into tokens and streams tokens back."""
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Stream tokens to clients; one call per engine step."""
+        ...
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        """End a request with an error the client can read."""
+        ...
+
+
+class Recorder(Protocol):
+    """Whoever keeps the stories of ended requests."""
+
+    def record(self, record: RequestRecord) -> None: ...
+
+
+class Clock(Protocol):
+    """Monotonic seconds."""
+
+    def now_s(self) -> float: ...
