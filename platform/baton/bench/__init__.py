@@ -1,0 +1,1 @@
+"""An open-loop load client, trace replay, and their reports."""

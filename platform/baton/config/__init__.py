@@ -1,0 +1,1 @@
+"""One YAML file becomes one frozen configuration: layers, checks, schema."""

@@ -1,0 +1,1 @@
+"""A live web page that shows what the fleet is doing."""

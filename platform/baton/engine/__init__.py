@@ -1,0 +1,1 @@
+"""Inference engines behind one port: vLLM's EngineCore, and a simulated engine in real time."""

@@ -1,0 +1,1 @@
+"""The performance model: from hardware and model shape to seconds and bytes."""

@@ -1,0 +1,1 @@
+"""Searches shapes and pool sizes with the performance model and the simulator."""

@@ -1,0 +1,1 @@
+"""Pure decisions: admission, placement, routing, prefix index, roles, scaling, forecast."""

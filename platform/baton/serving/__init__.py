@@ -1,0 +1,1 @@
+"""Ray Serve: the composition root and the deployments it wires together."""

@@ -1,0 +1,1 @@
+"""The metrics catalogue, exporters, tracing and logs."""

@@ -1,0 +1,1 @@
+"""The KV-transfer service: links and their bandwidth, leases' timers, probes, NIXL."""
