@@ -1,0 +1,357 @@
+"""vLLM's EngineCore messages to and from our own values.
+
+Theory of operation: a client's request is tokenized by vLLM's API server and arrives as an
+`EngineCoreRequest`. `FrontendWire.split_request` takes from it what the brain must know and seals
+the rest in `Request.payload`. Whoever runs a leg of it opens the payload with `EngineWire.join_leg`
+and gets a request for that engine; what the engine answers becomes a `LegOutput`
+(`EngineWire.to_output`) and, at the frontend again, an `EngineCoreOutput`
+(`FrontendWire.from_delivery`).
+
+Both ends hold codecs that stash buffers while they work: one instance per thread.
+
+Two keys of a client's request are never passed on, because they name hosts to fetch memory from
+or steer caches: `kv_transfer_params` / `ec_transfer_params` and `kv_hints`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import zmq
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine import FinishReason as EngineFinishReason
+from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from baton.domain.commands import Delivery
+from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
+from baton.domain.request import FinishReason, LocalOnly, Request
+
+Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
+
+KV_PARAMS_KEY = "kv_transfer_params"
+PREFILL_KV_PARAMS: Mapping[str, object] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""Asks an engine to keep the blocks of a finished prompt for another engine to fetch."""
+
+_UNTRUSTED_ARGS = (KV_PARAMS_KEY, "ec_transfer_params")
+_PLAIN_OUTPUT_FIELDS = frozenset(
+    {
+        "request_id",
+        "new_token_ids",
+        "finish_reason",
+        "stop_reason",
+        "kv_transfer_params",
+        "ec_transfer_params",
+        "prefill_stats",
+        # Monotonic times of another machine: the frontend could only misread them.
+        "events",
+        "trace_headers",
+    }
+)
+_DETAIL_FIELDS = tuple(
+    name for name in EngineCoreOutput.__struct_fields__ if name not in _PLAIN_OUTPUT_FIELDS
+)
+_FROM_ENGINE = {reason: FinishReason(str(reason)) for reason in EngineFinishReason}
+_TO_ENGINE = {ours: theirs for theirs, ours in _FROM_ENGINE.items()}
+
+
+class UnsupportedRequest(ValueError):  # noqa: N818 - it says what the request is
+    """A request that no baton engine can run; the frontend should answer it with an error."""
+
+    def __init__(self, request_id: str, why: str) -> None:
+        super().__init__(request_id, why)
+        self.request_id = request_id
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"request {self.request_id}: {self.why}"
+
+
+class FrontendWire:
+    """The end at the frontend: requests out of frames, outputs out of deliveries."""
+
+    def __init__(self, *, max_len_tokens: int) -> None:
+        self._max_len_tokens = max_len_tokens
+        self._decode_request = MsgpackDecoder(EngineCoreRequest)
+        self._decode_output = MsgpackDecoder(EngineCoreOutput)
+        self._encoder = MsgpackEncoder()
+
+    def split_request(self, frames: Sequence[Frame], *, now_s: float) -> Request:
+        """The request in an ADD message (its frames without the type frame).
+
+        Raises:
+            UnsupportedRequest: not a generation request, or one whose input is not complete.
+            msgspec.DecodeError: the frames are not an `EngineCoreRequest`.
+        """
+        engine_request: EngineCoreRequest = self._decode_request.decode(list(frames))
+        request_id = engine_request.request_id
+        params = engine_request.sampling_params
+        if params is None:
+            raise UnsupportedRequest(request_id, "got pooling parameters, wanted a generation")
+        if engine_request.resumable:
+            raise UnsupportedRequest(request_id, "its prompt is streamed in parts; send it whole")
+        prompt_token_ids = tuple(engine_request.prompt_token_ids or ())
+        max_tokens = params.max_tokens
+        if max_tokens is None:
+            max_tokens = max(1, self._max_len_tokens - len(prompt_token_ids))
+        local_only = _local_only(engine_request, params)
+        resumable = _is_resumable(params) and local_only is not LocalOnly.PROMPT_EMBEDS
+        _make_safe(engine_request, params)
+        engine_request.prompt_token_ids = None
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            max_tokens=max_tokens,
+            min_tokens=params.min_tokens,
+            arrived_at_s=now_s,
+            priority=engine_request.priority,
+            session_id=engine_request.session_id,
+            cache_salt=engine_request.cache_salt,
+            local_only=local_only,
+            resumable=resumable,
+            payload=pack_frames(self._encoder.encode(engine_request)),
+        )
+
+    def from_delivery(
+        self, delivery: Delivery, *, prompt_tokens: int | None = None
+    ) -> EngineCoreOutput:
+        """The output to send to the frontend; `prompt_tokens` only feeds its prompt statistics."""
+        request_id, token_ids, finish, stop_reason, cached_tokens, detail = delivery
+        finish_reason = None if finish is None else _TO_ENGINE[finish]
+        stats = None if cached_tokens is None else _prefill_stats(cached_tokens, prompt_tokens)
+        if detail is None:
+            return EngineCoreOutput(
+                request_id,
+                list(token_ids),
+                finish_reason=finish_reason,
+                stop_reason=stop_reason,
+                prefill_stats=stats,
+            )
+        output: EngineCoreOutput = self._decode_output.decode(unpack_frames(detail))
+        output.request_id = request_id
+        output.new_token_ids = list(token_ids)
+        output.finish_reason = finish_reason
+        output.stop_reason = stop_reason
+        output.prefill_stats = stats
+        return output
+
+
+class EngineWire:
+    """The end at the engine: engine requests out of legs, outputs out of what it answers."""
+
+    def __init__(self) -> None:
+        self._decode_request = MsgpackDecoder(EngineCoreRequest)
+        self._encoder = MsgpackEncoder()
+
+    def join_leg(self, leg: Leg) -> EngineCoreRequest:
+        """The engine's request for `leg`.
+
+        Raises:
+            ValueError: the leg contradicts itself, so that no engine could run it rightly.
+        """
+        if leg.min_tokens > leg.max_tokens:
+            raise ValueError(
+                f"leg {leg.leg_id}: min_tokens {leg.min_tokens} over max_tokens {leg.max_tokens}"
+            )
+        request: EngineCoreRequest = self._decode_request.decode(unpack_frames(leg.payload))
+        params = request.sampling_params
+        if params is None:
+            raise ValueError(f"leg {leg.leg_id}: its payload has no sampling parameters")
+        request.request_id = request.external_req_id = leg.leg_id
+        request.prompt_token_ids = list(leg.prompt_token_ids) or None
+        request.priority = leg.priority
+        request.data_parallel_rank = None
+        request.client_index = request.current_wave = 0
+        match leg.kind:
+            case LegKind.PREFILL:
+                request.sampling_params = _prefill_params(params)
+                # Output constraints are the decode leg's affair.
+                request.reasoning_ended = request.reasoning_parser_kwargs = None
+            case LegKind.DECODE:
+                _set_kv_params(params, _ticket_params(leg))
+                _set_lengths(params, leg)
+            case LegKind.LOCAL:
+                _set_lengths(params, leg)
+        return request
+
+    def to_output(self, output: EngineCoreOutput) -> LegOutput:
+        """What `output` says, in our words; what we have no word for goes into `detail`."""
+        finish = output.finish_reason
+        kv_params = output.kv_transfer_params
+        stats = output.prefill_stats
+        return LegOutput(
+            output.request_id,
+            tuple(output.new_token_ids),
+            None if finish is None else _FROM_ENGINE[finish],
+            output.stop_reason,
+            None if not kv_params else _ticket(kv_params),
+            None if stats is None else stats.num_cached_tokens,
+            self._detail(output),
+        )
+
+    def _detail(self, output: EngineCoreOutput) -> bytes | None:
+        fields = {}
+        for name in _DETAIL_FIELDS:
+            value = getattr(output, name)
+            # Not by truth: tensors and arrays have none.
+            if value is not None and not (type(value) is int and value == 0):
+                fields[name] = value
+        if output.finish_reason is not None and output.trace_headers:
+            # The engine repeats them in every output; the frontend reads the last one's.
+            fields["trace_headers"] = output.trace_headers
+        if not fields:
+            return None
+        return pack_frames(self._encoder.encode(EngineCoreOutput("", [], **fields)))
+
+
+def pack_frames(frames: Sequence[Frame]) -> bytes:
+    """One byte string of several frames."""
+    return msgspec.msgpack.encode([bytes(frame) for frame in frames])
+
+
+def unpack_frames(packed: bytes) -> list[bytearray]:
+    """The frames again; writable, because torch warns about tensors over read-only memory."""
+    return msgspec.msgpack.decode(packed, type=list[bytearray])
+
+
+def release_request(ticket: Ticket, request_id: str) -> EngineCoreRequest:
+    """A request that never runs but whose end tells the ticket's issuer to free its blocks.
+
+    The engine adds and aborts it in one go; its connector then notifies the issuer.
+    """
+    params = SamplingParams(max_tokens=1, detokenize=False)
+    _set_kv_params(params, msgspec.msgpack.decode(ticket.params))
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=[0],
+        mm_features=None,
+        sampling_params=params,
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+        abort_immediately=True,
+    )
+
+
+def _local_only(request: EngineCoreRequest, params: SamplingParams) -> LocalOnly | None:
+    if request.prompt_embeds is not None or not request.prompt_token_ids:
+        return LocalOnly.PROMPT_EMBEDS
+    if request.mm_features:
+        return LocalOnly.MULTIMODAL
+    if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
+        return LocalOnly.PROMPT_LOGPROBS
+    if params.n > 1 or _is_child(request):
+        return LocalOnly.FAN_OUT
+    return None
+
+
+def _is_child(request: EngineCoreRequest) -> bool:
+    """Whether the frontend made this request out of one with n > 1.
+
+    An ordinary id is the external id, or that and `-xxxxxxxx`; a child's is `<index>_` and such an
+    id, while its external id stays the parent's.
+    """
+    external = request.external_req_id
+    if external is None:
+        return False
+    index, _, parent = request.request_id.partition("_")
+    return index.isdigit() and (parent == external or parent.startswith(external + "-"))
+
+
+def _is_resumable(params: SamplingParams) -> bool:
+    """Whether generated tokens may be replayed as prompt without changing what comes next.
+
+    A seed does not count: after a resume its generator starts anew, which changes the sample but
+    not what it is drawn from. What does count is state that vLLM keeps over *output* tokens only.
+    """
+    return not (
+        params.structured_outputs is not None
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.bad_words
+        or params.thinking_token_budget is not None
+        or params.repetition_detection is not None
+        or params.trace_decode_token_ids
+    )
+
+
+def _make_safe(request: EngineCoreRequest, params: SamplingParams) -> None:
+    """Drop what only an orchestrator may say; here that is us, not the client."""
+    request.kv_hints = None
+    request.data_parallel_rank = None
+    request.abort_immediately = False
+    if params.extra_args:
+        kept = {k: v for k, v in params.extra_args.items() if k not in _UNTRUSTED_ARGS}
+        params.extra_args = kept or None
+
+
+def _set_kv_params(params: SamplingParams, kv_params: Mapping[str, Any]) -> None:
+    params.extra_args = dict(params.extra_args or {}, **{KV_PARAMS_KEY: dict(kv_params)})
+
+
+def _set_lengths(params: SamplingParams, leg: Leg) -> None:
+    params.max_tokens = leg.max_tokens
+    params.min_tokens = leg.min_tokens
+    if leg.resumed_tokens and (
+        params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None
+    ):
+        # Given already, and of a prompt that now has generated tokens at its end.
+        params.prompt_logprobs = params.prompt_logprob_token_ids = None
+        params.prompt_logprob_start = params.skip_reading_prefix_cache = None
+
+
+def _prefill_params(params: SamplingParams) -> SamplingParams:
+    """Sampling for a leg whose one token is thrown away: the cheapest, without constraints."""
+    prefill = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        detokenize=False,
+        skip_reading_prefix_cache=params.skip_reading_prefix_cache,
+        watermarking=False,
+    )
+    _set_kv_params(prefill, PREFILL_KV_PARAMS)
+    return prefill
+
+
+def _ticket_params(leg: Leg) -> dict[str, Any]:
+    ticket = leg.ticket
+    if ticket is None:
+        raise ValueError(f"leg {leg.leg_id}: a decode leg without a ticket")
+    if ticket.tokens != len(leg.prompt_token_ids):
+        # The connector would believe that the remote blocks hold the whole of this prompt.
+        raise ValueError(
+            f"leg {leg.leg_id}: its ticket is for {ticket.tokens} tokens, "
+            f"its prompt has {len(leg.prompt_token_ids)}"
+        )
+    params: dict[str, Any] = msgspec.msgpack.decode(ticket.params)
+    return params
+
+
+def _ticket(kv_params: Mapping[str, Any]) -> Ticket | None:
+    if not kv_params.get("do_remote_prefill"):
+        return None
+    block_ids = kv_params.get("remote_block_ids") or ()
+    return Ticket(
+        tokens=kv_params.get("remote_num_tokens") or 0,
+        blocks=sum(len(group) for group in block_ids),
+        params=msgspec.msgpack.encode(kv_params),
+    )
+
+
+def _prefill_stats(cached_tokens: int, prompt_tokens: int | None) -> PrefillStats:
+    stats = PrefillStats()
+    total = cached_tokens if prompt_tokens is None else max(prompt_tokens, cached_tokens)
+    stats.set(total, num_local_cached_tokens=cached_tokens, num_external_cached_tokens=0)
+    return stats
