@@ -1,0 +1,32 @@
+# The project's commands. `make` alone lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+ARGS ?=
+
+.PHONY: help install demo demo-once test check bench-overhead clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
+
+install: ## create .venv from the locks (nothing to do when it is up to date)
+	@scripts/install
+
+demo: install ## start a prefill and a decode engine on this machine, ask them, stay up until Ctrl-C
+	@.venv/bin/baton demo $(ARGS)
+
+demo-once: install ## the same, but end; the last line of stdout is one JSON object
+	@.venv/bin/baton demo --once $(ARGS)
+
+test: install ## every test whose needs are met here; ARGS="-m 'not real and not slow'" for the quick ones
+	@.venv/bin/python -m pytest $(ARGS)
+
+check: install ## format, lint, types, layers, files
+	@scripts/check
+
+bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
+	@.venv/bin/python benchmarks/overhead.py $(ARGS)
+
+clean: ## remove the environment and every cache
+	@rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find platform tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
