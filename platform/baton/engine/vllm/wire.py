@@ -65,7 +65,7 @@ _FROM_ENGINE = {reason: FinishReason(str(reason)) for reason in EngineFinishReas
 _TO_ENGINE = {ours: theirs for theirs, ours in _FROM_ENGINE.items()}
 
 
-class UnsupportedRequest(ValueError):  # noqa: N818 - it says what the request is
+class UnsupportedRequest(ValueError):
     """A request that no baton engine can run; the frontend should answer it with an error."""
 
     def __init__(self, request_id: str, why: str) -> None:
@@ -184,8 +184,11 @@ class EngineWire:
                 _set_lengths(params, leg)
         return request
 
-    def to_output(self, output: EngineCoreOutput) -> LegOutput:
-        """What `output` says, in our words; what we have no word for goes into `detail`."""
+    def to_output(self, output: EngineCoreOutput, *, prompt_tokens: int) -> LegOutput:
+        """What `output` says, in our words; what we have no word for goes into `detail`.
+
+        `prompt_tokens` is the length of the leg's prompt: what a ticket is for.
+        """
         finish = output.finish_reason
         kv_params = output.kv_transfer_params
         stats = output.prefill_stats
@@ -194,7 +197,7 @@ class EngineWire:
             tuple(output.new_token_ids),
             None if finish is None else _FROM_ENGINE[finish],
             output.stop_reason,
-            None if not kv_params else _ticket(kv_params),
+            None if not kv_params else _ticket(kv_params, prompt_tokens),
             None if stats is None else stats.num_cached_tokens,
             self._detail(output),
         )
@@ -216,7 +219,9 @@ class EngineWire:
 
 def pack_frames(frames: Sequence[Frame]) -> bytes:
     """One byte string of several frames."""
-    return msgspec.msgpack.encode([bytes(frame) for frame in frames])
+    return msgspec.msgpack.encode(
+        [frame.bytes if isinstance(frame, zmq.Frame) else bytes(frame) for frame in frames]
+    )
 
 
 def unpack_frames(packed: bytes) -> list[bytearray]:
@@ -276,7 +281,7 @@ def _is_resumable(params: SamplingParams) -> bool:
     A seed does not count: after a resume its generator starts anew, which changes the sample but
     not what it is drawn from. What does count is state that vLLM keeps over *output* tokens only.
     """
-    return not (
+    keeps_state = bool(
         params.structured_outputs is not None
         or params.presence_penalty
         or params.frequency_penalty
@@ -285,6 +290,7 @@ def _is_resumable(params: SamplingParams) -> bool:
         or params.repetition_detection is not None
         or params.trace_decode_token_ids
     )
+    return not keeps_state
 
 
 def _make_safe(request: EngineCoreRequest, params: SamplingParams) -> None:
@@ -339,12 +345,13 @@ def _ticket_params(leg: Leg) -> dict[str, Any]:
     return params
 
 
-def _ticket(kv_params: Mapping[str, Any]) -> Ticket | None:
+def _ticket(kv_params: Mapping[str, Any], prompt_tokens: int) -> Ticket | None:
     if not kv_params.get("do_remote_prefill"):
         return None
     block_ids = kv_params.get("remote_block_ids") or ()
     return Ticket(
-        tokens=kv_params.get("remote_num_tokens") or 0,
+        # Not `remote_num_tokens`: for some models prefill stops short of the last few tokens.
+        tokens=prompt_tokens,
         blocks=sum(len(group) for group in block_ids),
         params=msgspec.msgpack.encode(kv_params),
     )

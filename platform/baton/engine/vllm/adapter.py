@@ -1,0 +1,301 @@
+"""`ports.Engine` over a real vLLM engine.
+
+Theory of operation: `start` brings up EngineCore (a process, with worker processes under it) and
+talks to it through vLLM's own client over ZMQ. Everything that leaves the engine comes in order
+through one socket: `steps` reads it, and nobody else. The processes are started from a thread that
+lives as long as the engine (see `plugin`: the kernel ties the processes to that thread).
+
+An abort is a fence. The engine says nothing about an aborted request, but it answers a control
+call in order with its outputs; when that answer is there, a marker goes into the same queue that
+`steps` reads, and once `steps` has met the marker every earlier output has been yielded.
+
+What a prompt's KV blocks are fetched with is in the ticket, vLLM's `kv_transfer_params`; blocks
+that nobody will fetch are freed by a request that is aborted as it arrives (`release`).
+
+Load comes from the scheduler's statistics of its last step (see `load`). Transfers are what the
+NIXL connector counted; with tensor parallelism each rank's transfer counts as one pull.
+
+vLLM's client queues outputs without bound, so whoever iterates `steps` must keep up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor import Executor
+
+from baton.domain.errors import EngineFailed, EngineStartFailed
+from baton.domain.fleet import Load, ReplicaFacts
+from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.engine.kv_events import KvEventBatch
+from baton.engine.vllm import process
+from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
+from baton.engine.vllm.kv_events import subscribe
+from baton.engine.vllm.load import LoadMeter
+from baton.engine.vllm.settings import (
+    VllmEngineSettings,
+    engine_arguments,
+    engine_environment,
+)
+from baton.engine.vllm.wire import EngineWire, release_request
+
+logger = logging.getLogger(__name__)
+
+_STOP_GRACE_S = 5.0
+"""From SIGTERM to SIGKILL. An engine stops within a second when it is well."""
+
+
+@dataclass(slots=True)
+class _LiveLeg:
+    prompt_tokens: int
+    started: bool = False
+
+
+class _Fence:
+    """Goes through the queue of outputs to say that all before it were read."""
+
+    def __init__(self) -> None:
+        self.passed = asyncio.Event()
+
+
+class VllmEngine:
+    """One vLLM engine with its processes."""
+
+    def __init__(self, settings: VllmEngineSettings) -> None:
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-parent")
+        self._client: EngineCoreClient | None = None
+        self._wire = EngineWire()
+        self._facts: ReplicaFacts | None = None
+        self._live: dict[str, _LiveLeg] = {}
+        self._meter = LoadMeter()
+        self._release_ids = itertools.count()
+        self._others: set[int] | None = None
+        self._pids: set[int] = set()
+        self._folder: Path | None = None
+        self._closed = False
+
+    async def start(self) -> ReplicaFacts:
+        """Bring the engine up and say what it is.
+
+        Raises:
+            EngineStartFailed: with one clear line and what to do about it.
+        """
+        loop = asyncio.get_running_loop()
+        job = loop.run_in_executor(self._thread, self._construct)
+        # After a timeout nobody waits for it any more; its error is then of no interest.
+        job.add_done_callback(lambda done: done.cancelled() or done.exception())
+        deadline_s = self._settings.start_deadline_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.shield(job)
+                # The first call also starts the client's reading of its socket.
+                await self._client.is_sleeping_async()
+        except TimeoutError:
+            await self.close()
+            raise EngineStartFailed(
+                f"replica {self._settings.replica_id}: engine not ready within {deadline_s:.0f} s",
+                "look at the engine's log above; a large model may need a longer deadline",
+            ) from None
+        except BaseException:
+            await self.close()
+            raise
+        self._facts = replica_facts(self._settings, self._client.vllm_config)
+        return self._facts
+
+    def _construct(self) -> None:
+        """In the engine's own thread: check, then start the processes and wait for them."""
+        settings = self._settings
+        process.check_startable(settings, on_cpu=current_platform.device_type == "cpu")
+        endpoint = self._kv_events_endpoint()
+        try:
+            with process.environment(engine_environment(settings, os.getpid())):
+                # No other engine starts meanwhile, so children that appear are this one's.
+                self._others = process.children()
+                arguments = typed_arguments(engine_arguments(settings, endpoint))
+                config = AsyncEngineArgs(**arguments).create_engine_config()
+                client = EngineCoreClient.make_async_mp_client(
+                    config, Executor.get_class(config), log_stats=True
+                )
+                self._pids = process.children() - self._others
+        except Exception as error:
+            raise start_failure(settings, error) from error
+        self._client = client
+        if self._closed:
+            client.shutdown(timeout=_STOP_GRACE_S)
+
+    def _kv_events_endpoint(self) -> str | None:
+        if not self._settings.kv_events:
+            return None
+        # A socket in a folder of our own: no port, and nobody else on the machine can listen.
+        self._folder = Path(tempfile.mkdtemp(prefix="baton-kv-"))
+        return f"ipc://{self._folder}/events"
+
+    async def submit(self, leg: Leg) -> LegFailure | None:
+        """Start a leg; None when accepted, else why not (the leg then never runs)."""
+        facts = self._facts
+        if facts is None or self._closed:
+            return LegFailure.ENGINE_ERROR
+        try:
+            self._check_leg(leg, facts)
+            request = self._wire.join_leg(leg)
+        except (ValueError, msgspec.MsgspecError) as error:
+            logger.warning("leg refused", extra={"leg_id": leg.leg_id, "reason": str(error)})
+            return LegFailure.REFUSED
+        prompt_tokens = len(leg.prompt_token_ids)
+        self._live[leg.leg_id] = _LiveLeg(prompt_tokens)
+        self._meter.waiting(prompt_tokens)
+        try:
+            await self._client.add_request_async(request)
+        except EngineDeadError:
+            self._forget(leg.leg_id)
+            return LegFailure.ENGINE_ERROR
+        return None
+
+    def _check_leg(self, leg: Leg, facts: ReplicaFacts) -> None:
+        if leg.leg_id in self._live:
+            raise ValueError(f"leg {leg.leg_id}: already running here")
+        if len(leg.prompt_token_ids) >= facts.max_len_tokens:
+            raise ValueError(
+                f"leg {leg.leg_id}: its prompt has {len(leg.prompt_token_ids)} tokens,"
+                f" wanted fewer than {facts.max_len_tokens}"
+            )
+        if leg.kind is not LegKind.LOCAL and self._settings.nixl is None:
+            raise ValueError(f"leg {leg.leg_id}: a {leg.kind} leg, but this engine has no NIXL")
+
+    async def abort(self, leg_ids: Sequence[str]) -> None:
+        """Stop legs and free their blocks. Returns when they can produce no further output.
+
+        Raises:
+            EngineFailed: the engine is dead, or did not answer within its deadline.
+        """
+        known = [leg_id for leg_id in leg_ids if leg_id in self._live]
+        if not known or self._closed:
+            return
+        fence = _Fence()
+        deadline_s = self._settings.reply_deadline_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._client.abort_requests_async(known)
+                await self._client.is_sleeping_async()
+                self._client.outputs_queue.put_nowait(fence)
+                await fence.passed.wait()
+        except TimeoutError:
+            raise self._failed(f"no answer to an abort within {deadline_s:.0f} s") from None
+        except Exception as error:
+            raise self._failed(f"abort: {error}") from error
+        for leg_id in known:
+            self._forget(leg_id)
+
+    async def release(self, ticket: Ticket) -> None:
+        """Tell the replica that issued `ticket` to free its blocks without pulling them.
+
+        Best effort: when it does not get there, the issuer's lease runs out.
+        """
+        if self._client is None or self._closed:
+            return
+        request = release_request(ticket, f"release-{next(self._release_ids)}")
+        try:
+            await self._client.add_request_async(request)
+        except EngineDeadError:
+            logger.warning("ticket not released", extra={"reason": "engine_dead"})
+
+    async def steps(self) -> AsyncIterator[tuple[LegOutput, ...]]:
+        """Yield the outputs of each engine step that produced any; ends when the engine closes.
+
+        Raises:
+            EngineFailed: the engine died.
+        """
+        while not self._closed:
+            try:
+                step = await self._client.get_output_async()
+            except Exception as error:
+                if self._is_closed():
+                    return
+                raise self._failed(f"engine died: {error}") from error
+            if isinstance(step, _Fence):
+                step.passed.set()
+                continue
+            outputs = self._take(step)
+            if outputs:
+                yield outputs
+
+    def _take(self, step: EngineCoreOutputs) -> tuple[LegOutput, ...]:
+        outputs = []
+        for output in step.outputs:
+            live = self._live.get(output.request_id)
+            if live is None:
+                continue
+            if not live.started:
+                live.started = True
+                self._meter.started(live.prompt_tokens)
+            outputs.append(self._wire.to_output(output, prompt_tokens=live.prompt_tokens))
+            if output.finish_reason is not None:
+                self._forget(output.request_id)
+        if step.scheduler_stats is not None:
+            self._meter.stepped(step.scheduler_stats)
+        return tuple(outputs)
+
+    def _forget(self, leg_id: str) -> None:
+        live = self._live.pop(leg_id, None)
+        if live is not None and not live.started:
+            self._meter.started(live.prompt_tokens)
+
+    def load(self) -> Load:
+        """The current load; cheap, never blocks."""
+        return self._meter.load(live_legs=len(self._live))
+
+    async def kv_events(self) -> AsyncIterator[KvEventBatch]:
+        """Yield what the engine's prefix cache gains and loses; nothing if events are off."""
+        if self._folder is None:
+            return
+        async for batch in subscribe(f"ipc://{self._folder}/events", self._settings.replica_id):
+            yield batch
+
+    def processes(self) -> tuple[int, ...]:
+        """Ids of the engine's processes that live now: EngineCore and what it started."""
+        return tuple(member.pid for member in process.tree(self._pids))
+
+    async def close(self) -> None:
+        """Stop the engine and leave no process, port or memory behind. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.to_thread(self._end)
+        self._thread.shutdown(wait=False)
+        self._live.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self) -> None:
+        if self._client is None and self._others is not None:
+            # Construction goes on or has failed: whatever it has started is of no use.
+            self._pids = process.children() - self._others
+        members = process.tree(self._pids)
+        if self._client is not None:
+            self._client.shutdown(timeout=_STOP_GRACE_S)
+        killed = process.bury(members, grace_s=1.0)
+        if killed:
+            logger.warning("engine processes killed", extra={"pids": killed})
+
+    def _is_closed(self) -> bool:
+        """A call, so that the type checker forgets what was true before an await."""
+        return self._closed
+
+    def _failed(self, why: str) -> EngineFailed:
+        return EngineFailed(self._settings.replica_id, why)

@@ -1,0 +1,110 @@
+"""What a started vLLM engine is, and why one did not start, in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import vllm
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config.kv_events import KVEventsConfig
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
+
+from baton.domain.errors import EngineStartFailed
+from baton.domain.fleet import ReplicaFacts
+from baton.engine.vllm.settings import VllmEngineSettings
+
+
+def typed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine arguments with their nested mappings made into vLLM's own config values."""
+    typed = dict(arguments)
+    for name, kind in (
+        ("kv_transfer_config", KVTransferConfig),
+        ("kv_events_config", KVEventsConfig),
+    ):
+        if isinstance(typed.get(name), Mapping):
+            typed[name] = kind(**typed[name])
+    return typed
+
+
+def replica_facts(settings: VllmEngineSettings, config: VllmConfig) -> ReplicaFacts:
+    """The facts of an engine, from vLLM's config after the engine said ready."""
+    cache, scheduler = config.cache_config, config.scheduler_config
+    return ReplicaFacts(
+        replica_id=settings.replica_id,
+        pool=settings.pool,
+        role=settings.role,
+        model=settings.model_name,
+        engine="vllm",
+        engine_version=vllm.__version__,
+        block_size_tokens=cache.block_size,
+        kv_blocks=cache.num_gpu_blocks,
+        kv_block_bytes=kv_block_bytes(config),
+        max_len_tokens=config.model_config.max_model_len,
+        max_running_requests=scheduler.max_num_seqs,
+        max_batched_tokens=scheduler.max_num_batched_tokens,
+        layout=layout(settings, config),
+    )
+
+
+def kv_block_bytes(config: VllmConfig) -> int:
+    """Bytes of one block over all layers and ranks: what a pull of it moves.
+
+    From the model's shape, taking every layer for full attention; for a model with other kinds of
+    layers it is an upper bound.
+    """
+    model, cache = config.model_config, config.cache_config
+    heads = 1 if model.use_mla else 2 * model.get_total_num_kv_heads()
+    values_per_token = heads * model.get_head_size() * model.get_total_num_hidden_layers()
+    return int(cache.block_size * values_per_token * _kv_value_bytes(config))
+
+
+def _kv_value_bytes(config: VllmConfig) -> int:
+    name = config.cache_config.cache_dtype
+    dtype = config.model_config.dtype if name == "auto" else STR_DTYPE_TO_TORCH_DTYPE[name]
+    return int(dtype.itemsize)
+
+
+def layout(settings: VllmEngineSettings, config: VllmConfig) -> str:
+    """All that two engines must share to hand KV blocks to each other.
+
+    Tensor and pipeline parallelism are not in it: the connector bridges differences there. An
+    engine without a connector shares with nobody, so its layout is its own.
+    """
+    model, cache = config.model_config, config.cache_config
+    if config.kv_transfer_config is None:
+        return f"unshared:{settings.replica_id}"
+    shape = (
+        model.get_total_num_hidden_layers(),
+        1 if model.use_mla else model.get_total_num_kv_heads(),
+        model.get_head_size(),
+    )
+    return "|".join(
+        (
+            settings.model_name,
+            settings.revision or "",
+            "x".join(str(size) for size in shape),
+            str(model.dtype).removeprefix("torch."),
+            f"kv={cache.cache_dtype}",
+            f"block={cache.block_size}",
+            f"vllm={vllm.__version__}",
+            str(config.kv_transfer_config.kv_connector),
+        )
+    )
+
+
+def start_failure(settings: VllmEngineSettings, error: Exception) -> EngineStartFailed:
+    """One line and a remedy for whatever vLLM raised while an engine was constructed."""
+    if isinstance(error, EngineStartFailed):
+        return error
+    what = f"replica {settings.replica_id}: engine did not start"
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    if isinstance(error, TypeError) and "unexpected keyword argument" in text:
+        return EngineStartFailed(f"{what}: {text}", "correct the name under `engine.extra`")
+    if text.startswith("Engine core initialization failed"):
+        return EngineStartFailed(
+            f"{what}: its process ended while starting", "the cause is in the engine's log above"
+        )
+    return EngineStartFailed(
+        f"{what}: {type(error).__name__}: {text}", "correct the model or the engine's options"
+    )

@@ -1,0 +1,79 @@
+"""The load of a vLLM engine, from what its scheduler says after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.v1.metrics.stats import SchedulerStats
+
+from baton.domain.fleet import Load, TransferTotals
+
+_SMOOTHING = 0.1
+"""Weight of the newest step in the moving average: the last 20 steps or so count."""
+_FAILURES = ("num_failed_transfers", "num_failed_notifications", "num_failed_handshakes")
+
+
+class LoadMeter:
+    """Adds up what steps report.
+
+    Queued is every live leg that the scheduler does not run, wherever it waits: on its way, in
+    the scheduler's queue, or for its KV blocks. `queued_tokens` are prompt tokens of legs that have
+    produced nothing yet: vLLM does not say how much of a prompt a chunked prefill has done, so a
+    prompt counts in full until its first token.
+    """
+
+    def __init__(self) -> None:
+        self._queued_tokens = 0
+        self._running_requests = 0
+        self._kv_used_fraction = 0.0
+        self._step_s = 0.0
+        self._transfers = TransferTotals()
+
+    def waiting(self, prompt_tokens: int) -> None:
+        """A leg was handed to the engine."""
+        self._queued_tokens += prompt_tokens
+
+    def started(self, prompt_tokens: int) -> None:
+        """A leg produced its first output, or ended without any."""
+        self._queued_tokens -= prompt_tokens
+
+    def stepped(self, stats: SchedulerStats) -> None:
+        """Take in vLLM's `SchedulerStats` of one step."""
+        self._running_requests = stats.num_running_reqs
+        self._kv_used_fraction = stats.kv_cache_usage
+        details = stats.iteration_details
+        if details is not None and not details.is_dummy:
+            step_s = details.elapsed_ms / 1000
+            known = self._step_s > 0
+            self._step_s += (step_s - self._step_s) * (_SMOOTHING if known else 1)
+        if stats.kv_connector_stats:
+            self._transfers = add_transfers(self._transfers, stats.kv_connector_stats)
+
+    def load(self, *, live_legs: int) -> Load:
+        """The load now. `live_legs` bounds counts that were true at the last step only."""
+        running = min(self._running_requests, live_legs)
+        return Load(
+            queued_requests=live_legs - running,
+            running_requests=running,
+            queued_tokens=self._queued_tokens,
+            kv_used_fraction=self._kv_used_fraction,
+            step_s=self._step_s,
+            transfers=self._transfers,
+        )
+
+
+def add_transfers(totals: TransferTotals, data: Mapping[str, Any]) -> TransferTotals:
+    """`totals` with one step's NIXL connector statistics added: lists, one entry an occurrence."""
+
+    def entries(name: str) -> Sequence[float]:
+        found: Sequence[float] = data.get(name) or ()
+        return found
+
+    return TransferTotals(
+        pulls=totals.pulls + len(entries("bytes_transferred")),
+        moved_bytes=totals.moved_bytes + int(sum(entries("bytes_transferred"))),
+        busy_s=totals.busy_s + sum(entries("transfer_duration")),
+        failures=totals.failures + sum(len(entries(name)) for name in _FAILURES),
+        expired_leases=totals.expired_leases + len(entries("num_kv_expired_reqs")),
+    )

@@ -1,0 +1,51 @@
+"""What runs inside each engine process that baton started, before the engine does.
+
+Theory of operation: vLLM calls `install` (entry point group `vllm.general_plugins`) once in every
+process that plays a part in an engine: the one that asks for it, EngineCore, and each worker. The
+adapter marks its engines with an environment variable that holds its own process id, so that
+`install` can tell an engine process of ours from a stranger's and from the asking process itself.
+
+An engine process that outlives its parent keeps its memory and its side-channel port for ever:
+vLLM's own shutdown runs in the parent and so never after SIGKILL. Linux delivers a signal of our
+choice at the parent's death instead. Two traps:
+
+- the signal comes when the *thread* that started the process ends, hence the adapter starts the
+  engine from a thread that lives as long as the engine;
+- a parent that died before we asked sends nothing, hence the look at the parent's id afterwards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+
+ADAPTER_PID_VARIABLE = "BATON_ENGINE_PARENT_PID"
+"""Set in the environment of engine processes: the id of the process whose engine they are."""
+
+_PR_SET_PDEATHSIG = 1
+"""Source: prctl(2)."""
+
+
+def install() -> None:
+    """Bind this process's life to its parent's; nothing at all outside baton's engines."""
+    adapter_pid = os.environ.get(ADAPTER_PID_VARIABLE)
+    parent = multiprocessing.parent_process()
+    if adapter_pid is None or adapter_pid == str(os.getpid()) or parent is None or not parent.pid:
+        return
+    die_with_parent(parent.pid)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the parent that started it dies.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)

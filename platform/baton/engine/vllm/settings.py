@@ -1,0 +1,166 @@
+"""What a vLLM engine is started with, and how that becomes vLLM's own arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+from baton.domain.fleet import Role
+from baton.engine.vllm.plugin import ADAPTER_PID_VARIABLE
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+NIXL_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
+"""Read by `baton.transfer.nixl_progress` in the engine process; a test holds the two together."""
+
+
+class OnLoadFailure(StrEnum):
+    """What an engine does when a prompt's KV blocks cannot be fetched."""
+
+    RECOMPUTE = "recompute"
+    """Compute them itself; the request is only late."""
+    FAIL = "fail"
+    """End the leg with ERROR; the coordinator decides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nixl:
+    """An engine's part in KV transfers; without it an engine serves LOCAL legs only."""
+
+    host: str
+    """The address other engines reach this one at; the side channel listens there."""
+    port: int
+    """The side channel's port; each engine on a host needs its own."""
+    lease_s: int = 30
+    """How long blocks of a finished prefill are kept for a puller that gives no sign of life."""
+    on_load_failure: OnLoadFailure = OnLoadFailure.RECOMPUTE
+    progress_delay_us: int | None = 1000
+    """Pause of the agent's progress thread; None leaves NIXL's busy polling, right for RDMA.
+
+    Source: benchmarks/idle_cpu.py.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmEngineSettings:
+    """One engine. None means: vLLM's own default."""
+
+    replica_id: str
+    pool: str
+    model_source: str
+    """A folder, or a hub id."""
+    model_name: str
+    """What clients call it."""
+    role: Role
+    revision: str | None = None
+    max_len_tokens: int | None = None
+    block_size_tokens: int | None = None
+    dtype: str = "auto"
+    kv_cache_bytes: int | None = None
+    """Per worker. On a CPU, None lets vLLM take a large share of the machine's memory."""
+    enforce_eager: bool = False
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    prefix_caching: bool = True
+    max_running_requests: int | None = None
+    max_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    nixl: Nixl | None = None
+    kv_events: bool = False
+    start_deadline_s: float = 600.0
+    reply_deadline_s: float = 60.0
+    """How long the engine may take to answer a control call: a step may be in its way."""
+    extra: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
+    """Raw vLLM engine arguments, under vLLM's names; they win over everything above."""
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Environment of the engine's processes, over that of this one."""
+
+
+KvRole: TypeAlias = Literal["kv_producer", "kv_consumer", "kv_both"]
+
+
+def kv_role(role: Role) -> KvRole:
+    """The role an engine is told. The one place where that is decided.
+
+    vLLM 0.32's NixlConnector does not enforce it: an engine of either role prefills for, and pulls
+    from, one of the other, which is why a replica may change its role without a restart. A test
+    with real engines fails when that is no longer so. `kv_both` would say it more openly, but vLLM
+    warns that it will go; only pools without a role of their own get it.
+    """
+    match role:
+        case Role.PREFILL:
+            return "kv_producer"
+        case Role.DECODE:
+            return "kv_consumer"
+        case Role.MIXED:
+            return "kv_both"
+
+
+def engine_arguments(
+    settings: VllmEngineSettings, kv_events_endpoint: str | None
+) -> dict[str, Any]:
+    """The keyword arguments for vLLM's `AsyncEngineArgs`."""
+    arguments: dict[str, Any] = {
+        "model": settings.model_source,
+        "served_model_name": settings.model_name,
+        "revision": settings.revision,
+        "max_model_len": settings.max_len_tokens,
+        "block_size": settings.block_size_tokens,
+        "dtype": settings.dtype,
+        "kv_cache_memory_bytes": settings.kv_cache_bytes,
+        "enforce_eager": settings.enforce_eager,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "pipeline_parallel_size": settings.pipeline_parallel,
+        "enable_prefix_caching": settings.prefix_caching,
+        "max_num_seqs": settings.max_running_requests,
+        "max_num_batched_tokens": settings.max_batched_tokens,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        # Brings the time of each step with the statistics; nothing is logged in this process.
+        "enable_logging_iteration_details": True,
+        "kv_transfer_config": _kv_transfer(settings),
+        "kv_events_config": None,
+    }
+    if kv_events_endpoint is not None:
+        arguments["kv_events_config"] = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": kv_events_endpoint,
+        }
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    return arguments | dict(settings.extra)
+
+
+def engine_environment(settings: VllmEngineSettings, adapter_pid: int) -> dict[str, str]:
+    """The variables that make an engine's processes ours and tell them what has no argument."""
+    environment = {
+        ADAPTER_PID_VARIABLE: str(adapter_pid),
+        # Forking a process with threads (Ray, gRPC) is unsafe; also, a forked child would believe
+        # that its plugins are loaded and outlive its parent.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    nixl = settings.nixl
+    if nixl is not None:
+        environment |= {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": nixl.host,
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(nixl.port),
+            # vLLM sets it on loading NIXL, which our plugin may do first.
+            "UCX_RCACHE_MAX_UNRELEASED": "1024",
+        }
+        if nixl.progress_delay_us is not None:
+            environment[NIXL_DELAY_VARIABLE] = str(nixl.progress_delay_us)
+    return environment | dict(settings.env)
+
+
+def _kv_transfer(settings: VllmEngineSettings) -> dict[str, Any] | None:
+    if settings.nixl is None:
+        return None
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_role": kv_role(settings.role),
+        "kv_load_failure_policy": settings.nixl.on_load_failure.value,
+        "kv_connector_extra_config": {"kv_lease_duration": settings.nixl.lease_s},
+    }
