@@ -1,0 +1,7 @@
+"""A simulated engine in real time: same port as vLLM's, no weights, a hundred fit on a laptop."""
+
+from baton.engine.sim.engine import SimEngine
+from baton.engine.sim.settings import OnTransferFailure, SimSettings
+from baton.engine.sim.tokens import expected_tokens
+
+__all__ = ["OnTransferFailure", "SimEngine", "SimSettings", "expected_tokens"]

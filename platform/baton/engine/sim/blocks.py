@@ -1,0 +1,122 @@
+"""Paged KV memory: ref-counted blocks, and a prefix cache in the blocks that nobody uses.
+
+Theory of operation: a block is *empty* (nothing worth keeping), *idle* (in the prefix cache, used
+by nobody) or *used* (by one or more owners; in the prefix cache too once it is full). Allocation
+takes empty blocks first, then evicts the idle one that was given back longest ago. Owners give
+their blocks back tail first, so that a prompt's tail is evicted before its head.
+empty + idle + used = total, always.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+from baton.engine.kv_events import BlockHash
+
+
+class BlockPool:
+    """The KV blocks of one engine."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self.total_blocks = total_blocks
+        self._empty = list(range(total_blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._owners = [0] * total_blocks
+        self._hash_of: dict[int, BlockHash] = {}
+        self._block_of: dict[BlockHash, int] = {}
+        self._evicted: list[BlockHash] = []
+
+    @property
+    def empty_blocks(self) -> int:
+        """Blocks with nothing in them."""
+        return len(self._empty)
+
+    @property
+    def idle_blocks(self) -> int:
+        """Cached blocks that nobody uses."""
+        return len(self._idle)
+
+    @property
+    def available_blocks(self) -> int:
+        """How many blocks `allocate` could hand out."""
+        return len(self._empty) + len(self._idle)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks with at least one owner."""
+        return self.total_blocks - self.available_blocks
+
+    def match(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """The cached blocks of the longest prefix of `hashes`, not yet owned by the caller."""
+        found: list[int] = []
+        for block_hash in hashes:
+            block = self._block_of.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def try_take(self, cached: Sequence[int], fresh: int) -> list[int] | None:
+        """Own the `cached` blocks and `fresh` more; None, and nothing changed, without room."""
+        idle = sum(1 for block in cached if not self._owners[block])
+        if fresh > self.available_blocks - idle:
+            return None
+        for block in cached:
+            if not self._owners[block]:
+                del self._idle[block]
+            self._owners[block] += 1
+        return [*cached, *(self._allocate() for _ in range(fresh))]
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """End one owner's use of `blocks`, which are in prompt order."""
+        for block in reversed(blocks):
+            self._owners[block] -= 1
+            if self._owners[block]:
+                continue
+            if block in self._hash_of:
+                self._idle[block] = None
+            else:
+                self._empty.append(block)
+
+    def remember(self, block: int, block_hash: BlockHash) -> bool:
+        """Put a used, full block into the prefix cache; False when an equal one is there."""
+        if block_hash in self._block_of:
+            return False
+        self._block_of[block_hash] = block
+        self._hash_of[block] = block_hash
+        return True
+
+    def take_evicted(self) -> tuple[BlockHash, ...]:
+        """The hashes evicted since this was last called."""
+        evicted, self._evicted = tuple(self._evicted), []
+        return evicted
+
+    def check_integrity(self, owned: Iterable[Sequence[int]]) -> None:
+        """Assert that the books agree with each other and with what the owners say they own."""
+        owners = Counter(block for blocks in owned for block in blocks)
+        counted = [owners[block] for block in range(self.total_blocks)]
+        expect(self._owners == counted, f"owners are {self._owners}, counted {counted}")
+        used = [block for block, count in enumerate(self._owners) if count]
+        places = sorted([*self._empty, *self._idle, *used])
+        expect(places == list(range(self.total_blocks)), f"blocks in no or two places: {places}")
+        expect(all(block in self._hash_of for block in self._idle), "an idle block has no hash")
+        expect(not any(block in self._hash_of for block in self._empty), "an empty block has one")
+        expect({h: b for b, h in self._hash_of.items()} == self._block_of, "hash maps differ")
+
+    def _allocate(self) -> int:
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            block_hash = self._hash_of.pop(block)
+            del self._block_of[block_hash]
+            self._evicted.append(block_hash)
+        self._owners[block] = 1
+        return block
+
+
+def expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads like an assert
+    """Raise AssertionError with `otherwise` unless `holds`; unlike `assert`, -O keeps it."""
+    if not holds:
+        raise AssertionError(otherwise)

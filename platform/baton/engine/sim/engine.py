@@ -1,0 +1,319 @@
+"""The simulated engine on asyncio: gives its core time, carries out its orders, hands on outputs.
+
+Theory of operation: one task steps the core and sleeps through each step; when there is nothing to
+do it waits for an event, or the end of a lease, and costs no CPU. A pull and a release to another
+engine are tasks of the same group for as long as they last. Anything unexpected in a task ends the
+engine as a crash would: `steps` raises EngineFailed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
+from typing import Final
+
+import baton
+from baton.domain.errors import EngineFailed, EngineStartFailed
+from baton.domain.fleet import Load, ReplicaFacts, Role
+from baton.domain.handoff import Leg, LegFailure, Ticket
+from baton.engine.kv_events import KvEventBatch
+from baton.engine.sim.core import SimCore
+from baton.engine.sim.orders import CancelPull, FreeSource, SimTicket, StartPull
+from baton.engine.sim.outbox import KvEventFeed, Outbox, Outputs
+from baton.engine.sim.settings import SimSettings
+from baton.engine.sim.side_channel import LeaseClient, LeaseServer, PullFailedError, pull, release
+from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
+
+_log = logging.getLogger(__name__)
+
+_OUTBOX_STEPS: Final = 256
+_FEED_BATCHES: Final = 4096
+_FLUSH_DEADLINE_S: Final = 2.0
+"""How long `abort` waits for the consumer to take outputs that were under way."""
+_CATCH_UP_S: Final = 0.02
+"""Steps that start this late still end on time, so that timer error does not add up; a longer
+delay (a busy machine, a freeze) is not made up for."""
+
+
+class SimEngine:
+    """An engine without weights, behind `baton.runtime.ports.Engine`."""
+
+    def __init__(
+        self, settings: SimSettings, *, replica_id: str, pool: str, role: Role, model: str
+    ) -> None:
+        self._settings = settings
+        self._facts = ReplicaFacts(
+            replica_id=replica_id,
+            pool=pool,
+            role=role,
+            model=model,
+            engine="sim",
+            engine_version=baton.__version__,
+            block_size_tokens=settings.block_size_tokens,
+            kv_blocks=settings.kv_blocks,
+            kv_block_bytes=settings.kv_block_bytes,
+            max_len_tokens=settings.max_len_tokens,
+            max_running_requests=settings.max_running_requests,
+            max_batched_tokens=settings.max_batched_tokens,
+            layout=settings.layout(model),
+        )
+        self._side_channel = LeaseServer(
+            self._holds_lease,
+            self._release_lease,
+            idle_s=settings.lease_s + settings.side_channel_deadline_s,
+        )
+        self._core: SimCore | None = None
+        self._over = False
+        self._main: asyncio.Task[None] | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._pulls: dict[str, asyncio.Task[None]] = {}
+        self._outbox = Outbox(_OUTBOX_STEPS)
+        self._feeds: list[KvEventFeed] = []
+        self._sequence = 0
+        self._wake = asyncio.Event()
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        self._transfer_factor = 1.0
+
+    # ------------------------------------------------------------------ the port
+    async def start(self) -> ReplicaFacts:
+        """Open the side channel and begin to step.
+
+        Raises:
+            EngineStartFailed: the side channel's address cannot be had.
+        """
+        if self._core is not None:
+            raise RuntimeError(f"engine of replica {self._facts.replica_id} was started before")
+        host, port = self._settings.side_channel_host, self._settings.side_channel_port
+        try:
+            address = await self._side_channel.start(host, port)
+        except OSError as error:
+            raise EngineStartFailed(
+                f"replica {self._facts.replica_id}: cannot listen on {host}:{port}: {error}",
+                "choose another side_channel_port, or 0 for any free one",
+            ) from error
+        self._core = SimCore(
+            self._settings,
+            engine_id=self._facts.replica_id,
+            model=self._facts.model,
+            address=address,
+            write_ticket=write_ticket,
+        )
+        name = f"sim-engine-{self._facts.replica_id}"
+        self._main = asyncio.create_task(self._live(self._core), name=name)
+        return self._facts
+
+    async def submit(self, leg: Leg) -> LegFailure | None:
+        """Start a leg; None when accepted, else why not."""
+        if self._core is None or self._over:
+            return LegFailure.ENGINE_ERROR
+        try:
+            ticket = None if leg.ticket is None else read_ticket(leg.ticket)
+        except UnreadableTicketError as error:
+            _log.warning("leg %s refused: %s", leg.leg_id, error)
+            return LegFailure.KV_LOAD_FAILED
+        failure = self._core.add(leg, ticket)
+        self._wake.set()
+        return failure
+
+    async def abort(self, leg_ids: Sequence[str]) -> None:
+        """Stop legs and free their blocks, here and at the source.
+
+        Outputs under way are yielded by `steps` first. A consumer that does not take them in time,
+        or that awaits this inside its own loop over `steps`, does not get them.
+        """
+        core = self._core
+        if core is None or self._over:
+            return
+        core.abort(leg_ids)
+        self._carry_out_orders(core)
+        self._wake.set()
+        ids = frozenset(leg_ids)
+        if await self._outbox.flushed(ids, _FLUSH_DEADLINE_S):
+            return
+        for output in self._outbox.discard(ids):
+            if output.ticket is not None:
+                self._release_lease(output.leg_id)
+
+    async def release(self, ticket: Ticket) -> None:
+        """Tell the engine that issued `ticket` to free its blocks; best effort."""
+        if self._over:
+            return
+        try:
+            await self._free_source(read_ticket(ticket))
+        except UnreadableTicketError as error:
+            _log.warning("cannot release: %s", error)
+
+    async def steps(self) -> AsyncIterator[Outputs]:
+        """Yield each step's outputs until the engine closes.
+
+        Raises:
+            EngineFailed: the engine died.
+        """
+        while (outputs := await self._outbox.take()) is not None:
+            yield outputs
+
+    def load(self) -> Load:
+        """The load at this moment; nothing is estimated or late."""
+        return Load() if self._core is None else self._core.load()
+
+    async def close(self) -> None:
+        """Stop everything and free the port. What `steps` has not yielded yet, it still yields."""
+        self._stop(None)
+        if self._main is not None:
+            await asyncio.wait((self._main,))
+        await self._side_channel.closed()
+
+    # ------------------------------------------------------------------ beyond the port
+    def kv_events(self) -> KvEventFeed:
+        """What the prefix cache stores and lets go from now on; close it when done."""
+        feed = KvEventFeed(_FEED_BATCHES, on_close=self._drop_feed)
+        self._feeds.append(feed)
+        if self._over:
+            feed.end()
+        return feed
+
+    def freeze(self) -> None:
+        """Stop as under SIGSTOP: no steps, no answers to other engines. Legs may still be sent."""
+        self._thawed.clear()
+        self._side_channel.pause()
+
+    def thaw(self) -> None:
+        """Go on after `freeze`."""
+        self._side_channel.resume()
+        self._thawed.set()
+
+    def die(self, why: str = "killed") -> None:
+        """Fail as a crashed engine does: outputs that were not yielded are lost."""
+        self._stop(self._failure(why))
+
+    def transfer_slowdown(self, factor: float) -> None:
+        """Make every pull into this engine that starts from now on take `factor` times as long."""
+        self._transfer_factor = factor
+
+    # ------------------------------------------------------------------ life
+    async def _live(self, core: SimCore) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                await self._step_forever(core)
+        except ExceptionGroup as group:
+            _log.exception("simulated engine of replica %s failed", self._facts.replica_id)
+            self._stop(self._failure(f"{group.exceptions[0]!r}"))
+
+    def _stop(self, failure: EngineFailed | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._outbox.end(failure, drop=failure is not None)
+        for feed in self._feeds:
+            feed.end()
+        self._side_channel.stop()
+        if self._main is not None:
+            self._main.cancel()
+
+    def _failure(self, why: str) -> EngineFailed:
+        return EngineFailed("*", f"the engine of replica {self._facts.replica_id} died: {why}")
+
+    async def _step_forever(self, core: SimCore) -> None:
+        now_s = asyncio.get_running_loop().time
+        due_s = now_s()
+        while True:
+            await self._thawed.wait()
+            await self._outbox.room()
+            begun_at_s = now_s()
+            step = core.begin_step(begun_at_s)
+            self._publish(core)
+            self._carry_out_orders(core)
+            if step is None:
+                await self._until_something_happens(core)
+                due_s = now_s()
+                continue
+            late = begun_at_s - due_s > _CATCH_UP_S
+            due_s = (begun_at_s if late else due_s) + step.duration_s
+            await asyncio.sleep(max(0.0, due_s - begun_at_s))
+            await self._thawed.wait()
+            outputs = core.finish_step(now_s())
+            self._publish(core)
+            self._outbox.put(outputs)
+
+    async def _until_something_happens(self, core: SimCore) -> None:
+        self._wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(core.next_expiry_s):
+                await self._wake.wait()
+
+    # ------------------------------------------------------------------ orders of the core
+    def _carry_out_orders(self, core: SimCore) -> None:
+        for order in core.take_orders():
+            match order:
+                case StartPull():
+                    self._pulls[order.leg_id] = self._spawn(self._pull(core, order))
+                case CancelPull():
+                    self._pulls.pop(order.leg_id).cancel()
+                case FreeSource():
+                    self._spawn(self._free_source(order.ticket))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        if self._tasks is None:
+            raise AssertionError("orders before the first step")
+        return self._tasks.create_task(work)
+
+    async def _pull(self, core: SimCore, order: StartPull) -> None:
+        now_s = asyncio.get_running_loop().time
+        transfer_s = self._settings.transfer_s(order.blocks * self._settings.kv_block_bytes)
+        begun_at_s = now_s()
+        why: PullFailedError | None = None
+        try:
+            await pull(self._client(order.ticket), transfer_s * self._transfer_factor)
+        except PullFailedError as error:
+            why = error
+        await self._thawed.wait()
+        del self._pulls[order.leg_id]
+        if why is None:
+            core.pull_done(order.leg_id, blocks=order.blocks, took_s=now_s() - begun_at_s)
+        else:
+            _log.warning("leg %s: pull failed: %s", order.leg_id, why)
+            output = core.pull_failed(order.leg_id)
+            self._outbox.put(() if output is None else (output,))
+        self._publish(core)
+        self._wake.set()
+
+    async def _free_source(self, ticket: SimTicket) -> None:
+        try:
+            await release(self._client(ticket))
+        except PullFailedError as error:
+            _log.info("leg %s: not released, its lease will expire: %s", ticket.leg_id, error)
+
+    def _client(self, ticket: SimTicket) -> LeaseClient:
+        deadline_s = self._settings.side_channel_deadline_s
+        return LeaseClient(ticket.address, ticket.leg_id, deadline_s=deadline_s)
+
+    # ------------------------------------------------------------------ what others ask
+    def _holds_lease(self, leg_id: str) -> bool:
+        core = self._core
+        return core is not None and core.holds(leg_id, asyncio.get_running_loop().time())
+
+    def _release_lease(self, leg_id: str) -> bool:
+        core = self._core
+        held = core is not None and core.release(leg_id, asyncio.get_running_loop().time())
+        self._wake.set()
+        return held
+
+    # ------------------------------------------------------------------ KV events
+    def _publish(self, core: SimCore) -> None:
+        events = core.take_events()
+        if not events:
+            return
+        batch = KvEventBatch(
+            replica_id=self._facts.replica_id, sequence=self._sequence, events=events
+        )
+        self._sequence += 1
+        for feed in self._feeds:
+            feed.put(batch)
+
+    def _drop_feed(self, feed: KvEventFeed) -> None:
+        if feed in self._feeds:
+            self._feeds.remove(feed)

@@ -1,0 +1,160 @@
+"""The KV memory of a simulated engine: who owns which blocks, what is cached, what is leased."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from baton.engine.kv_events import BlocksRemoved, BlocksStored, KvEvent
+from baton.engine.sim.blocks import BlockPool, expect
+from baton.engine.sim.runs import Run
+from baton.engine.sim.settings import SimSettings
+from baton.engine.sim.tokens import digest, pack_tokens
+
+
+class _Lease(NamedTuple):
+    blocks: tuple[int, ...]
+    expires_at_s: float
+
+
+class KvMemory:
+    """Blocks for runs, a prefix cache chained by block hashes, and leases on finished prefills.
+
+    The chains start from the layout, so that no two models or block sizes ever share a hash.
+    """
+
+    def __init__(self, settings: SimSettings, layout: str) -> None:
+        self._block_tokens = settings.block_size_tokens
+        self._lease_s = settings.lease_s
+        self._root_hash = digest(layout.encode())
+        self._pool = BlockPool(settings.kv_blocks)
+        self._leases: dict[str, _Lease] = {}
+        self._events: list[KvEvent] = []
+
+    @property
+    def used_fraction(self) -> float:
+        """The share of blocks that somebody owns; what is merely cached is free for the taking."""
+        return self._pool.used_blocks / self._pool.total_blocks
+
+    def blocks_for(self, tokens: int) -> int:
+        """How many blocks this many tokens need."""
+        return -(-tokens // self._block_tokens)
+
+    # ------------------------------------------------------------------ a run's blocks
+    def place(self, run: Run) -> bool:
+        """Give a run all the blocks its tokens need; False, and nothing, without room.
+
+        Cached leading blocks are reused, and count as computed. The last token never does: its
+        logits are needed.
+        """
+        self._extend_hashes(run)
+        usable = (len(run.tokens) - 1) // self._block_tokens
+        cached = self._pool.match(run.hashes[:usable])
+        blocks = self._pool.try_take(cached, self.blocks_for(len(run.tokens)) - len(cached))
+        if blocks is None:
+            return False
+        run.blocks = blocks
+        run.remembered_blocks = len(cached)
+        run.computed_tokens = len(cached) * self._block_tokens
+        return True
+
+    def grow(self, run: Run) -> bool:
+        """Give a run a block for its newest token if it needs one; False without room."""
+        if self.blocks_for(len(run.tokens)) == len(run.blocks):
+            return True
+        block = self._pool.try_take((), 1)
+        if block is None:
+            return False
+        run.blocks.extend(block)
+        return True
+
+    def drop(self, run: Run) -> None:
+        """Take a run's blocks back; the full ones stay cached until someone needs the room."""
+        self._pool.give_back(run.blocks)
+        run.blocks = []
+        run.remembered_blocks = 0
+
+    def remember(self, run: Run) -> None:
+        """Put the blocks that a run has fully computed into the prefix cache."""
+        full = run.computed_tokens // self._block_tokens
+        if full == run.remembered_blocks:
+            return
+        self._extend_hashes(run)
+        first_new: int | None = None
+        for index in range(run.remembered_blocks, full):
+            if self._pool.remember(run.blocks[index], run.hashes[index]):
+                first_new = index if first_new is None else first_new
+            elif first_new is not None:
+                self._note_stored(run, first_new, index)
+                first_new = None
+        if first_new is not None:
+            self._note_stored(run, first_new, full)
+        run.remembered_blocks = full
+
+    # ------------------------------------------------------------------ leases
+    def lease(self, run: Run, now_s: float) -> None:
+        """Keep a run's blocks for whoever pulls them."""
+        self._leases[run.leg.leg_id] = _Lease(tuple(run.blocks), now_s + self._lease_s)
+        run.blocks = []
+
+    def is_leased(self, leg_id: str) -> bool:
+        """Whether this finished prefill leg's blocks are still kept."""
+        return leg_id in self._leases
+
+    def release(self, leg_id: str) -> None:
+        """End a lease."""
+        self._pool.give_back(self._leases.pop(leg_id).blocks)
+
+    def expire(self, now_s: float) -> int:
+        """End the leases whose time is up and count them."""
+        expired = 0
+        while (expiry_s := self.next_expiry_s) is not None and expiry_s <= now_s:
+            self.release(next(iter(self._leases)))
+            expired += 1
+        return expired
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """When the oldest lease ends; None without leases. All last equally long."""
+        for lease in self._leases.values():
+            return lease.expires_at_s
+        return None
+
+    # ------------------------------------------------------------------ what others are told
+    def note_evictions(self) -> None:
+        """Turn the evictions so far into an event; before anything newer is stored."""
+        if evicted := self._pool.take_evicted():
+            self._events.append(BlocksRemoved(block_hashes=evicted))
+
+    def take_events(self) -> tuple[KvEvent, ...]:
+        """What changed in the prefix cache since this was last called."""
+        self.note_evictions()
+        events, self._events = tuple(self._events), []
+        return events
+
+    def check_integrity(self, runs: Iterable[Run]) -> None:
+        """Assert that every block is owned by exactly those who think so."""
+        runs = tuple(runs)
+        known = self._leases.keys() & {run.leg.leg_id for run in runs}
+        expect(not known, f"legs both run and are leased: {sorted(known)}")
+        leased = [lease.blocks for lease in self._leases.values()]
+        self._pool.check_integrity([*(run.blocks for run in runs), *leased])
+
+    def _extend_hashes(self, run: Run) -> None:
+        """Hash the blocks that have become full: each over its tokens and the hash before it."""
+        size = self._block_tokens
+        previous = run.hashes[-1] if run.hashes else self._root_hash
+        for start in range(len(run.hashes) * size, len(run.tokens) - size + 1, size):
+            previous = digest(previous + pack_tokens(run.tokens[start : start + size]))
+            run.hashes.append(previous)
+
+    def _note_stored(self, run: Run, first: int, end: int) -> None:
+        self.note_evictions()
+        size = self._block_tokens
+        stored = BlocksStored(
+            block_hashes=tuple(run.hashes[first:end]),
+            parent_hash=run.hashes[first - 1] if first else None,
+            token_ids=tuple(run.tokens[first * size : end * size]),
+            block_size_tokens=size,
+        )
+        self._events.append(stored)

@@ -1,0 +1,127 @@
+"""Queues from a simulated engine to its readers: steps, which wait, and KV events, which do not.
+
+Both are bounded. A full outbox stops the engine, since no output may be lost. A full feed drops its
+oldest batch: the sequence numbers show the hole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection
+
+from baton.domain.handoff import LegOutput
+from baton.engine.kv_events import KvEventBatch
+
+Outputs = tuple[LegOutput, ...]
+
+
+class Outbox:
+    """Steps on their way to the one consumer."""
+
+    def __init__(self, limit_steps: int) -> None:
+        self._limit_steps = limit_steps
+        self._steps: deque[Outputs] = deque()
+        self._ended = False
+        self._error: Exception | None = None
+        self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
+
+    async def room(self) -> None:
+        """Wait until another step may be put."""
+        await self._until(lambda: len(self._steps) < self._limit_steps)
+
+    def put(self, outputs: Outputs) -> None:
+        """Queue a step's outputs; after `end` they are dropped."""
+        if outputs and not self._ended:
+            self._steps.append(outputs)
+            self._filled.set()
+
+    async def take(self) -> Outputs | None:
+        """The next step's outputs; None when there will be none any more.
+
+        Raises:
+            Exception: the error that `end` was given, once everything before it was taken.
+        """
+        while not self._steps and not self._ended:
+            self._filled.clear()
+            await self._filled.wait()
+        if self._steps:
+            self._emptied.set()
+            return self._steps.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
+
+    async def flushed(self, leg_ids: Collection[str], deadline_s: float) -> bool:
+        """Wait until no output of these legs is queued; False if they were not taken in time."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._until(lambda: not self._holds(leg_ids))
+        except TimeoutError:
+            return False
+        return True
+
+    def discard(self, leg_ids: Collection[str]) -> tuple[LegOutput, ...]:
+        """Drop the queued outputs of these legs and return them."""
+        dropped = [out for step in self._steps for out in step if out.leg_id in leg_ids]
+        if dropped:
+            kept = (tuple(o for o in step if o.leg_id not in leg_ids) for step in self._steps)
+            self._steps = deque(step for step in kept if step)
+            self._emptied.set()
+        return tuple(dropped)
+
+    def end(self, error: Exception | None = None, *, drop: bool = False) -> None:
+        """Let no more in; the reader gets the rest, unless dropped, then the end or `error`."""
+        if self._ended:
+            return
+        self._ended, self._error = True, error
+        if drop:
+            self._steps.clear()
+        self._filled.set()
+        self._emptied.set()
+
+    def _holds(self, leg_ids: Collection[str]) -> bool:
+        return any(output.leg_id in leg_ids for step in self._steps for output in step)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds() and not self._ended:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+
+class KvEventFeed:
+    """One reader's KV events from the moment it was made; an async iterator, to be closed."""
+
+    def __init__(self, limit_batches: int, on_close: Callable[[KvEventFeed], None]) -> None:
+        self._batches: deque[KvEventBatch] = deque(maxlen=limit_batches)
+        self._on_close = on_close
+        self._closed = False
+        self._filled = asyncio.Event()
+
+    def put(self, batch: KvEventBatch) -> None:
+        """Queue a batch, dropping the oldest when full."""
+        self._batches.append(batch)
+        self._filled.set()
+
+    def end(self) -> None:
+        """Let the reader finish what is queued, then stop."""
+        self._closed = True
+        self._filled.set()
+
+    def __aiter__(self) -> KvEventFeed:
+        return self
+
+    async def __anext__(self) -> KvEventBatch:
+        while not self._batches:
+            if self._closed:
+                raise StopAsyncIteration
+            self._filled.clear()
+            await self._filled.wait()
+        return self._batches.popleft()
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        self._batches.clear()
+        self.end()
+        self._on_close(self)

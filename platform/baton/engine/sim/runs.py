@@ -1,0 +1,50 @@
+"""A leg inside a simulated engine, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from baton.domain.handoff import Leg
+from baton.engine.kv_events import BlockHash
+from baton.engine.sim.orders import SimTicket
+from baton.engine.sim.tokens import TokenStream
+
+
+class RunState(Enum):
+    """Where a leg is; `baton.engine.sim.core` tells the edges."""
+
+    WAITING = auto()
+    TRANSFER = auto()
+    READY = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Run:
+    """A leg and how far it has come."""
+
+    leg: Leg
+    ticket: SimTicket | None
+    """Not yet pulled."""
+    tokens: list[int]
+    limit_tokens: int
+    stream: TokenStream
+    hashes: list[BlockHash] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    remembered_blocks: int = 0
+    computed_tokens: int = 0
+    cached_tokens: int | None = None
+    reported: bool = False
+    state: RunState = RunState.WAITING
+
+    @property
+    def missing_tokens(self) -> int:
+        """How many tokens have to be computed before the next one can be drawn."""
+        return len(self.tokens) - self.computed_tokens
+
+    @property
+    def generated_tokens(self) -> int:
+        """How many tokens this leg has generated so far."""
+        return len(self.tokens) - len(self.leg.prompt_token_ids)

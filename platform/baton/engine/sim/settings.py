@@ -1,0 +1,127 @@
+"""What a simulated engine is like: its speeds, its memory and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+FIRST_TOKEN_ID = 3
+"""Ids 0, 1 and 2 are the special tokens of the byte-level vocabularies that we generate into."""
+
+_LAST_PORT = 65_535
+_POSITIVE = (
+    "prefill_tokens_per_s",
+    "transfer_bytes_per_s",
+    "speed",
+    "lease_s",
+    "side_channel_deadline_s",
+    "block_size_tokens",
+    "kv_blocks",
+    "kv_block_bytes",
+    "max_running_requests",
+    "max_waiting_requests",
+)
+_NOT_NEGATIVE = ("decode_step_s", "decode_request_s", "step_overhead_s", "transfer_setup_s")
+
+
+class OnTransferFailure(StrEnum):
+    """What a decode leg does when its KV blocks cannot be fetched."""
+
+    RECOMPUTE = "recompute"
+    """It prefills the prompt itself."""
+    FAIL = "fail"
+    """It ends with an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimSettings:
+    """Speeds, memory and limits of a simulated engine.
+
+    The defaults are round figures of the order of an 8-billion-parameter model on one data-centre
+    GPU. They are not measurements, and nothing may be concluded from them about a real engine.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    prefill_tokens_per_s: float = 20_000.0
+    decode_step_s: float = 0.008
+    """Time of a step that decodes for anyone, whoever it is for: reading the weights."""
+    decode_request_s: float = 0.000_05
+    """What each decoding request adds to a step."""
+    step_overhead_s: float = 0.001
+    transfer_bytes_per_s: float = 25e9
+    transfer_setup_s: float = 0.002
+    speed: float = 1.0
+    """Divides the duration of every step and transfer; leases and deadlines stay as they are."""
+
+    max_len_tokens: int = 4096
+    block_size_tokens: int = 16
+    kv_blocks: int = 4096
+    kv_block_bytes: int = 2 * 1024 * 1024
+    kv_dtype: str = "bfloat16"
+    max_running_requests: int = 256
+    max_waiting_requests: int = 1024
+    max_batched_tokens: int = 2048
+
+    lease_s: float = 30.0
+    """How long a finished prefill leg's blocks are kept for a pull."""
+    on_transfer_failure: OnTransferFailure = OnTransferFailure.RECOMPUTE
+    side_channel_host: str = "127.0.0.1"
+    side_channel_port: int = 0
+    """0 lets the system choose."""
+    side_channel_deadline_s: float = 2.0
+    """How long the other side may take to answer one message."""
+
+    vocab_size: int = 97
+    """Generated ids are in [3, vocab_size). A byte-level vocabulary starts with its special tokens
+    and the 94 printable ASCII characters, so 97 keeps every token printable by itself."""
+    eos_probability: float = 0.0
+    """Chance that a token ends its sequence, drawn from the sequence itself like the token."""
+    eos_token_id: int = 1
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            self._require(name, "more than 0", holds=getattr(self, name) > 0)
+        for name in _NOT_NEGATIVE:
+            self._require(name, "at least 0", holds=getattr(self, name) >= 0)
+        shortest = 2  # a prompt of one token and room for one more
+        self._require("max_len_tokens", "at least 2", holds=self.max_len_tokens >= shortest)
+        self._require(
+            "kv_blocks",
+            f"room for one request of max_len_tokens={self.max_len_tokens}",
+            holds=self.kv_blocks * self.block_size_tokens >= self.max_len_tokens,
+        )
+        self._require(
+            "max_batched_tokens",
+            f"at least max_running_requests={self.max_running_requests}, a token for each",
+            holds=self.max_batched_tokens >= self.max_running_requests,
+        )
+        self._require(
+            "vocab_size", f"more than {FIRST_TOKEN_ID}", holds=self.vocab_size > FIRST_TOKEN_ID
+        )
+        self._require("eos_probability", "from 0 to 1", holds=0 <= self.eos_probability <= 1)
+        self._require(
+            "side_channel_port",
+            f"from 0 to {_LAST_PORT}",
+            holds=0 <= self.side_channel_port <= _LAST_PORT,
+        )
+
+    def step_s(self, *, prefill_tokens: int, decode_requests: int) -> float:
+        """How long a step takes that computes so many prompt tokens and decodes for so many."""
+        took_s = self.step_overhead_s + prefill_tokens / self.prefill_tokens_per_s
+        if decode_requests:
+            took_s += self.decode_step_s + decode_requests * self.decode_request_s
+        return took_s / self.speed
+
+    def transfer_s(self, moved_bytes: int) -> float:
+        """How long a transfer of these bytes takes; transfers at the same time do not share."""
+        return (self.transfer_setup_s + moved_bytes / self.transfer_bytes_per_s) / self.speed
+
+    def layout(self, model: str) -> str:
+        """What two engines must have in common to exchange blocks."""
+        return f"sim/{model}/{self.kv_dtype}/{self.block_size_tokens}x{self.kv_block_bytes}"
+
+    def _require(self, name: str, wanted: str, *, holds: bool) -> None:
+        if not holds:
+            raise ValueError(f"simulated engine: {name} is {getattr(self, name)}, wanted {wanted}")

@@ -1,0 +1,275 @@
+"""How simulated engines fetch blocks from each other: a small request/answer protocol over TCP.
+
+Theory of operation: a message is a 4-byte big-endian length and a msgpack array. The puller sends
+`pull`; the source answers whether it holds the lease. The puller lets the time pass that moving the
+bytes would take, then sends `done`; the source frees the blocks and answers whether it had them to
+the end. `release` frees without a pull. No bytes of KV cache exist, so none move.
+What may fail: no connection, no answer within the deadline, a connection that breaks meanwhile (the
+source died), a lease that is unknown or ran out. All are `PullFailedError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final, Self
+
+import msgspec
+
+_LENGTH: Final = struct.Struct("!I")
+_LIMIT_BYTES: Final = 4096
+"""Longest message: ids are a few dozen bytes."""
+_LIMIT_CONNECTIONS: Final = 512
+_CLOSE_DEADLINE_S: Final = 2.0
+
+
+class Verb(StrEnum):
+    """What a puller asks."""
+
+    PULL = "pull"
+    DONE = "done"
+    RELEASE = "release"
+
+
+class PullFailedError(Exception):
+    """Blocks could not be fetched, or a release could not be delivered."""
+
+
+class _Ask(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    verb: Verb
+    leg_id: str
+
+
+def _frame(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
+class LeaseServer:
+    """The source's end. Costs nothing while nobody asks: no task, no timer without a connection.
+
+    `holds` says whether a finished prefill leg's blocks are still kept, `release` frees them and
+    says whether they had been kept until then. A connection is cut after `idle_s`.
+    """
+
+    def __init__(
+        self, holds: Callable[[str], bool], release: Callable[[str], bool], *, idle_s: float
+    ) -> None:
+        self._holds = holds
+        self._release = release
+        self._idle_s = idle_s
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._paused = False
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen; the address is returned as host:port.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), host, port)
+        port = self._server.sockets[0].getsockname()[1]
+        return f"{host}:{port}"
+
+    def pause(self) -> None:
+        """Answer nobody until `resume`."""
+        self._paused = True
+        for connection in self._connections:
+            connection.pause()
+
+    def resume(self) -> None:
+        """Answer what was asked meanwhile."""
+        self._paused = False
+        for connection in self._connections:
+            connection.resume()
+
+    def stop(self) -> None:
+        """Stop listening and break every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._connections):
+            connection.abort()
+
+    async def closed(self) -> None:
+        """Wait until the port is free again, after `stop`."""
+        if self._server is not None:
+            async with asyncio.timeout(_CLOSE_DEADLINE_S):
+                await self._server.wait_closed()
+
+    def admit(self, connection: _Connection) -> bool:
+        """Note a new connection; False when there are too many."""
+        if len(self._connections) >= _LIMIT_CONNECTIONS:
+            return False
+        self._connections.add(connection)
+        if self._paused:
+            connection.pause()
+        return True
+
+    def forget(self, connection: _Connection) -> None:
+        """Note that a connection ended."""
+        self._connections.discard(connection)
+
+    def idle_timer(self, then: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call `then` when a connection has lasted longer than any pull may take."""
+        return asyncio.get_running_loop().call_later(self._idle_s, then)
+
+    def answer(self, body: bytes) -> bytes:
+        """Do what a message asks.
+
+        Raises:
+            msgspec.DecodeError: it is not a message of ours.
+        """
+        ask = msgspec.msgpack.decode(body, type=_Ask)
+        match ask.verb:
+            case Verb.PULL:
+                held = self._holds(ask.leg_id)
+            case Verb.DONE | Verb.RELEASE:
+                held = self._release(ask.leg_id)
+        return msgspec.msgpack.encode(held)
+
+
+class _Connection(asyncio.Protocol):
+    """One puller's connection; anything that is not a message of ours ends it."""
+
+    def __init__(self, server: LeaseServer) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
+        self._transport = transport
+        if self._server.admit(self):
+            self._timer = self._server.idle_timer(self.abort)
+        else:
+            self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > _LIMIT_BYTES:
+                return self.abort()
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return None
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            try:
+                answer = self._server.answer(body)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return self.abort()
+            if self._transport is not None:
+                self._transport.write(_frame(answer))
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._server.forget(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def pause(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class LeaseClient:
+    """The puller's end of one exchange; use with `async with`."""
+
+    def __init__(self, address: str, leg_id: str, *, deadline_s: float) -> None:
+        self._address = address
+        self._leg_id = leg_id
+        self._deadline_s = deadline_s
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def __aenter__(self) -> Self:
+        host, _, port = self._address.rpartition(":")
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                self._reader, self._writer = await asyncio.open_connection(host, int(port))
+        except (OSError, ValueError, OverflowError) as error:
+            raise PullFailedError(f"no connection to {self._address}: {error}") from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    async def ask(self, verb: Verb) -> bool:
+        """Send a message and return the answer.
+
+        Raises:
+            PullFailedError: there is none in time.
+        """
+        reader, writer = self._streams()
+        body = msgspec.msgpack.encode(_Ask(verb, self._leg_id))
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                writer.write(_frame(body))
+                await writer.drain()
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                if length > _LIMIT_BYTES:
+                    raise PullFailedError(f"{self._address}: an answer of {length} bytes")
+                answer = await reader.readexactly(length)
+                return msgspec.msgpack.decode(answer, type=bool)
+        except (OSError, EOFError, msgspec.DecodeError) as error:
+            raise PullFailedError(f"{verb} to {self._address}: {error!r}") from error
+
+    async def wait_connected(self, duration_s: float) -> None:
+        """Let a transfer's time pass.
+
+        Raises:
+            PullFailedError: the source went away meanwhile.
+        """
+        reader, _ = self._streams()
+        try:
+            async with asyncio.timeout(duration_s) as clock:
+                said = await reader.read(1)
+        except OSError as error:
+            if clock.expired():
+                return
+            raise PullFailedError(f"{self._address} broke off: {error}") from error
+        raise PullFailedError(f"{self._address} broke off" if not said else "unasked answer")
+
+    def _streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._reader is None or self._writer is None:
+            raise AssertionError("use a LeaseClient inside `async with`")
+        return self._reader, self._writer
+
+
+async def pull(client: LeaseClient, transfer_s: float) -> None:
+    """Fetch blocks: ask, let the time of the transfer pass, have the source free them.
+
+    Raises:
+        PullFailedError: the blocks are not there, or were not there to the end.
+    """
+    async with client:
+        if not await client.ask(Verb.PULL):
+            raise PullFailedError("the source does not keep these blocks (any more)")
+        await client.wait_connected(transfer_s)
+        if not await client.ask(Verb.DONE):
+            raise PullFailedError("the lease ended during the transfer")
+
+
+async def release(client: LeaseClient) -> bool:
+    """Have the source free blocks that nobody pulls; False when it had done so already.
+
+    Raises:
+        PullFailedError: the source does not answer.
+    """
+    async with client:
+        return await client.ask(Verb.RELEASE)

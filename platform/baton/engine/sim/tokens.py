@@ -1,0 +1,82 @@
+"""The simulated model: the next token is a pure function of all tokens before it.
+
+Theory of operation: a sequence is read as one number in base 2^32 below a model-dependent leading
+digit, modulo a 64-bit prime; a mixed form of that residue picks the next token. So the same prompt
+continues the same way on any replica, through any handoff and after any resume, and a stream that
+lost, repeated or swapped a token goes astray visibly. One more token costs O(1).
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from baton.engine.sim.settings import FIRST_TOKEN_ID, SimSettings
+
+_PRIME = 2**64 - 59
+_MASK = 2**64 - 1
+_ODD = 0x9E37_79B9_7F4A_7C15
+"""2^64 over the golden ratio. Source: Knuth, The Art of Computer Programming, vol. 3, §6.4."""
+_DIGIT_BITS = 32
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as big-endian 32-bit integers."""
+    packed = array("I", token_ids)
+    if sys.byteorder == "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def digest(data: bytes) -> bytes:
+    """16 bytes that stand for `data`."""
+    return blake2b(data, digest_size=16).digest()
+
+
+class TokenStream:
+    """A sequence's state: what determines its next token."""
+
+    __slots__ = ("_eos_below", "_eos_token_id", "_span", "_state")
+
+    def __init__(self, model: str, settings: SimSettings, token_ids: Sequence[int]) -> None:
+        self._span = settings.vocab_size - FIRST_TOKEN_ID
+        self._eos_token_id = settings.eos_token_id
+        self._eos_below = int(settings.eos_probability * 2**32)
+        seed = int.from_bytes(digest(model.encode()), "big")
+        shift = pow(2, _DIGIT_BITS * len(token_ids), _PRIME)
+        number = int.from_bytes(pack_tokens(token_ids), "big")
+        self._state = (seed * shift + number) % _PRIME
+
+    def next_token(self, *, may_end: bool) -> tuple[int, bool]:
+        """The next token, appended to the sequence, and whether it ends it."""
+        mixed = self._state ^ (self._state >> 31)
+        mixed = (mixed * _ODD) & _MASK
+        ends = may_end and (mixed & 0xFFFF_FFFF) < self._eos_below
+        token = self._eos_token_id if ends else FIRST_TOKEN_ID + (mixed >> 32) % self._span
+        self._state = ((self._state << _DIGIT_BITS) + token) % _PRIME
+        return token, ends
+
+
+def expected_tokens(
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    *,
+    model: str,
+    settings: SimSettings,
+    min_tokens: int = 0,
+) -> tuple[int, ...]:
+    """What every simulated engine of this model generates after this prompt.
+
+    Fewer than `max_tokens` ids come back only when the context or, where `eos_probability` is
+    above 0, the sequence ends before.
+    """
+    room = min(max_tokens, settings.max_len_tokens - len(prompt_token_ids))
+    stream = TokenStream(model, settings, prompt_token_ids)
+    generated: list[int] = []
+    ended = False
+    while len(generated) < room and not ended:
+        token, ended = stream.next_token(may_end=len(generated) >= min_tokens)
+        generated.append(token)
+    return tuple(generated)
