@@ -1,0 +1,408 @@
+"""What every engine behind `baton.runtime.ports.Engine` must do, real or simulated.
+
+Subclass `EngineContract`, name the subclass `Test...`, and give it `engine_pair` (an async fixture
+that yields `running_pair(prefill, decode)`) and `new_engine`; override `make_leg` where the engine
+needs a payload. Both engines of the pair serve all tests, in any order. Where the fixture has module
+scope, mark the subclass `pytest.mark.asyncio(loop_scope="module")`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import psutil
+
+from baton.domain.fleet import ReplicaFacts
+from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.request import FinishReason
+from baton.runtime.ports import Engine
+
+DEADLINE_S = 60.0
+"""For anything awaited here: generous, a real engine on a busy CPU is slow."""
+POLL_S = 0.02
+
+
+class Listener:
+    """An engine, its facts, and everything that its steps have yielded so far."""
+
+    def __init__(self, engine: Engine, facts: ReplicaFacts) -> None:
+        self.engine = engine
+        self.facts = facts
+        self._outputs: defaultdict[str, list[LegOutput]] = defaultdict(list)
+        self._changed = asyncio.Condition()
+
+    async def listen(self) -> None:
+        """Collect outputs until the engine closes."""
+        async for outputs in self.engine.steps():
+            for output in outputs:
+                self._outputs[output.leg_id].append(output)
+            async with self._changed:
+                self._changed.notify_all()
+
+    def outputs(self, leg_id: str) -> tuple[LegOutput, ...]:
+        """What came for a leg so far."""
+        return tuple(self._outputs[leg_id])
+
+    def tokens(self, leg_id: str) -> tuple[int, ...]:
+        """The tokens that came for a leg so far."""
+        return tuple(token for output in self._outputs[leg_id] for token in output.token_ids)
+
+    async def wait(self, holds: Callable[[], bool]) -> None:
+        """Wait for outputs until `holds`."""
+        async with asyncio.timeout(DEADLINE_S), self._changed:
+            await self._changed.wait_for(holds)
+
+    async def started(self, leg_id: str) -> None:
+        """Wait for a leg's first output."""
+        await self.wait(lambda: bool(self._outputs[leg_id]))
+
+    async def finished(self, leg_id: str) -> LegOutput:
+        """Wait for a leg's last output and return it."""
+        outputs = self._outputs[leg_id]
+        await self.wait(lambda: bool(outputs) and outputs[-1].finish is not None)
+        return outputs[-1]
+
+    async def run(self, leg: Leg) -> tuple[int, ...]:
+        """Run a leg to its end and return its tokens."""
+        failure = await self.engine.submit(leg)
+        assert failure is None, f"leg {leg.leg_id} was not accepted: {failure}"
+        await self.finished(leg.leg_id)
+        return self.tokens(leg.leg_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningPair:
+    """A prefill engine and a decode engine, started and listened to."""
+
+    prefill: Listener
+    decode: Listener
+
+
+@asynccontextmanager
+async def running(engine: Engine) -> AsyncIterator[Listener]:
+    """Start an engine and listen to it; close it at the end."""
+    facts = await engine.start()
+    listener = Listener(engine, facts)
+    listening = asyncio.create_task(listener.listen())
+    try:
+        yield listener
+    finally:
+        await engine.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await listening
+
+
+@asynccontextmanager
+async def running_pair(prefill: Engine, decode: Engine) -> AsyncIterator[RunningPair]:
+    """Start a prefill and a decode engine and listen to them; close both at the end."""
+    async with running(prefill) as prefilling, running(decode) as decoding:
+        yield RunningPair(prefill=prefilling, decode=decoding)
+
+
+class EngineContract:
+    """The tests. A leg is awaited by its outputs, never by time."""
+
+    _ids = 0
+
+    def new_engine(self) -> Engine:
+        """An engine that was not started, for the test that closes engines."""
+        raise NotImplementedError
+
+    def make_leg(
+        self,
+        kind: LegKind,
+        prompt: tuple[int, ...],
+        *,
+        max_tokens: int,
+        ticket: Ticket | None = None,
+        resumed_tokens: int = 0,
+    ) -> Leg:
+        """A greedy leg that ends by length only, under a new id."""
+        leg_id = self.new_leg_id()
+        return Leg(
+            leg_id=leg_id,
+            request_id=f"request-of-{leg_id}",
+            kind=kind,
+            prompt_token_ids=prompt,
+            max_tokens=max_tokens,
+            ticket=ticket,
+            resumed_tokens=resumed_tokens,
+        )
+
+    def new_leg_id(self) -> str:
+        """An id that no other leg of these tests has."""
+        EngineContract._ids += 1
+        return f"leg-{EngineContract._ids}"
+
+    def new_prompt(self, tokens: int) -> tuple[int, ...]:
+        """A prompt that no other test has sent, so that no prefix cache knows it."""
+        EngineContract._ids += 1
+        rng = random.Random(EngineContract._ids)
+        return tuple(rng.randrange(3, 97) for _ in range(tokens))
+
+    async def prefilled(self, pair: RunningPair, prompt: tuple[int, ...]) -> Ticket:
+        """Run a prefill leg and return its ticket."""
+        leg = self.make_leg(LegKind.PREFILL, prompt, max_tokens=1)
+        await pair.prefill.run(leg)
+        ticket = pair.prefill.outputs(leg.leg_id)[-1].ticket
+        assert ticket is not None
+        return ticket
+
+    async def nudge(self, listener: Listener) -> None:
+        """Make an engine step: it may say what its load is only when it does."""
+        await listener.run(self.make_leg(LegKind.LOCAL, self.new_prompt(3), max_tokens=2))
+
+    async def until(self, listener: Listener, holds: Callable[[], bool]) -> None:
+        """Wait for something to become true of an engine's load."""
+        async with asyncio.timeout(DEADLINE_S):
+            await self.nudge(listener)
+            while not holds():
+                await asyncio.sleep(POLL_S)
+                await self.nudge(listener)
+
+    async def kv_used(self, listener: Listener) -> float:
+        """An engine's current share of used blocks."""
+        await self.nudge(listener)
+        return listener.engine.load().kv_used_fraction
+
+    async def freed(self, listener: Listener, before: float) -> None:
+        """Wait until an engine uses no more blocks than before."""
+        load = listener.engine.load
+        await self.until(listener, lambda: load().kv_used_fraction <= before)
+
+    # ------------------------------------------------------------------ legs
+    async def test_a_local_leg_streams_exactly_max_tokens_tokens_and_finishes_once(
+        self, engine_pair: RunningPair
+    ) -> None:
+        leg = self.make_leg(LegKind.LOCAL, self.new_prompt(40), max_tokens=12)
+        tokens = await engine_pair.decode.run(leg)
+        await self.nudge(engine_pair.decode)
+        outputs = engine_pair.decode.outputs(leg.leg_id)
+        assert len(tokens) == 12
+        assert engine_pair.decode.tokens(leg.leg_id) == tokens
+        assert [o.finish for o in outputs if o.finish is not None] == [FinishReason.LENGTH]
+        assert all(output.ticket is None for output in outputs)
+
+    async def test_a_prompt_seen_before_is_reported_as_cached_with_the_first_output_only(
+        self, engine_pair: RunningPair
+    ) -> None:
+        decode = engine_pair.decode
+        block_tokens = decode.facts.block_size_tokens
+        prompt = self.new_prompt(2 * block_tokens + 1)
+        first = self.make_leg(LegKind.LOCAL, prompt, max_tokens=2)
+        second = self.make_leg(LegKind.LOCAL, prompt, max_tokens=2)
+        assert await decode.run(first) == await decode.run(second)
+        assert decode.outputs(first.leg_id)[0].cached_tokens == 0
+        assert [o.cached_tokens for o in decode.outputs(second.leg_id)] == [2 * block_tokens, None]
+
+    async def test_many_legs_at_once_all_finish(self, engine_pair: RunningPair) -> None:
+        legs = [
+            self.make_leg(LegKind.LOCAL, self.new_prompt(5 + 7 * n), max_tokens=3 + n)
+            for n in range(8)
+        ]
+        async with asyncio.timeout(DEADLINE_S):
+            streams = await asyncio.gather(*(engine_pair.decode.run(leg) for leg in legs))
+        assert [len(tokens) for tokens in streams] == [leg.max_tokens for leg in legs]
+
+    async def test_a_resumed_leg_goes_on_with_the_same_tokens(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prompt = self.new_prompt(30)
+        whole = await engine_pair.decode.run(self.make_leg(LegKind.LOCAL, prompt, max_tokens=10))
+        rest = self.make_leg(LegKind.LOCAL, prompt + whole[:4], max_tokens=6, resumed_tokens=4)
+        assert await engine_pair.prefill.run(rest) == whole[4:]
+
+    async def test_a_prompt_longer_than_the_context_is_refused(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prompt = self.new_prompt(engine_pair.decode.facts.max_len_tokens + 1)
+        leg = self.make_leg(LegKind.LOCAL, prompt, max_tokens=1)
+        assert await engine_pair.decode.engine.submit(leg) is LegFailure.REFUSED
+        await self.nudge(engine_pair.decode)
+        assert engine_pair.decode.outputs(leg.leg_id) == ()
+
+    # ------------------------------------------------------------------ handoff
+    async def test_a_prefill_leg_gives_one_token_and_a_ticket_for_its_prompt(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill = engine_pair.prefill
+        prompt = self.new_prompt(3 * prefill.facts.block_size_tokens + 5)
+        leg = self.make_leg(LegKind.PREFILL, prompt, max_tokens=1)
+        tokens = await prefill.run(leg)
+        (output,) = prefill.outputs(leg.leg_id)
+        assert len(tokens) == 1
+        assert output.finish is FinishReason.LENGTH
+        assert output.ticket is not None
+        assert output.ticket.tokens == len(prompt)
+        assert output.ticket.blocks == 4
+        await engine_pair.decode.engine.release(output.ticket)
+
+    async def test_a_decode_leg_with_a_ticket_gives_the_tokens_of_a_local_leg(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prompt = self.new_prompt(2 * engine_pair.prefill.facts.block_size_tokens + 7)
+        ticket = await self.prefilled(engine_pair, prompt)
+        decode = self.make_leg(LegKind.DECODE, prompt, max_tokens=10, ticket=ticket)
+        handed_off = await engine_pair.decode.run(decode)
+        local = await engine_pair.prefill.run(self.make_leg(LegKind.LOCAL, prompt, max_tokens=10))
+        assert handed_off == local
+
+    async def test_a_pull_is_counted_with_its_bytes_and_spares_the_prefill(
+        self, engine_pair: RunningPair
+    ) -> None:
+        decode = engine_pair.decode
+        before = decode.engine.load().transfers
+        prompt = self.new_prompt(3 * decode.facts.block_size_tokens + 1)
+        ticket = await self.prefilled(engine_pair, prompt)
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=4, ticket=ticket)
+        await decode.run(leg)
+        await self.until(decode, lambda: decode.engine.load().transfers.pulls > before.pulls)
+        after = decode.engine.load().transfers
+        assert after.pulls == before.pulls + 1
+        assert after.moved_bytes > before.moved_bytes
+        assert after.failures == before.failures
+        cached = decode.outputs(leg.leg_id)[0].cached_tokens
+        assert cached is not None
+        assert cached >= 3 * decode.facts.block_size_tokens
+
+    async def test_a_finished_pull_frees_the_source(self, engine_pair: RunningPair) -> None:
+        before = await self.kv_used(engine_pair.prefill)
+        prompt = self.new_prompt(4 * engine_pair.prefill.facts.block_size_tokens)
+        ticket = await self.prefilled(engine_pair, prompt)
+        assert await self.kv_used(engine_pair.prefill) > before
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=4, ticket=ticket)
+        await engine_pair.decode.run(leg)
+        await self.freed(engine_pair.prefill, before)
+
+    async def test_releasing_an_unpulled_ticket_frees_the_source(
+        self, engine_pair: RunningPair
+    ) -> None:
+        before = await self.kv_used(engine_pair.prefill)
+        prompt = self.new_prompt(4 * engine_pair.prefill.facts.block_size_tokens)
+        ticket = await self.prefilled(engine_pair, prompt)
+        assert await self.kv_used(engine_pair.prefill) > before
+        async with asyncio.timeout(DEADLINE_S):
+            await engine_pair.decode.engine.release(ticket)
+        await self.freed(engine_pair.prefill, before)
+
+    # ------------------------------------------------------------------ abort
+    async def test_an_aborted_local_leg_frees_its_blocks_and_says_no_more(
+        self, engine_pair: RunningPair
+    ) -> None:
+        decode = engine_pair.decode
+        before = await self.kv_used(decode)
+        prompt = self.new_prompt(2 * decode.facts.block_size_tokens)
+        leg = self.make_leg(LegKind.LOCAL, prompt, max_tokens=self._many_tokens(decode, prompt))
+        assert await decode.engine.submit(leg) is None
+        await decode.started(leg.leg_id)
+        await self._aborted(decode, leg)
+        await self.freed(decode, before)
+
+    async def test_an_aborted_prefill_leg_frees_its_blocks_unless_it_gave_a_ticket_first(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill = engine_pair.prefill
+        before = await self.kv_used(prefill)
+        leg = self.make_leg(LegKind.PREFILL, self._long_prompt(prefill), max_tokens=1)
+        assert await prefill.engine.submit(leg) is None
+        await self._aborted(prefill, leg)
+        for output in prefill.outputs(leg.leg_id):
+            assert output.ticket is not None
+            await engine_pair.decode.engine.release(output.ticket)
+        await self.freed(prefill, before)
+
+    async def test_a_decode_leg_aborted_before_or_in_its_transfer_frees_both_sides(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill, decode = engine_pair.prefill, engine_pair.decode
+        before = await self.kv_used(prefill), await self.kv_used(decode)
+        prompt = self._long_prompt(prefill)
+        ticket = await self.prefilled(engine_pair, prompt)
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=50, ticket=ticket)
+        assert await decode.engine.submit(leg) is None
+        await self._aborted(decode, leg)
+        async with asyncio.timeout(DEADLINE_S):
+            await decode.engine.release(ticket)
+        await self.freed(prefill, before[0])
+        await self.freed(decode, before[1])
+
+    async def test_a_decode_leg_aborted_in_mid_stream_frees_its_blocks_and_says_no_more(
+        self, engine_pair: RunningPair
+    ) -> None:
+        decode = engine_pair.decode
+        before = await self.kv_used(decode)
+        prompt = self.new_prompt(2 * decode.facts.block_size_tokens)
+        ticket = await self.prefilled(engine_pair, prompt)
+        many = self._many_tokens(decode, prompt)
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=many, ticket=ticket)
+        assert await decode.engine.submit(leg) is None
+        await decode.started(leg.leg_id)
+        await self._aborted(decode, leg)
+        await self.freed(decode, before)
+
+    async def test_aborting_unknown_and_ended_legs_is_ignored(
+        self, engine_pair: RunningPair
+    ) -> None:
+        leg = self.make_leg(LegKind.LOCAL, self.new_prompt(5), max_tokens=2)
+        await engine_pair.decode.run(leg)
+        async with asyncio.timeout(DEADLINE_S):
+            await engine_pair.decode.engine.abort([leg.leg_id, "a-leg-that-never-was"])
+        await self.nudge(engine_pair.decode)
+        assert len(engine_pair.decode.tokens(leg.leg_id)) == 2
+
+    # ------------------------------------------------------------------ the end
+    async def test_closed_engines_end_their_steps_and_leave_nothing_behind(self) -> None:
+        before = _holdings()
+        listeners = []
+        async with asyncio.timeout(4 * DEADLINE_S):
+            for engine in (self.new_engine(), self.new_engine()):
+                async with running(engine) as listener:
+                    await self.nudge(listener)
+                    listeners.append(listener)
+            for listener in listeners:
+                await listener.engine.close()
+        async with asyncio.timeout(DEADLINE_S):
+            while left := _holdings() - before:
+                await asyncio.sleep(POLL_S)
+        assert not left
+
+    async def _aborted(self, listener: Listener, leg: Leg) -> None:
+        """Abort a leg and make sure that nothing comes for it afterwards."""
+        async with asyncio.timeout(DEADLINE_S):
+            await listener.engine.abort([leg.leg_id])
+        said = listener.outputs(leg.leg_id)
+        await self.nudge(listener)
+        await self.nudge(listener)
+        assert listener.outputs(leg.leg_id) == said
+        if leg.kind is not LegKind.PREFILL:
+            assert len(listener.tokens(leg.leg_id)) < leg.max_tokens
+
+    def _many_tokens(self, listener: Listener, prompt: tuple[int, ...]) -> int:
+        """More tokens than an engine generates before it can be told to stop."""
+        return listener.facts.max_len_tokens - len(prompt)
+
+    def _long_prompt(self, listener: Listener) -> tuple[int, ...]:
+        """A prompt that takes a while to prefill and to move."""
+        return self.new_prompt(listener.facts.max_len_tokens // 2)
+
+
+def _holdings() -> frozenset[str]:
+    """The threads, child processes and listening ports of this process."""
+    me = psutil.Process()
+    family = [me, *me.children(recursive=True)]
+    # The event loop's own pool for blocking calls is nobody's leak.
+    threads = {t.name for t in threading.enumerate() if not t.name.startswith("asyncio_")}
+    children = {f"process {child.pid}" for child in family[1:]}
+    ports = {
+        f"port {connection.laddr.port} of {process.pid}"
+        for process in family
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    return frozenset(threads | children | ports)
