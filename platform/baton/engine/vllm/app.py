@@ -1,0 +1,139 @@
+"""The ingress' frontend: vLLM's API app behind a gate, with the fleet as its engine.
+
+Theory of operation: `start` lets vLLM's engine client bind two sockets in a private folder while
+the seam connects to them; when both know each other the app is ready. The client is constructed in
+a thread, because importing vLLM takes seconds and the construction blocks until the seam has
+spoken. Importing this module imports nothing of vLLM's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from baton.domain.commands import Delivery
+from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
+from baton.engine.vllm.frontend_gate import AsgiApp, Gate
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.runtime.ports import Clock
+
+if TYPE_CHECKING:
+    from baton.engine.vllm.frontend_llm import FleetLLM
+    from baton.engine.vllm.seam import Seam
+
+
+class VllmFrontend:
+    """vLLM's API server over a fleet. Satisfies `ports.Frontend` once started."""
+
+    def __init__(
+        self, settings: FrontendSettings, facts: FleetFacts, *, hooks: FrontendHooks, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._hooks = hooks
+        self._clock = clock
+        self._folder: str | None = None
+        self._seam: Seam | None = None
+        self._llm: FleetLLM | None = None
+
+    async def start(self) -> AsgiApp:
+        """Bring the frontend up; what is returned serves HTTP.
+
+        Raises:
+            EngineStartFailed: with one clear line and what to do about it.
+        """
+        # Its default mode keeps the sockets ours; a long folder would not fit a socket's address.
+        self._folder = tempfile.mkdtemp(prefix="baton-", dir="/tmp")
+        addresses = {f"{way}_address": f"ipc://{self._folder}/{way}" for way in ("input", "output")}
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                return await self._start(addresses)
+        except TimeoutError as error:
+            await self.close()
+            raise EngineStartFailed(
+                f"the frontend was not ready within {self._settings.start_timeout_s:.0f} s",
+                "look for a slow disk under the model, or raise the start timeout",
+            ) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Stop and leave no task, socket or file behind. Idempotent."""
+        seam, self._seam = self._seam, None
+        llm, self._llm = self._llm, None
+        folder, self._folder = self._folder, None
+        if llm is not None:
+            await llm.aclose()
+        if seam is not None:
+            await seam.close()
+        if folder is not None:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Stream tokens to clients; one call per engine step."""
+        self._started().deliver(deliveries)
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        """End a request with an error the client can read."""
+        self._started().fail(request_id, error)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that clients wait for."""
+        return 0 if self._seam is None else self._seam.open_requests
+
+    def healthy(self) -> bool:
+        """Whether a request that comes now would be read and could be served."""
+        seam, llm = self._seam, self._llm
+        if seam is None or llm is None or not seam.alive or llm.errored:
+            return False
+        return self._hooks.healthy()
+
+    def _started(self) -> Seam:
+        if self._seam is None:
+            raise LinkFailed("frontend", "the frontend is not running")
+        return self._seam
+
+    async def _start(self, addresses: dict[str, str]) -> AsgiApp:
+        args = await asyncio.to_thread(_import_vllm, self._settings, self._facts)
+        # Imported by now, in the thread.
+        from baton.engine.vllm.frontend_llm import (  # noqa: PLC0415
+            FleetLLM,
+            api_app,
+            engine_config,
+        )
+        from baton.engine.vllm.seam import Seam  # noqa: PLC0415
+
+        def construct() -> FleetLLM:
+            return FleetLLM(
+                engine_config(args),
+                addresses=addresses,
+                log_stats=self._settings.log_stats,
+                admit=self._hooks.admit,
+            )
+
+        self._seam = Seam(self._facts, self._hooks, self._clock)
+        await self._seam.start(addresses["input_address"], addresses["output_address"])
+        self._llm = await asyncio.to_thread(construct)
+        return Gate(
+            await api_app(self._llm, args),
+            routes=self._settings.routes,
+            max_body_bytes=self._settings.max_body_bytes,
+            healthy=self.healthy,
+            admit=self._hooks.admit,
+        )
+
+
+def _import_vllm(settings: FrontendSettings, facts: FleetFacts) -> Namespace:
+    """Import everything heavy, and parse the server's arguments."""
+    # Read by vLLM when it would first report usage to its makers.
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    from baton.engine.vllm import frontend_llm, seam  # noqa: F401, PLC0415 - to have it imported
+
+    return frontend_llm.server_args(settings.argv(max_len_tokens=facts.max_len_tokens))

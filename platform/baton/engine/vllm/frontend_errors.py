@@ -1,0 +1,114 @@
+"""What a client is told when the fleet cannot serve it, in the words of each API."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from http import HTTPStatus
+
+from baton.domain.errors import BatonError, Rejected
+
+
+class Dialect(StrEnum):
+    """Whose error shape a route speaks."""
+
+    OPENAI = "openai"
+    RESPONSES = "responses"
+    """OpenAI too, but its streams are made of typed events."""
+    ANTHROPIC = "anthropic"
+
+
+_OPENAI_TYPES: Mapping[int, str] = {
+    404: "NotFoundError",
+    413: "RequestTooLargeError",
+    429: "RateLimitError",
+    503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
+}
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """An error on its way to a client: an HTTP status, a text, and when to come back."""
+
+    status: int
+    message: str
+    retry_after_s: float | None = None
+
+    @classmethod
+    def of(cls, error: BatonError) -> Problem:
+        """What the client is told of `error`."""
+        retry_after_s = error.retry_after_s if isinstance(error, Rejected) else None
+        return cls(status=error.http_status, message=str(error), retry_after_s=retry_after_s)
+
+    @classmethod
+    def unpack(cls, packed: object) -> Problem:
+        """The problem in an output's stop reason; an engine's own error has none there."""
+        if not isinstance(packed, str):
+            return INTERNAL
+        status, message, retry_after_s = json.loads(packed)
+        return cls(status=status, message=message, retry_after_s=retry_after_s)
+
+    def pack(self) -> str:
+        """One string, small enough to ride on an output."""
+        return json.dumps((self.status, self.message, self.retry_after_s))
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Response headers besides content type and length."""
+        if self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            # Otherwise the server would go on reading a body that may have no end.
+            return [(b"connection", b"close")]
+        if self.retry_after_s is None and self.status != HTTPStatus.SERVICE_UNAVAILABLE:
+            return []
+        seconds = max(1, math.ceil(self.retry_after_s or 0.0))
+        return [(b"retry-after", str(seconds).encode())]
+
+    def body(self, dialect: Dialect) -> bytes:
+        """The JSON body of an error response."""
+        return json.dumps(self._shape(dialect)).encode()
+
+    def event(self, dialect: Dialect, *, sequence_number: int = 0) -> bytes:
+        """The server-sent event that tells it in the middle of a stream.
+
+        There is no `[DONE]` after it: a client that overlooks the event must still be able to see
+        that the stream broke off.
+        """
+        shape = self._shape(dialect)
+        if dialect is Dialect.OPENAI:
+            return b"data: " + json.dumps(shape).encode() + b"\n\n"
+        if dialect is Dialect.RESPONSES:
+            # The flat fields are the documented event; `error` is what SDKs raise on.
+            shape = {
+                "type": "error",
+                "code": str(self.status),
+                "message": self.message,
+                "param": None,
+                "sequence_number": sequence_number,
+            } | shape
+        return b"event: error\ndata: " + json.dumps(shape).encode() + b"\n\n"
+
+    def _shape(self, dialect: Dialect) -> dict[str, object]:
+        if dialect is Dialect.ANTHROPIC:
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        return {
+            "error": {
+                "message": self.message,
+                "type": _OPENAI_TYPES.get(self.status, "InternalServerError"),
+                "param": None,
+                "code": self.status,
+            }
+        }
+
+
+INTERNAL = Problem(status=500, message="the engine could not go on; the same request may succeed")

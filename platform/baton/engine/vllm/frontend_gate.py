@@ -1,0 +1,289 @@
+"""The ASGI layer in front of vLLM's app: which routes exist, how large a body, how errors look.
+
+Theory of operation: a request whose exact path is not listed is answered with 404 before anything
+of vLLM's sees it, so that routes which a new vLLM brings are closed until someone opens them.
+Each request of a generation route gets an `Exchange`, reachable through a context variable from
+the engine client deep inside vLLM's handlers. Its response is held back until the first token
+(or the complete response, or an error) is there. So a request that fails before its first token is
+answered with a real status code, streaming or not, and one that fails later gets an error event
+of its API's shape as the last thing in its stream. Nothing is buffered once tokens flow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeAlias
+
+from baton.domain.errors import BatonError
+from baton.engine.vllm.frontend_errors import INTERNAL, Dialect, Problem
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+HEALTH_PATH = "/health"
+ROUTES: Mapping[str, tuple[str, ...]] = {
+    "chat": ("/v1/chat/completions",),
+    "completions": ("/v1/completions",),
+    "models": ("/v1/models",),
+    "responses": ("/v1/responses",),
+    "messages": ("/v1/messages", "/v1/messages/count_tokens"),
+    "tokenize": ("/tokenize", "/detokenize"),
+    "health": (HEALTH_PATH,),
+    "metrics": ("/metrics",),
+}
+"""What can be opened, by the names that a configuration uses."""
+_GENERATION_PATHS: Mapping[str, Dialect] = {
+    "/v1/chat/completions": Dialect.OPENAI,
+    "/v1/completions": Dialect.OPENAI,
+    "/v1/responses": Dialect.RESPONSES,
+    "/v1/messages": Dialect.ANTHROPIC,
+}
+# A stream that opens with more events than this before its first token (keep-alive comments on a
+# long queue) is let go: its errors then come in-band.
+_MAX_HELD_MESSAGES = 8
+_DRAIN_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Exchange:
+    """One request of a generation route and its response, which it holds back until it flows."""
+
+    __slots__ = (
+        "_dialect",
+        "_ended",
+        "_held",
+        "_is_stream",
+        "_send",
+        "_sent",
+        "flowing",
+        "problem",
+    )
+
+    def __init__(self, dialect: Dialect, send: Send) -> None:
+        self.flowing = False
+        """The first output of the engine has arrived."""
+        self.problem: Problem | None = None
+        """Why it ends early; whatever the app still says is then dropped."""
+        self._dialect = dialect
+        self._send = send
+        self._held: list[Message] | None = []
+        self._is_stream = False
+        self._sent = 0
+        self._ended = False
+
+    async def send(self, message: Message) -> None:
+        """Pass on, hold back or replace what the app sends."""
+        if self.problem is not None:
+            await self.end_with(self.problem)
+        elif self._held is None:
+            await self._pass_on(message)
+        else:
+            self._held.append(message)
+            if self.flowing or _is_last(message) or len(self._held) > _MAX_HELD_MESSAGES:
+                await self._release()
+
+    async def end_with(self, problem: Problem) -> None:
+        """End with an error in the form that is still open: a status, or an event. Idempotent."""
+        if self._ended:
+            return
+        if self._held is not None:
+            self._held, self._ended = None, True
+            await answer(self._send, problem, self._dialect)
+        elif self._is_stream:
+            event = problem.event(self._dialect, sequence_number=self._sent)
+            self._ended = True
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+
+    async def finish(self) -> None:
+        """Say what is left to say after the app has returned."""
+        if self.problem is not None:
+            await self.end_with(self.problem)
+        elif self._held:
+            await self._release()
+
+    async def _release(self) -> None:
+        held, self._held = self._held or [], None
+        for message in held:
+            await self._pass_on(message)
+
+    async def _pass_on(self, message: Message) -> None:
+        if self._ended:
+            return
+        if message["type"] == "http.response.start":
+            self._is_stream = _is_event_stream(message)
+        else:
+            self._sent += 1
+            self._ended = _is_last(message)
+        await self._send(message)
+
+
+CURRENT_EXCHANGE: ContextVar[Exchange | None] = ContextVar("baton_exchange", default=None)
+"""The exchange that the running task works for; vLLM passes nothing of ours to its engine."""
+
+
+class Gate:
+    """An ASGI app that lets listed requests through to `app`."""
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        routes: Collection[str],
+        max_body_bytes: int,
+        healthy: Callable[[], bool],
+        admit: Callable[[int], BatonError | None],
+    ) -> None:
+        self._app = app
+        self._paths = frozenset(path for name in routes for path in ROUTES[name])
+        self._max_body_bytes = max_body_bytes
+        self._healthy = healthy
+        self._admit = admit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI has it."""
+        match scope["type"]:
+            case "http":
+                await self._serve(scope, receive, send)
+            case "websocket":
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            case _:
+                await self._app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        # The raw path tells `/v1/%63hat` from `/v1/chat`; servers may leave it out.
+        if path not in self._paths or scope.get("raw_path") not in (None, path.encode()):
+            await answer(send, Problem(status=404, message="not found"), Dialect.OPENAI)
+        elif path == HEALTH_PATH:
+            status = 200 if self._healthy() else 503
+            await _respond(send, status)
+        else:
+            await self._serve_listed(scope, receive, send)
+
+    async def _serve_listed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        dialect = _dialect(path)
+        body = _BoundedBody(receive, self._max_body_bytes)
+        if body.is_declared_too_large(scope["headers"]):
+            if not _has_header(scope["headers"], b"expect"):
+                # A client that is cut off while it still writes never reads the answer.
+                await body.drain()
+            await answer(send, body.too_large, dialect)
+            return
+        generates = scope["method"] == "POST" and path in _GENERATION_PATHS
+        if generates and (refusal := self._admit(1)) is not None:
+            await answer(send, Problem.of(refusal), dialect)
+            return
+        exchange = Exchange(dialect, send)
+        body.exchange = exchange
+        # From 2.4 on Starlette notices a disconnect only when it next sends, so that a client that
+        # leaves while it waits would keep its place; before, it listens for it.
+        scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
+        await self._run(exchange, scope, body.receive)
+
+    async def _run(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+        token = CURRENT_EXCHANGE.set(exchange)
+        try:
+            await self._app(scope, receive, exchange.send)
+        except Exception:
+            if exchange.problem is None:
+                await exchange.end_with(INTERNAL)
+                raise
+            # vLLM's handlers stumble over some errors on their way out; this one is known.
+            logger.debug("the app raised after %s", exchange.problem, exc_info=True)
+            await exchange.finish()
+        else:
+            await exchange.finish()
+        finally:
+            CURRENT_EXCHANGE.reset(token)
+
+
+class _BoundedBody:
+    """A request's body that ends the exchange when it grows over its limit."""
+
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self.exchange: Exchange | None = None
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._bytes = 0
+
+    @property
+    def too_large(self) -> Problem:
+        return Problem(
+            status=413, message=f"the request body is larger than {self._max_bytes} bytes"
+        )
+
+    def is_declared_too_large(self, headers: Collection[tuple[bytes, bytes]]) -> bool:
+        return any(
+            name == b"content-length" and value.isdigit() and int(value) > self._max_bytes
+            for name, value in headers
+        )
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._bytes += len(message.get("body", b""))
+        if self._bytes > self._max_bytes and self.exchange is not None:
+            # The app may turn the exception into an answer of its own, which is then replaced.
+            self.exchange.problem = self.too_large
+            raise _BodyTooLarge
+        return message
+
+    async def drain(self) -> None:
+        """Read and forget at most as much again as the limit."""
+        remaining_bytes = 2 * self._max_bytes
+        try:
+            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+                while remaining_bytes > 0:
+                    message = await self._receive()
+                    if message["type"] != "http.request" or not message.get("more_body"):
+                        return
+                    remaining_bytes -= len(message.get("body", b""))
+        except TimeoutError:
+            return
+
+
+class _BodyTooLarge(Exception):
+    """Stops whoever reads the body."""
+
+
+async def answer(send: Send, problem: Problem, dialect: Dialect) -> None:
+    """Send a complete error response."""
+    headers = [(b"content-type", b"application/json"), *problem.headers()]
+    await _respond(send, problem.status, body=problem.body(dialect), headers=headers)
+
+
+async def _respond(
+    send: Send, status: int, *, body: bytes = b"", headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _dialect(path: str) -> Dialect:
+    if path in ROUTES["messages"]:
+        return Dialect.ANTHROPIC
+    return _GENERATION_PATHS.get(path, Dialect.OPENAI)
+
+
+def _is_last(message: Message) -> bool:
+    return message["type"] == "http.response.body" and not message.get("more_body", False)
+
+
+def _is_event_stream(start: Message) -> bool:
+    return any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in start.get("headers", ())
+    )
+
+
+def _has_header(headers: Collection[tuple[bytes, bytes]], wanted: bytes) -> bool:
+    return any(name == wanted for name, _ in headers)

@@ -1,0 +1,89 @@
+"""What a frontend is told when it is built, and whom it tells what clients want."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baton.domain.errors import BatonError
+from baton.domain.fleet import ReplicaFacts
+from baton.domain.request import Request
+from baton.engine.vllm.frontend_gate import ROUTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFacts:
+    """What vLLM's frontend wants to know of its one engine."""
+
+    max_len_tokens: int
+    block_size_tokens: int
+    kv_blocks: int
+    max_running_requests: int
+    max_batched_tokens: int
+
+    @classmethod
+    def of(cls, replicas: Sequence[ReplicaFacts]) -> FleetFacts:
+        """The facts of a fleet: what every replica can do, and what all of them hold."""
+        return cls(
+            max_len_tokens=min(facts.max_len_tokens for facts in replicas),
+            block_size_tokens=max(facts.block_size_tokens for facts in replicas),
+            kv_blocks=sum(facts.kv_blocks for facts in replicas),
+            max_running_requests=sum(facts.max_running_requests for facts in replicas),
+            max_batched_tokens=max(facts.max_batched_tokens for facts in replicas),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendHooks:
+    """Whom a frontend tells and asks. All are called in its event loop and must not block."""
+
+    on_request: Callable[[Request], None]
+    on_abort: Callable[[tuple[str, ...]], None]
+    """Requests that their clients no longer want, or that ended on a stop string."""
+    admit: Callable[[int], BatonError | None]
+    """Whether the fleet would take this many more requests; asked up to three times for each."""
+    healthy: Callable[[], bool]
+    """Whether the fleet can serve at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendSettings:
+    """Which model a frontend speaks for, and how."""
+
+    model: str
+    served_name: str
+    routes: tuple[str, ...] = tuple(ROUTES)
+    max_body_bytes: int = 4 * 1024 * 1024
+    log_stats: bool = False
+    """Serve vLLM's own frontend series on /metrics, at a cost for each token."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Raw vLLM server arguments, as in {"tool-call-parser": "hermes"}."""
+    start_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.routes if name not in ROUTES]:
+            raise ValueError(f"unknown routes {unknown}, wanted some of {list(ROUTES)}")
+
+    def argv(self, *, max_len_tokens: int) -> list[str]:
+        """Spell vLLM's command line for this frontend."""
+        argv = ["--model", self.model, "--served-model-name", self.served_name]
+        argv += ["--max-model-len", str(max_len_tokens), "--disable-fastapi-docs"]
+        if not self.log_stats:
+            argv.append("--disable-log-stats")
+        for name, value in self.extra.items():
+            argv += _flag(name, value)
+        return argv
+
+
+def _flag(name: str, value: object) -> list[str]:
+    flag = name.replace("_", "-")
+    match value:
+        case True:
+            return [f"--{flag}"]
+        case False:
+            return [f"--no-{flag}"]
+        case str() | int() | float():
+            return [f"--{flag}", str(value)]
+        case _:
+            return [f"--{flag}", json.dumps(value)]

@@ -1,0 +1,231 @@
+"""The engine side of vLLM's EngineCore wire: to vLLM's API server, the whole fleet is one engine.
+
+Theory of operation: vLLM's client binds two sockets in a private folder of this process; the seam
+connects to both, says that it is ready, and from then on turns ADD, ABORT and UTILITY messages
+into calls of its hooks, and deliveries into one `EngineCoreOutputs` message per engine step. It
+keeps nothing of a request but the length of its prompt. A request that it cannot read or that a
+hook refuses with an exception is answered with an error at once, so that no client waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import vllm
+import zmq
+import zmq.asyncio
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequestType,
+    FinishReason,
+    UtilityOutput,
+)
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
+
+from baton.domain.commands import Delivery
+from baton.domain.errors import BatonError, EngineFailed, LinkFailed
+from baton.engine.vllm.frontend_errors import Problem
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks
+from baton.engine.vllm.wire import FrontendWire, UnsupportedRequest
+from baton.runtime.ports import Clock
+
+logger = logging.getLogger(__name__)
+
+# vLLM's client names the engine of data-parallel rank 0 so.
+_IDENTITY = (0).to_bytes(2, "little")
+# One message is one engine step of one replica. vLLM's client reads them in the same event loop,
+# so that more than a handful here means that something is broken.
+_MAX_UNSENT_MESSAGES = 4096
+
+_UTILITIES: Mapping[str, object] = {
+    "get_supported_tasks": ("generate",),
+    "is_sleeping": False,
+    "is_scheduler_paused": False,
+    "list_loras": (),
+    # The fleet's caches are not the frontend's to reset: nothing was reset.
+    "reset_prefix_cache": False,
+    "reset_mm_cache": None,
+    "reset_encoder_cache": None,
+}
+
+
+class Seam:
+    """One engine, as far as vLLM's API server can see. Satisfies `ports.Frontend`."""
+
+    def __init__(self, facts: FleetFacts, hooks: FrontendHooks, clock: Clock) -> None:
+        self._facts = facts
+        self._hooks = hooks
+        self._clock = clock
+        self._wire = FrontendWire(max_len_tokens=facts.max_len_tokens)
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder()
+        self._prompt_tokens: dict[str, int] = {}
+        self._context = zmq.asyncio.Context()
+        self._inbox: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
+        self._outbox: zmq.asyncio.Socket = self._context.socket(zmq.PUSH)
+        self._reader: asyncio.Task[None] | None = None
+        self._unsent_messages = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests that the API server accepts are still read."""
+        return self._reader is not None and not self._reader.done()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that were read and have not ended."""
+        return len(self._prompt_tokens)
+
+    async def start(self, input_address: str, output_address: str) -> None:
+        """Connect and say ready; the other side may bind its sockets later."""
+        self._inbox.setsockopt(zmq.IDENTITY, _IDENTITY)
+        for socket in (self._inbox, self._outbox):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._outbox.setsockopt(zmq.SNDHWM, _MAX_UNSENT_MESSAGES)
+        self._inbox.connect(input_address)
+        self._outbox.connect(output_address)
+        await self._inbox.send(msgspec.msgpack.encode(_ready(self._facts)))
+        self._reader = asyncio.create_task(self._read(), name="baton-seam")
+
+    async def close(self) -> None:
+        """Stop reading and free the sockets. Idempotent."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait([reader])
+        self._context.destroy(linger=0)
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Send tokens, in one message.
+
+        Raises:
+            LinkFailed: vLLM's client has stopped reading; this frontend is beyond repair.
+        """
+        outputs = []
+        for delivery in deliveries:
+            prompt_tokens = self._prompt_tokens.get(delivery.request_id)
+            if prompt_tokens is None:
+                continue  # its client has gone
+            outputs.append(self._wire.from_delivery(delivery, prompt_tokens=prompt_tokens))
+            if delivery.finish is not None:
+                del self._prompt_tokens[delivery.request_id]
+        if outputs:
+            self._send(EngineCoreOutputs(outputs=outputs))
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        """End a request with an error; what the client is told rides on the last output."""
+        if self._prompt_tokens.pop(request_id, None) is not None:
+            self._send_failure(request_id, error)
+
+    def _send_failure(self, request_id: str, error: BatonError) -> None:
+        output = EngineCoreOutput(
+            request_id,
+            [],
+            finish_reason=FinishReason.ERROR,
+            stop_reason=Problem.of(error).pack(),
+        )
+        self._send(EngineCoreOutputs(outputs=[output]))
+
+    def _send(self, outputs: EngineCoreOutputs) -> None:
+        if self._unsent_messages >= _MAX_UNSENT_MESSAGES:
+            raise LinkFailed(
+                "frontend", f"the API server left {self._unsent_messages} messages unread; restart"
+            )
+        frames = self._encoder.encode(outputs)
+        # Documented as awaitable; a future, done already unless the other side lags.
+        sent = asyncio.ensure_future(self._outbox.send_multipart(frames, copy=False))
+        if not sent.done():
+            self._unsent_messages += 1
+            sent.add_done_callback(self._on_sent)
+
+    def _on_sent(self, sent: asyncio.Future[Any]) -> None:
+        self._unsent_messages -= 1
+        if not sent.cancelled() and (error := sent.exception()) is not None:
+            logger.error("the seam could not send to the API server: %s", error)
+
+    async def _read(self) -> None:
+        while True:
+            kind, *frames = await self._inbox.recv_multipart(copy=False)
+            try:
+                self._handle(bytes(kind.buffer), frames)
+            except Exception:
+                # One unreadable message must not end the reading of all others.
+                logger.exception("the seam could not handle a message of the API server")
+
+    def _handle(self, kind: bytes, frames: list[zmq.Frame]) -> None:
+        match EngineCoreRequestType(kind):
+            case EngineCoreRequestType.ADD:
+                self._add(frames)
+            case EngineCoreRequestType.ABORT:
+                self._abort(self._decoder.decode(frames))
+            case EngineCoreRequestType.UTILITY:
+                _client, call_id, method, _args = self._decoder.decode(frames)
+                self._answer(call_id, method)
+            case other:
+                logger.warning("the API server sent %s, which the seam does not know", other)
+
+    def _add(self, frames: list[zmq.Frame]) -> None:
+        try:
+            request = self._wire.split_request(frames, now_s=self._clock.now_s())
+        except UnsupportedRequest as error:
+            self._send_failure(error.request_id, EngineFailed(error.request_id, error.why))
+            return
+        except (ValueError, msgspec.MsgspecError) as error:
+            request_id = _request_id(frames)
+            self._send_failure(request_id, EngineFailed(request_id, f"cannot be read: {error}"))
+            return
+        self._prompt_tokens[request.request_id] = len(request.prompt_token_ids)
+        try:
+            self._hooks.on_request(request)
+        except Exception:
+            logger.exception("request %s could not be handed on", request.request_id)
+            self.fail(
+                request.request_id, EngineFailed(request.request_id, "could not be handed on")
+            )
+
+    def _abort(self, request_ids: Sequence[str]) -> None:
+        known = tuple(i for i in request_ids if self._prompt_tokens.pop(i, None) is not None)
+        if known:
+            self._hooks.on_abort(known)
+
+    def _answer(self, call_id: int, method: str) -> None:
+        if method in _UTILITIES:
+            output = UtilityOutput(call_id, None, UtilityResult(_UTILITIES[method]))
+        else:
+            output = UtilityOutput(call_id, f"{method}: a fleet behind one seam cannot do this")
+        self._send(EngineCoreOutputs(utility_output=output))
+
+
+def _ready(facts: FleetFacts) -> EngineCoreReadyResponse:
+    return EngineCoreReadyResponse(
+        max_model_len=facts.max_len_tokens,
+        num_gpu_blocks=facts.kv_blocks,
+        block_size=facts.block_size_tokens,
+        dp_stats_address=None,
+        dtype="auto",  # not read by a frontend, and the replicas' own affair
+        vllm_version=vllm.__version__,
+        world_size=1,
+        data_parallel_size=1,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        decode_context_parallel_size=1,
+        data_parallel_rank=0,
+        max_num_seqs=facts.max_running_requests,
+        max_num_batched_tokens=facts.max_batched_tokens,
+        instance_id="baton",
+        supports_lora=False,
+        max_loras=0,
+    )
+
+
+def _request_id(frames: Sequence[zmq.Frame]) -> str:
+    """The id of a request that could not be decoded: the first field, in this wire for years."""
+    fields = msgspec.msgpack.decode(frames[0].buffer, ext_hook=lambda _code, _data: None)
+    return str(fields[0])
