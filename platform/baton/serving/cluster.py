@@ -1,0 +1,407 @@
+"""Start, join and end the Ray cluster that a baton runs on.
+
+Theory of operation: `LocalCluster` owns one Ray session in a run directory of its own. It puts the
+data path's environment in place *before* Ray starts, because Ray Serve reads it when imported, in
+every process. `stop` asks Serve to stop its replicas, then ends Ray, then whatever still lives; if
+this process is killed instead, the guardian of `reaper` does the last step. `attach` joins a
+cluster that someone else started, and never ends it.
+
+Ray ends its head processes when the *thread* that started them ends: call `start` in a thread that
+lives as long as the cluster, best the main thread.
+"""
+
+# ruff: noqa: PLC0415 - Ray reads its environment when it is imported, and takes a second
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from baton.domain.errors import BatonError
+from baton.serving import reaper
+from baton.serving.cluster_state import ClusterState, remove_state, state_folder, write_state
+from baton.serving.data_path import (
+    DataPath,
+    FrontPorts,
+    FrontSettings,
+    choose_data_path,
+    is_loopback,
+    local_ray_environment,
+    pick_front_ports,
+    port_is_free,
+    serve_environment,
+)
+
+_LOGGER = logging.getLogger(__name__)
+NAMESPACE = "baton"
+_LOOPBACK = "127.0.0.1"
+_OBJECT_STORE_BYTES = 128 * 1024 * 1024
+"""Nothing large travels through Ray's object store; Ray's least is 75 MiB."""
+_LONGEST_RUN_DIR = 24
+"""So that a socket's path below it, with Ray's session name, stays within 107 bytes."""
+_RAY_SHUTDOWN_S = 15.0
+_POLL_S = 0.05
+
+
+class ClusterFailed(BatonError):
+    """The Ray cluster could not be started or joined; `remedy` says what to do."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why, remedy)
+        self.why = why
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """What a local cluster is to be."""
+
+    http_host: str
+    http_port: int
+    cpus: float | None = None
+    """Logical CPUs that replicas can ask for; None: as many as the machine has cores."""
+    gpus: float | None = None
+    data_path: DataPath | None = None
+    """None: HAProxy where it runs, else the classic proxy."""
+    longest_stream_s: float = 600.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further variables for every process of the cluster."""
+
+
+def say_nothing(_line: str) -> None:
+    """The progress display of those who want none."""
+
+
+class LocalCluster:
+    """A Ray cluster on this machine that lives as long as this process, or until `stop`."""
+
+    def __init__(
+        self, settings: ClusterSettings, *, progress: Callable[[str], None] = say_nothing
+    ) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._run_dir: Path | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._serve_started = False
+        self._state: ClusterState | None = None
+
+    @property
+    def state(self) -> ClusterState:
+        """How others find this cluster.
+
+        Raises:
+            ClusterFailed: it does not run.
+        """
+        if self._state is None:
+            raise ClusterFailed("the local cluster does not run", "start it first")
+        return self._state
+
+    def start(self) -> ClusterState:
+        """Bring up Ray, the Serve controller and the front; blocks for some seconds.
+
+        Raises:
+            ClusterFailed: with one clear line; nothing is left running then.
+        """
+        if self._run_dir is not None:
+            raise ClusterFailed("the local cluster was started before", "make a new LocalCluster")
+        try:
+            self._start()
+        except BaseException as error:
+            # KeyboardInterrupt too: Ctrl-C while starting must leave nothing either.
+            self.stop(serve_timeout_s=0.0)
+            if isinstance(error, RuntimeError | OSError | ValueError):
+                raise ClusterFailed(
+                    f"the local cluster did not start: {type(error).__name__}: {error}",
+                    "see the lines above; `baton doctor` checks this machine",
+                ) from error
+            raise
+        return self.state
+
+    def _start(self) -> None:
+        settings = self._settings
+        host = settings.http_host
+        if not port_is_free(host, settings.http_port):
+            raise ClusterFailed(
+                f"cannot listen on {host}:{settings.http_port}: the port is in use",
+                "stop whoever listens there, or set server.port",
+            )
+        choice = choose_data_path(os.environ)
+        data_path = settings.data_path or choice.data_path
+        if choice.warning is not None and data_path is choice.data_path:
+            self._progress(choice.warning)
+        self._run_dir = run_dir = make_run_dir()
+        ports = pick_front_ports()
+        self._apply_environment(run_dir, data_path, ports)
+        self._guardian = start_guardian(run_dir, state_folder())
+        self._progress("starting Ray")
+        with _marked(run_dir), _own_sigterm():
+            address, session_name = _init_ray(run_dir, settings)
+        self._progress("starting Ray Serve")
+        self._serve_started = True
+        _start_serve(host, settings.http_port)
+        self._state = ClusterState(
+            name=run_dir.name,
+            pid=os.getpid(),
+            pid_started_at_s=psutil.Process().create_time(),
+            address=address,
+            namespace=NAMESPACE,
+            http_url=f"http://{_reachable(host)}:{settings.http_port}",
+            data_path=data_path,
+            run_dir=str(run_dir),
+            session_name=session_name,
+            token_file=str(run_dir / "token"),
+        )
+        write_state(self._state, state_folder())
+
+    def _apply_environment(self, run_dir: Path, data_path: DataPath, ports: FrontPorts) -> None:
+        front = FrontSettings(
+            data_path=data_path,
+            run_dir=run_dir,
+            ports=ports,
+            longest_stream_s=self._settings.longest_stream_s,
+            threads=min(4, os.cpu_count() or 1),
+        )
+        token_file = run_dir / "token"
+        token_file.touch(mode=0o600)
+        token_file.write_text(secrets.token_hex(32))
+        os.environ.update(
+            serve_environment(front)
+            | local_ray_environment(token_file)
+            | dict(self._settings.environment)
+        )
+        _refuse_late_environment()
+
+    def stop(self, *, serve_timeout_s: float = 20.0) -> frozenset[int]:
+        """End everything this object started, and nothing else; may be called again.
+
+        Replicas get `serve_timeout_s` to drain and close. Returns the ids of processes that could
+        not be ended: empty but when the system is broken.
+        """
+        run_dir, self._run_dir = self._run_dir, None
+        if run_dir is None:
+            return frozenset()
+        if self._serve_started and serve_timeout_s > 0:
+            _within(serve_timeout_s + 1.0, "stop-serve", lambda: stop_serve(serve_timeout_s))
+        if "ray" in sys.modules:
+            _within(_RAY_SHUTDOWN_S, "stop-ray", _shutdown_ray)
+        left = reaper.reap(str(run_dir), grace_s=2.0)
+        if left:
+            _LOGGER.error("processes of %s could not be ended: %s", run_dir, sorted(left))
+        else:
+            shutil.rmtree(run_dir, ignore_errors=True)
+        remove_state(run_dir.name, state_folder())
+        self._end_guardian()
+        self._state = None
+        self._serve_started = False
+        return left
+
+    def _end_guardian(self) -> None:
+        guardian, self._guardian = self._guardian, None
+        if guardian is None or guardian.stdin is None:
+            return
+        # Its work is done already; closing its input lets it see that and end.
+        guardian.stdin.close()
+        try:
+            guardian.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            guardian.kill()
+            guardian.wait()
+
+
+def attach(
+    address: str, *, token_file: str | None = None, environment: Mapping[str, str] | None = None
+) -> None:
+    """Join a running cluster as a driver; `detach` leaves it running.
+
+    Args:
+        address: `host:port` of Ray's control store.
+        token_file: The cluster's token, when it is not where Ray looks by itself.
+        environment: Variables for the Serve processes that this driver is the first to start.
+
+    Raises:
+        ClusterFailed: nothing answers there, or it refuses the token.
+    """
+    if token_file is not None:
+        os.environ.update(local_ray_environment(Path(token_file)))
+    if not is_loopback(address):
+        os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
+    import ray
+
+    _set_loopback_mode(on=is_loopback(address))
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            runtime_env={"env_vars": dict(environment)} if environment else None,
+        )
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ClusterFailed(
+            f"cannot join the Ray cluster at {address}: {error}",
+            "check that it runs (`baton status`), and that RAY_AUTH_TOKEN_PATH names its token",
+        ) from error
+
+
+def detach() -> None:
+    """Leave the cluster that `attach` joined."""
+    _shutdown_ray()
+
+
+def stop_serve(timeout_s: float) -> bool:
+    """Ask Serve to stop all replicas and itself; whether it was gone in time.
+
+    Serve's own `shutdown` waits by a call that fails when the controller dies as it should, which
+    Ray reports on the terminal as an error: hence the flag and the polling.
+    """
+    import ray
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+    until_s = time.monotonic() + timeout_s
+    try:
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        ray.get(controller.graceful_shutdown.remote(wait=False), timeout=timeout_s)
+        while time.monotonic() < until_s:
+            ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+            time.sleep(_POLL_S)
+    except (ValueError, ray.exceptions.RayActorError):
+        return True
+    except ray.exceptions.RayError as error:
+        _LOGGER.warning("Ray Serve did not stop by itself: %s", error)
+    return False
+
+
+def make_run_dir() -> Path:
+    """A new directory with a short path, readable by this user only."""
+    parent = tempfile.gettempdir()
+    if len(parent) + len("/baton-xxxxxxxx") > _LONGEST_RUN_DIR:
+        parent = "/tmp"  # noqa: S108 - a fresh 0700 directory is made inside, by mkdtemp
+    return Path(tempfile.mkdtemp(prefix="baton-", dir=parent))
+
+
+def start_guardian(run_dir: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """Start the process that cleans up when this one is killed."""
+    return subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-I", reaper.__file__, str(run_dir), str(folder / f"{run_dir.name}.json")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+@contextlib.contextmanager
+def _marked(run_dir: Path) -> Iterator[None]:
+    """Mark what is started inside as part of the cluster; what this process starts later is not."""
+    os.environ[reaper.RUN_DIR_VARIABLE] = str(run_dir)
+    try:
+        yield
+    finally:
+        del os.environ[reaper.RUN_DIR_VARIABLE]
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Undo Ray's handling of SIGTERM, which prints a C++ stack.
+
+    Without a handler of the caller's, SIGTERM raises SystemExit, so that `stop` can run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if callable(before) else _exit_on_signal)
+
+
+def _exit_on_signal(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
+    import ray
+    from ray._raylet import Config  # type: ignore[attr-defined]  # it is in the extension
+
+    _set_loopback_mode(on=True)
+    # The authentication mode was read when Ray was first imported, maybe before it was set.
+    Config.initialize("")
+    ray.init(
+        address="local",
+        num_cpus=settings.cpus,
+        num_gpus=settings.gpus,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        _temp_dir=str(run_dir),
+        _node_ip_address=_LOOPBACK,
+    )
+    context = ray.get_runtime_context()
+    return cast("str", context.gcs_address), cast("str", context.get_session_name())
+
+
+def _set_loopback_mode(*, on: bool) -> None:
+    # Ray reads the variable of `local_ray_environment` when it is imported; that may be past.
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = not on
+
+
+def _start_serve(host: str, port: int) -> None:
+    from ray import serve
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(
+        http_options={"host": host, "port": port},
+        proxy_location="HeadOnly",
+    )
+
+
+def _refuse_late_environment() -> None:
+    constants = sys.modules.get("ray.serve._private.constants")
+    wanted = os.environ["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    if constants is not None and wanted != constants.RAY_SERVE_ENABLE_HA_PROXY:
+        raise ClusterFailed(
+            "ray.serve was imported before its environment was set",
+            "import ray.serve only after LocalCluster.start",
+        )
+
+
+def _shutdown_ray() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _within(timeout_s: float, name: str, action: Callable[[], object]) -> None:
+    """Run an action that may hang when the cluster is already dead; give it up after a while."""
+    thread = threading.Thread(target=action, name=name, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        _LOGGER.warning("%s did not end within %.0f s; going on", name, timeout_s)
+
+
+def _reachable(host: str) -> str:
+    return _LOOPBACK if host in {"", "0.0.0.0", "::"} else host  # noqa: S104 - compared, not bound

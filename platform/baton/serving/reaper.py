@@ -1,0 +1,106 @@
+"""End every process of one baton's cluster, also when the process that held it was killed.
+
+Run as a program (`python -I reaper.py RUN_DIR STATE_FILE`) it is the guardian: it waits for the end
+of its standard input, which comes when its parent ends for whatever reason, and then cleans up.
+
+Theory of operation: whoever starts a cluster puts `BATON_RUN_DIR=<run dir>` in the environment of
+what it starts. All descendants inherit it (engines too, and those that outlive their parents). Some
+rename themselves and thereby overwrite their environment as others see it; of these, the ones that
+hold a file of the run dir open are meant (their logs are there). A user's own `tail` or editor in
+that folder is neither, and is left alone.
+
+The guardian is in a session of its own, so that Ctrl-C does not reach it. Standard library only: it
+must start in milliseconds and stay small.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+RUN_DIR_VARIABLE = "BATON_RUN_DIR"
+_POLL_S = 0.05
+
+
+def marked_processes(run_dir: str) -> frozenset[int]:
+    """Ids of the living processes that were started for the cluster in `run_dir`.
+
+    Empty where there is no /proc: Ray's own fate-sharing has to do there.
+    """
+    proc = Path("/proc")
+    entries = [entry for entry in proc.iterdir() if entry.name.isdigit()] if proc.is_dir() else []
+    return frozenset(
+        int(entry.name)
+        for entry in entries
+        if int(entry.name) != os.getpid() and _belongs(entry, run_dir)
+    )
+
+
+def _belongs(entry: Path, run_dir: str) -> bool:
+    try:
+        environ = (entry / "environ").read_bytes()
+        if f"{RUN_DIR_VARIABLE}={run_dir}".encode() in environ.split(b"\0"):
+            return True
+        # An intact environment has no empty entry; a zombie has none at all, and no files either.
+        overwritten = environ.startswith(b"\0") or b"\0\0" in environ
+        return overwritten and _holds_file_below(entry, run_dir + "/")
+    except OSError:
+        return False
+
+
+def _holds_file_below(entry: Path, prefix: str) -> bool:
+    for link in (entry / "fd").iterdir():
+        try:
+            if str(link.readlink()).startswith(prefix):
+                return True
+        except OSError:  # closed while we looked
+            continue
+    return False
+
+
+def reap(run_dir: str, *, grace_s: float, kill_s: float = 5.0) -> frozenset[int]:
+    """Ask the marked processes to end, then make them; returns the ids of those that survived."""
+    _signal_until_gone(run_dir, signal.SIGTERM, within_s=grace_s)
+    return _signal_until_gone(run_dir, signal.SIGKILL, within_s=kill_s)
+
+
+def _signal_until_gone(run_dir: str, number: signal.Signals, *, within_s: float) -> frozenset[int]:
+    # Asked again for newcomers only: a dying process may start another until it is gone.
+    until_s = time.monotonic() + within_s
+    signalled: set[int] = set()
+    while left := marked_processes(run_dir):
+        for pid in left - signalled:
+            _send(pid, number)
+        signalled |= left
+        if time.monotonic() >= until_s:
+            return left
+        time.sleep(_POLL_S)
+    return frozenset()
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def main(run_dir: str, state_file: str) -> int:
+    """Wait for the parent's end, then leave nothing of its cluster behind."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    left = reap(run_dir, grace_s=1.0)
+    Path(state_file).unlink(missing_ok=True)
+    if not left:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    return len(left)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:3]))
