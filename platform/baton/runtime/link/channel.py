@@ -1,0 +1,175 @@
+"""A ZMQ socket on an event loop: sends never wait, and what arrived is drained in batches.
+
+Theory of operation: ZMQ signals a socket's file descriptor on an *edge*: after any call on the
+socket the descriptor may be silent although messages wait. So every wakeup drains until ZMQ says
+"again", and every send is followed by one drain in the next turn of the loop. A drain takes at most
+`batch_frames` messages before others get their turn. No task, no future and no await per message;
+the same code runs on asyncio's and on uvloop's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from baton.runtime.link.options import LinkCounters, LinkOptions
+
+
+class Sent(StrEnum):
+    """What became of a message that was to be sent."""
+
+    QUEUED = "queued"
+    FULL = "full"
+    """The bounded queue has no room."""
+    NOBODY = "nobody"
+    """The peer is not connected."""
+
+
+def configure(socket: zmq.Socket[bytes], options: LinkOptions) -> None:
+    """Bound a link socket's queues, message size and patience."""
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, options.queue_frames)
+    socket.setsockopt(zmq.RCVHWM, options.queue_frames)
+    socket.setsockopt(zmq.MAXMSGSIZE, options.max_part_bytes)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _ms(options.handshake_s))
+    socket.setsockopt(zmq.RECONNECT_IVL, _ms(options.reconnect_s))
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(options.reconnect_max_s))
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+class Channel:
+    """A link socket whose messages are handed to `on_message`, part by part and in order."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        on_message: Callable[[list[bytes]], None],
+        *,
+        options: LinkOptions,
+        counters: LinkCounters,
+    ) -> None:
+        self._socket = socket
+        self._on_message = on_message
+        self._options = options
+        self._counters = counters
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._drain_due = False
+        self._closed = False
+        self._loop.add_reader(self._fd, self.drain)
+        self._drain_soon()
+
+    def send(self, parts: Sequence[bytes]) -> Sent:
+        """Queue a message, or say at once why not."""
+        if self._closed:
+            return Sent.NOBODY
+        sent = self._try_send(parts)
+        if sent is Sent.FULL:
+            # ZMQ may not have looked yet at what its I/O thread has freed; asking makes it look.
+            self._socket.getsockopt(zmq.EVENTS)
+            sent = self._try_send(parts)
+        if sent is Sent.QUEUED:
+            self._counters.frames_out += 1
+            self._counters.bytes_out += sum(map(len, parts))
+        elif sent is Sent.FULL:
+            self._counters.overloaded += 1
+        self._drain_soon()
+        return sent
+
+    def _try_send(self, parts: Sequence[bytes]) -> Sent:
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            return Sent.FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return Sent.NOBODY
+        return Sent.QUEUED
+
+    def drain(self) -> None:
+        """Hand over what has arrived: up to one batch now, the rest in the loop's next turn."""
+        self._drain_due = False
+        more = True
+        try:
+            for _ in range(self._options.batch_frames):
+                if self._closed or not self._receive():
+                    more = False
+                    break
+        finally:
+            # Also when the consumer raised: the edge has been used up and will not come again.
+            if more:
+                self._drain_soon()
+
+    def _receive(self) -> bool:
+        try:
+            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._counters.frames_in += 1
+        self._counters.bytes_in += sum(map(len, parts))
+        self._on_message(parts)
+        return True
+
+    def _drain_soon(self) -> None:
+        if not self._drain_due and not self._closed:
+            self._drain_due = True
+            self._loop.call_soon(self.drain)
+
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Close the socket; ZMQ goes on trying to send what is queued for `linger_s`. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._fd)
+        self._socket.close(linger=round(linger_s * 1000))
+
+
+class ConnectionMonitor:
+    """Tells when the connection under a connecting socket is up, and when it broke."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        *,
+        on_connected: Callable[[], None],
+        on_disconnected: Callable[[], None],
+    ) -> None:
+        self._watched = socket
+        self._on_connected = on_connected
+        self._on_disconnected = on_disconnected
+        self._loop = asyncio.get_running_loop()
+        self._closed = False
+        self._socket = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._drain)
+        self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        while not self._closed:
+            try:
+                event = recv_monitor_message(self._socket, zmq.NOBLOCK)["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._on_connected()
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._on_disconnected()
+
+    def close(self) -> None:
+        """Stop watching; to be called before the watched socket is closed. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._fd)
+        self._watched.disable_monitor()
+        self._socket.close(linger=0)

@@ -1,0 +1,137 @@
+"""The coordinator's end of the fleet link: one connection per replica, one timer for all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+
+import zmq
+
+from baton.domain.events import Event
+from baton.domain.handoff import Leg, LegFailure, Ticket
+from baton.runtime.link.connection import LinkEnd, ReplicaConnection
+from baton.runtime.link.options import LinkCounters, LinkOptions
+
+_LOG = logging.getLogger(__name__)
+_CLOSE_DEADLINE_S = 5.0
+_MAX_SOCKETS = 16_384  # three for each replica; ZMQ's default of 1023 ends at 340 replicas
+
+
+def _random_session() -> str:
+    return secrets.token_hex(8)
+
+
+class LinkClient:
+    """Keeps sessions with replicas and turns what they say into domain events.
+
+    Matches `ports.ReplicaLink`. To be made, used and closed on one running event loop. Events are
+    handed to `on_event` synchronously, in the order in which each replica sent them; none is emitted
+    from inside `submit`, `abort` or `release`.
+    """
+
+    def __init__(
+        self,
+        coordinator_id: str,
+        on_event: Callable[[Event], None],
+        *,
+        options: LinkOptions | None = None,
+        new_session: Callable[[], str] = _random_session,
+    ) -> None:
+        self.counters = LinkCounters()
+        self._options = options or LinkOptions()
+        self._loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        self._end = LinkEnd(
+            context=self._context,
+            coordinator_id=coordinator_id,
+            new_session=new_session,
+            on_event=on_event,
+            options=self._options,
+            counters=self.counters,
+        )
+        self._connections: dict[str, ReplicaConnection] = {}
+        self._closed = False
+        self._tick_due_at_s = self._loop.time() + self._options.beat_s
+        self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
+
+    # ------------------------------------------------------------------ membership
+
+    def connect(self, replica_id: str, address: str) -> None:
+        """Keep a session with the replica at `address` from now on.
+
+        The same address again changes nothing; another address replaces the connection.
+        """
+        known = self._connections.get(replica_id)
+        if known is not None and known.address == address:
+            return
+        self.disconnect(replica_id)
+        self._connections[replica_id] = ReplicaConnection(replica_id, address, self._end)
+
+    def disconnect(self, replica_id: str) -> None:
+        """Forget a replica; emits `ReplicaLost(LEFT)` if it had joined. Unknown ids are ignored."""
+        connection = self._connections.pop(replica_id, None)
+        if connection is not None:
+            connection.close()
+
+    @property
+    def replica_ids(self) -> frozenset[str]:
+        """The replicas that sessions are kept with, joined or not."""
+        return frozenset(self._connections)
+
+    @property
+    def joined_ids(self) -> frozenset[str]:
+        """The replicas that legs can be sent to now."""
+        return frozenset(r for r, connection in self._connections.items() if connection.joined)
+
+    @property
+    def refusals(self) -> Mapping[str, str]:
+        """Why replicas that have not joined would not open a session, where they said so."""
+        return {r: c.refusal for r, c in self._connections.items() if c.refusal is not None}
+
+    # ------------------------------------------------------------------ ports.ReplicaLink
+
+    def submit(self, replica_id: str, leg: Leg) -> LegFailure | None:
+        """Queue a leg; else UNREACHABLE, OVERLOADED, or REFUSED when it can never be sent."""
+        connection = self._connections.get(replica_id)
+        return LegFailure.UNREACHABLE if connection is None else connection.submit(leg)
+
+    def abort(self, replica_id: str, leg_ids: Sequence[str]) -> None:
+        """Ask for an abort; a replica that cannot be reached has nothing left to abort."""
+        connection = self._connections.get(replica_id)
+        if connection is not None and leg_ids:
+            connection.abort(leg_ids)
+
+    def release(self, replica_id: str, ticket: Ticket) -> None:
+        """Ask replica `replica_id` to release a ticket; best effort, the lease expires anyway."""
+        connection = self._connections.get(replica_id)
+        if connection is not None:
+            connection.release(ticket)
+
+    # ------------------------------------------------------------------ time
+
+    def _tick(self) -> None:
+        now_s = self._loop.time()
+        late_s = now_s - self._tick_due_at_s
+        stalled_s = late_s if late_s > self._options.beat_s else 0.0
+        self._tick_due_at_s = now_s + self._options.beat_s
+        self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
+        for connection in tuple(self._connections.values()):
+            if self._connections.get(connection.replica_id) is connection:
+                connection.tick(now_s, stalled_s=stalled_s)
+
+    async def close(self) -> None:
+        """Say goodbye to every replica and free all sockets. Idempotent.
+
+        A consumer that still wants `ReplicaLost(LEFT)` for each gets it during this call.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._timer.cancel()
+        for replica_id in tuple(self._connections):
+            self.disconnect(replica_id)
+        async with asyncio.timeout(_CLOSE_DEADLINE_S):
+            await asyncio.to_thread(self._context.term)

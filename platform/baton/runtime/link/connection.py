@@ -1,0 +1,352 @@
+"""One coordinator's connection to one replica: its sessions, one after another.
+
+Theory of operation:
+
+    WAITING ─retry is due─▶ CONNECTING ─Welcome─▶ JOINED ─┐
+       ▲                        │ refused, broken         │ silent, broken, goodbye, gap, bad frame
+       └────────────────────────┴─────────────────────────┘
+
+Each session has a socket of its own with a routing id of its own, so no frame of an earlier session
+can reach a later one, and closing the socket drops whatever was queued for a dead peer. Leaving
+JOINED emits `ReplicaLost` exactly once. All entry points are synchronous and run on the event loop;
+`on_event` may call back into this object at any time, so after each event the state is read anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+import zmq
+
+from baton.domain.events import (
+    Event,
+    LegFailed,
+    LegsAborted,
+    LoadReported,
+    ReplicaDraining,
+    ReplicaJoined,
+    ReplicaLost,
+    StepProduced,
+)
+from baton.domain.fleet import Load, LossReason, ReplicaFacts
+from baton.domain.handoff import Leg, LegFailure, Ticket
+from baton.runtime.link import frames
+from baton.runtime.link.channel import Channel, ConnectionMonitor, Sent, configure
+from baton.runtime.link.frames import BadFrame, Parting
+from baton.runtime.link.options import LinkCounters, LinkOptions
+
+_LOG = logging.getLogger(__name__)
+
+_LOSS = {
+    Parting.CLOSED: LossReason.LEFT,
+    Parting.ENGINE_DEAD: LossReason.ENGINE_DEAD,
+    Parting.SILENT: LossReason.SILENT,
+    Parting.NO_SESSION: LossReason.OUT_OF_STEP,
+    Parting.REPLACED: LossReason.OUT_OF_STEP,
+    Parting.BAD_FRAME: LossReason.OUT_OF_STEP,
+    Parting.PROTOCOL: LossReason.OUT_OF_STEP,
+    Parting.FULL: LossReason.OUT_OF_STEP,
+}
+_PARTING_LINGER_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEnd:
+    """What all connections of one coordinator share."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    coordinator_id: str
+    new_session: Callable[[], str]
+    on_event: Callable[[Event], None]
+    options: LinkOptions
+    counters: LinkCounters
+
+
+class _State(StrEnum):
+    WAITING = "waiting"
+    CONNECTING = "connecting"
+    JOINED = "joined"
+
+
+class ReplicaConnection:
+    """Keeps a session with the replica at `address` for as long as it is not closed."""
+
+    def __init__(self, replica_id: str, address: str, end: LinkEnd) -> None:
+        self.replica_id = replica_id
+        self.address = address
+        self.facts: ReplicaFacts | None = None
+        self.refusal: str | None = None
+        """Why the replica, or this side, would not open the last session."""
+        self._end = end
+        self._loop = asyncio.get_running_loop()
+        self._state = _State.WAITING
+        self._closed = False
+        self._connected = False
+        self._channel: Channel | None = None
+        self._monitor: ConnectionMonitor | None = None
+        self._session = ""
+        self._next_seq = 1
+        self._draining = False
+        self._said_something = False
+        self._unsent_aborts: dict[str, None] = {}
+        self._heard_at_s = 0.0
+        self._pause_s = end.options.reconnect_s
+        self._retry_at_s = self._loop.time()
+        self.tick(self._retry_at_s, stalled_s=0.0)
+
+    @property
+    def joined(self) -> bool:
+        """Whether legs can be sent now."""
+        return self._state is _State.JOINED
+
+    # ------------------------------------------------------------------ sending
+
+    def submit(self, leg: Leg) -> LegFailure | None:
+        """Queue a leg, or say why not."""
+        if self._state is not _State.JOINED:
+            return LegFailure.UNREACHABLE
+        try:
+            parts = frames.encode(frames.Submit(leg))
+        except ValueError as error:
+            _LOG.warning("leg %s cannot be sent to %s: %s", leg.leg_id, self.replica_id, error)
+            return LegFailure.REFUSED
+        if max(map(len, parts)) > self._end.options.max_part_bytes:
+            _LOG.warning(
+                "leg %s cannot be sent to %s: %d bytes, wanted at most %d in one part",
+                leg.leg_id,
+                self.replica_id,
+                max(map(len, parts)),
+                self._end.options.max_part_bytes,
+            )
+            return LegFailure.REFUSED
+        match self._send(parts):
+            case Sent.QUEUED:
+                return None
+            case Sent.FULL:
+                return LegFailure.OVERLOADED
+            case Sent.NOBODY:
+                return LegFailure.UNREACHABLE
+
+    def abort(self, leg_ids: Sequence[str]) -> None:
+        """Ask for an abort now, or as soon as the queue has room: it must not be lost."""
+        if self._state is _State.JOINED:
+            self._unsent_aborts.update(dict.fromkeys(leg_ids))
+            self._send_aborts()
+
+    def release(self, ticket: Ticket) -> None:
+        """Ask for a release; lost when the queue is full, for the lease expires anyway."""
+        if self._state is not _State.JOINED:
+            return
+        release = frames.Release(ticket.tokens, ticket.blocks, ticket.params)
+        try:
+            parts = frames.encode(release)
+        except ValueError as error:
+            _LOG.warning("ticket cannot be sent to %s: %s", self.replica_id, error)
+            return
+        if self._send(parts) is not Sent.QUEUED:
+            self._end.counters.dropped_frames += 1
+
+    def _send_aborts(self) -> None:
+        waiting = tuple(self._unsent_aborts)
+        for start in range(0, len(waiting), frames.MAX_IDS_IN_FRAME):
+            leg_ids = waiting[start : start + frames.MAX_IDS_IN_FRAME]
+            if self._send(frames.encode(frames.Abort(leg_ids))) is not Sent.QUEUED:
+                return
+            for leg_id in leg_ids:
+                del self._unsent_aborts[leg_id]
+
+    def _send(self, parts: Sequence[bytes]) -> Sent:
+        if self._channel is None:
+            return Sent.NOBODY
+        sent = self._channel.send(parts)
+        self._said_something |= sent is Sent.QUEUED
+        return sent
+
+    def _say_hello(self) -> None:
+        hello = frames.Hello(frames.PROTOCOL, self._end.coordinator_id, self._session)
+        self._send(frames.encode(hello))
+
+    # ------------------------------------------------------------------ time
+
+    def tick(self, now_s: float, *, stalled_s: float) -> None:
+        """Do what time asks for: beats, liveness, retries.
+
+        `stalled_s` is for how long this process itself did not run; nobody can be blamed for that.
+        """
+        match self._state:
+            case _State.WAITING:
+                if now_s >= self._retry_at_s:
+                    self._open(now_s)
+            case _State.CONNECTING:
+                if now_s - self._heard_at_s >= self._end.options.liveness_s:
+                    self._heard_at_s = now_s
+                    if self._connected:
+                        self._say_hello()
+            case _State.JOINED:
+                self._tick_joined(now_s, stalled_s)
+
+    def _tick_joined(self, now_s: float, stalled_s: float) -> None:
+        self._heard_at_s = min(now_s, self._heard_at_s + stalled_s)
+        if now_s - self._heard_at_s > self._end.options.liveness_s:
+            self._lose(LossReason.SILENT)
+            return
+        if self._unsent_aborts:
+            self._send_aborts()
+        if not self._said_something:
+            self._send(frames.encode(frames.CoordinatorBeat()))
+        self._said_something = False
+
+    # ------------------------------------------------------------------ sessions
+
+    def _open(self, now_s: float) -> None:
+        end = self._end
+        self._session = end.new_session()
+        self._state = _State.CONNECTING
+        self._connected = False
+        self._next_seq = 1
+        self._draining = False
+        self._heard_at_s = now_s
+        socket = end.context.socket(zmq.DEALER)
+        configure(socket, end.options)
+        socket.setsockopt(zmq.ROUTING_ID, f"{end.coordinator_id}/{self._session}"[-255:].encode())
+        self._monitor = ConnectionMonitor(
+            socket, on_connected=self._on_connected, on_disconnected=self._on_disconnected
+        )
+        self._channel = Channel(
+            socket, self._on_message, options=end.options, counters=end.counters
+        )
+        socket.connect(self.address)
+        end.counters.sessions += 1
+
+    def _on_connected(self) -> None:
+        self._connected = True
+        self._say_hello()
+
+    def _on_disconnected(self) -> None:
+        channel = self._channel
+        if channel is not None:
+            channel.drain()  # what arrived before the break counts, a parting word above all
+        if channel is self._channel:
+            self._lose(LossReason.DISCONNECTED)
+
+    def _lose(self, reason: LossReason) -> None:
+        was_joined = self._state is _State.JOINED
+        self._close_socket()
+        self._state = _State.WAITING
+        self._unsent_aborts.clear()
+        self.facts = None
+        if was_joined:
+            self._pause_s = self._end.options.reconnect_s
+        self._retry_at_s = self._loop.time() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, self._end.options.reconnect_max_s)
+        if was_joined:
+            self._end.counters.sessions_lost += not self._closed
+            self._end.on_event(ReplicaLost(replica_id=self.replica_id, reason=reason))
+
+    def _refuse(self, why: str) -> None:
+        if why != self.refusal:
+            _LOG.error("no session with replica %s at %s: %s", self.replica_id, self.address, why)
+        self.refusal = why
+        self._pause_s = self._end.options.reconnect_max_s
+        self._lose(LossReason.OUT_OF_STEP)
+
+    def close(self) -> None:
+        """Say goodbye and forget the replica; `ReplicaLost(LEFT)` if it had joined. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._state is _State.JOINED:
+            self._send(frames.encode(frames.Goodbye(Parting.CLOSED)))
+        self._close_socket(linger_s=_PARTING_LINGER_S)
+        if self._state is _State.JOINED:
+            self._lose(LossReason.LEFT)
+
+    def _close_socket(self, *, linger_s: float = 0.0) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
+        if self._channel is not None:
+            self._channel.close(linger_s=linger_s)
+            self._channel = None
+
+    # ------------------------------------------------------------------ receiving
+
+    def _on_message(self, parts: list[bytes]) -> None:
+        try:
+            self._on_frame(frames.decode_from_replica(parts))
+        except BadFrame as error:
+            self._end.counters.bad_frames += 1
+            self._refuse(str(error))
+
+    def _on_frame(self, frame: frames.FromReplica) -> None:
+        self._heard_at_s = self._loop.time()
+        if isinstance(frame, frames.Welcome):
+            self._on_welcome(frame)
+        elif isinstance(frame, frames.Goodbye):
+            self._on_goodbye(frame)
+        elif self._state is not _State.JOINED:
+            self._end.counters.dropped_frames += 1
+        else:
+            self._on_joined_frame(frame)
+
+    def _on_joined_frame(
+        self, frame: frames.Step | frames.LegEnded | frames.Aborted | frames.ReplicaBeat
+    ) -> None:
+        emit, replica_id = self._end.on_event, self.replica_id
+        match frame:
+            case frames.Step(seq, outputs):
+                if seq != self._next_seq:
+                    self._lose(LossReason.OUT_OF_STEP)
+                    return
+                self._next_seq += 1
+                emit(StepProduced(replica_id=replica_id, outputs=outputs))
+            case frames.LegEnded(leg_id, failure, why):
+                emit(LegFailed(replica_id=replica_id, leg_id=leg_id, failure=failure, why=why))
+            case frames.Aborted(leg_ids):
+                emit(LegsAborted(replica_id=replica_id, leg_ids=leg_ids))
+            case frames.ReplicaBeat(load, draining):
+                self._on_beat(load, draining=draining)
+            case _:
+                assert_never(frame)
+
+    def _on_beat(self, load: Load, *, draining: bool) -> None:
+        if not _is_sane(load):
+            self._end.counters.bad_frames += 1
+        else:
+            self._end.on_event(LoadReported(replica_id=self.replica_id, load=load))
+        if draining and not self._draining and self._state is _State.JOINED:
+            self._draining = True
+            self._end.on_event(ReplicaDraining(replica_id=self.replica_id))
+
+    def _on_welcome(self, welcome: frames.Welcome) -> None:
+        if self._state is _State.JOINED or welcome.session != self._session:
+            self._end.counters.dropped_frames += 1
+            return
+        facts = welcome.facts
+        if facts.replica_id != self.replica_id:
+            self._refuse(f"replica {facts.replica_id} answers there, wanted {self.replica_id}")
+            return
+        self.facts = facts
+        self.refusal = None
+        self._state = _State.JOINED
+        self._end.on_event(ReplicaJoined(facts=facts))
+
+    def _on_goodbye(self, goodbye: frames.Goodbye) -> None:
+        if self._state is not _State.JOINED:
+            self._refuse(goodbye.why or goodbye.reason)
+            return
+        if goodbye.why:
+            _LOG.warning("replica %s ended the session: %s", self.replica_id, goodbye.why)
+        self._lose(_LOSS[goodbye.reason])
+
+
+def _is_sane(load: Load) -> bool:
+    counts = (load.queued_requests, load.running_requests, load.queued_tokens)
+    floats = (load.kv_used_fraction, load.step_s, load.transfers.busy_s)
+    return min(counts) >= 0 and all(math.isfinite(value) and value >= 0 for value in floats)

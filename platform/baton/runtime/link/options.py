@@ -1,0 +1,57 @@
+"""How a fleet link is tuned, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """Timings and bounds; both ends of a link are given the same."""
+
+    beat_s: float = 0.25
+    """Each side says at this interval that it lives; the replica adds its load."""
+    liveness_s: float = 2.0
+    """A peer that has said nothing for this long is taken for dead."""
+    reconnect_s: float = 0.1
+    """First pause before a lost replica is tried again; doubled up to `reconnect_max_s`."""
+    reconnect_max_s: float = 2.0
+    handshake_s: float = 5.0
+    """A peer that accepts a connection and then does not speak ZMTP is given up after this."""
+    queue_frames: int = 1024
+    """Bound of each send queue, per peer."""
+    max_part_bytes: int = 64 * 1024 * 1024
+    """No part of a frame is longer; a peer that sends a longer one is disconnected."""
+    batch_frames: int = 256
+    """Frames taken from a socket before the event loop gets its turn."""
+    max_coordinators: int = 1024
+    """Sessions that one replica serves at a time."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beat_s < self.liveness_s:
+            raise ValueError(
+                f"link: beat_s is {self.beat_s} and liveness_s {self.liveness_s}, wanted"
+                " 0 < beat_s < liveness_s"
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class LinkCounters:
+    """What one end of the fleet link has seen since it was made; only ever grows."""
+
+    frames_in: int = 0
+    frames_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    bad_frames: int = 0
+    """Undecodable, or out of place in the conversation."""
+    dropped_frames: int = 0
+    """Well-formed, but of a session that is over, or with no room left to send them."""
+    overloaded: int = 0
+    """A bounded send queue was full."""
+    sessions: int = 0
+    """Sessions that were opened."""
+    sessions_lost: int = 0
+    """Sessions that ended other than by a parting word of the coordinator."""
+    unowned_outputs: int = 0
+    """Outputs of legs that no session waits for any more."""

@@ -1,0 +1,392 @@
+"""The replica's end of the fleet link: one bound socket, a session for each coordinator.
+
+Theory of operation: a session begins with `Hello` and ends when its coordinator says goodbye, goes
+silent, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up. However
+it ends, its legs are handed to `LinkHandler.orphan` to be aborted: whoever waited for them has gone,
+or has been told to start over. A frame from a peer without a session is answered with
+`Goodbye(NO_SESSION)`, so a coordinator that missed the end of its session learns of it with its next
+beat. Nothing here waits, and one coordinator's full queue costs no other anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import zmq
+
+from baton.domain.fleet import Load, ReplicaFacts
+from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.runtime.link import frames
+from baton.runtime.link.channel import Channel, Sent, configure
+from baton.runtime.link.frames import BadFrame, Parting, ProtocolMismatch
+from baton.runtime.link.options import LinkCounters, LinkOptions
+
+_LOG = logging.getLogger(__name__)
+_CLOSE_DEADLINE_S = 5.0
+_PARTING_LINGER_S = 0.1
+
+
+class LinkHandler(Protocol):
+    """Who runs the legs. Called synchronously on the event loop; must not wait."""
+
+    def submit(self, leg: Leg) -> None:
+        """A coordinator wants a leg run. It is owned from now until it ends."""
+        ...
+
+    def abort(self, leg_ids: tuple[str, ...]) -> None:
+        """A coordinator wants these owned legs stopped, and `LinkServer.legs_aborted` called."""
+        ...
+
+    def orphan(self, leg_ids: tuple[str, ...]) -> None:
+        """Nobody owns these legs any more: stop them; nobody needs to hear of it."""
+        ...
+
+    def release(self, ticket: Ticket) -> None:
+        """A coordinator says that nobody will pull this ticket's blocks."""
+        ...
+
+    def beat(self) -> tuple[Load, bool]:
+        """Return the load and whether the replica drains; called once every `beat_s`."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Session:
+    peer: bytes
+    coordinator_id: str
+    session: str
+    heard_at_s: float
+    next_seq: int = 1
+    legs: set[str] = field(default_factory=set)
+    aborting: set[str] = field(default_factory=set)
+    """Legs that the coordinator wants aborted and has had no answer for."""
+
+
+class LinkServer:
+    """Serves coordinators on one address. To be made, used and closed on one running event loop."""
+
+    def __init__(
+        self, facts: ReplicaFacts, handler: LinkHandler, *, options: LinkOptions | None = None
+    ) -> None:
+        self.counters = LinkCounters()
+        self._facts = facts
+        self._handler = handler
+        self._options = options or LinkOptions()
+        self._loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._channel: Channel | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_due_at_s = 0.0
+        self._sessions: dict[bytes, _Session] = {}
+        self._owners: dict[str, _Session] = {}
+        self._abort_askers: dict[str, _Session] = {}
+        self._parting: frames.Goodbye | None = None
+
+    def bind(self, address: str) -> str:
+        """Start to serve; returns the real address, also when port 0 asked for any free one.
+
+        Raises:
+            OSError: the address cannot be bound; the text names it.
+        """
+        socket = self._context.socket(zmq.ROUTER)
+        configure(socket, self._options)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise OSError(error.errno, f"fleet link cannot bind {address}: {error}") from error
+        bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._channel = Channel(
+            socket, self._on_message, options=self._options, counters=self.counters
+        )
+        self._tick_due_at_s = self._loop.time() + self._options.beat_s
+        self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
+        return bound
+
+    # ------------------------------------------------------------------ what the host asks
+
+    @property
+    def live_legs(self) -> int:
+        """Legs that a session owns."""
+        return len(self._owners)
+
+    @property
+    def coordinators(self) -> int:
+        """Open sessions."""
+        return len(self._sessions)
+
+    def owns(self, leg_id: str) -> bool:
+        """Whether a session still waits for this leg."""
+        return leg_id in self._owners
+
+    # ------------------------------------------------------------------ what the host says
+
+    def step(self, outputs: Iterable[LegOutput]) -> None:
+        """Send one engine step: one frame to each coordinator that has legs in it."""
+        owners = self._owners
+        shares: dict[_Session, list[LegOutput]] = {}
+        for output in outputs:
+            session = owners.get(output.leg_id)
+            if session is None:
+                self.counters.unowned_outputs += 1
+                continue
+            shares.setdefault(session, []).append(output)
+            if output.finish is not None:
+                self._disown(output.leg_id)
+        for session, share in shares.items():
+            if self._sessions.get(session.peer) is session:
+                self._send_step(session, tuple(share))
+
+    def _send_step(self, session: _Session, outputs: tuple[LegOutput, ...]) -> None:
+        parts = frames.encode(frames.Step(session.next_seq, outputs))
+        if len(parts[1]) <= self._options.max_part_bytes:
+            session.next_seq += 1
+            self._send(session, parts)
+        elif len(outputs) > 1:
+            middle = len(outputs) // 2
+            self._send_step(session, outputs[:middle])
+            self._send_step(session, outputs[middle:])
+        else:
+            self._give_up_output(session, outputs[0].leg_id, len(parts[1]))
+
+    def _give_up_output(self, session: _Session, leg_id: str, got_bytes: int) -> None:
+        why = f"output of {got_bytes} bytes, wanted at most {self._options.max_part_bytes}"
+        self._disown(leg_id)
+        ended = frames.LegEnded(leg_id, LegFailure.ENGINE_ERROR, why)
+        self._send(session, frames.encode(ended))
+        self._handler.orphan((leg_id,))
+
+    def leg_failed(self, leg_id: str, failure: LegFailure, why: str = "") -> None:
+        """Tell a leg's owner that it ended without finishing; ignored when nobody owns it."""
+        session = self._disown(leg_id)
+        if session is not None:
+            self._send_ended(session, leg_id, failure, why)
+
+    def _send_ended(
+        self, session: _Session, leg_id: str, failure: LegFailure, why: str
+    ) -> None:
+        ended = frames.LegEnded(leg_id, failure, why[: frames.MAX_WHY_CHARS])
+        self._send(session, frames.encode(ended))
+
+    def legs_aborted(self, leg_ids: Iterable[str]) -> None:
+        """Tell whoever asked that these legs no longer run, also if they ended by themselves."""
+        shares: dict[_Session, list[str]] = {}
+        for leg_id in leg_ids:
+            self._disown(leg_id)
+            session = self._abort_askers.pop(leg_id, None)
+            if session is not None:
+                session.aborting.discard(leg_id)
+                shares.setdefault(session, []).append(leg_id)
+        for session, share in shares.items():
+            self._send(session, frames.encode(frames.Aborted(tuple(share))))
+
+    def beat_now(self) -> None:
+        """Tell every coordinator the load without waiting for the next beat."""
+        self._beat(tuple(self._sessions.values()))
+
+    def part(self, reason: Parting, why: str = "") -> None:
+        """End every session, and answer every later hello with the same words.
+
+        Legs are not handed to `orphan`: whoever parts for good ends its engine too.
+        """
+        self._parting = frames.Goodbye(reason, why[: frames.MAX_WHY_CHARS])
+        for session in tuple(self._sessions.values()):
+            self._send_to(session.peer, frames.encode(self._parting))
+        self._sessions.clear()
+        self._owners.clear()
+        self._abort_askers.clear()
+
+    async def close(self) -> None:
+        """Say goodbye, close the port and free all sockets. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._parting is None:
+            self.part(Parting.CLOSED)
+        if self._channel is not None:
+            self._channel.close(linger_s=_PARTING_LINGER_S)
+        async with asyncio.timeout(_CLOSE_DEADLINE_S):
+            await asyncio.to_thread(self._context.term)
+
+    # ------------------------------------------------------------------ time
+
+    def _tick(self) -> None:
+        now_s = self._loop.time()
+        late_s = now_s - self._tick_due_at_s
+        self._tick_due_at_s = now_s + self._options.beat_s
+        self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
+        for session in tuple(self._sessions.values()):
+            if late_s > self._options.beat_s:  # this process did not run: nobody else's silence
+                session.heard_at_s = min(now_s, session.heard_at_s + late_s)
+            if now_s - session.heard_at_s > self._options.liveness_s:
+                self._drop(session, frames.Goodbye(Parting.SILENT))
+        self.beat_now()
+
+    def _beat(self, sessions: Sequence[_Session]) -> None:
+        load, draining = self._handler.beat()
+        parts = frames.encode(frames.ReplicaBeat(load, draining))
+        for session in sessions:
+            self._send(session, parts)
+
+    # ------------------------------------------------------------------ sending
+
+    def _send(self, session: _Session, parts: list[bytes]) -> None:
+        match self._send_to(session.peer, parts):
+            case Sent.QUEUED:
+                return
+            case Sent.FULL:
+                self._drop(session, None, why="its send queue is full")
+            case Sent.NOBODY:
+                self._drop(session, None, why="it is not connected")
+
+    def _send_to(self, peer: bytes, parts: list[bytes]) -> Sent:
+        if self._channel is None:
+            return Sent.NOBODY
+        return self._channel.send([peer, *parts])
+
+    def _tell(self, peer: bytes, goodbye: frames.Goodbye) -> None:
+        if self._send_to(peer, frames.encode(goodbye)) is not Sent.QUEUED:
+            self.counters.dropped_frames += 1
+
+    # ------------------------------------------------------------------ sessions
+
+    def _drop(
+        self, session: _Session, goodbye: frames.Goodbye | None, *, why: str | None = None
+    ) -> None:
+        if self._sessions.get(session.peer) is not session:
+            return
+        self._end(session)
+        self.counters.sessions_lost += 1
+        _LOG.warning(
+            "session of coordinator %s dropped: %s; aborting %d legs",
+            session.coordinator_id,
+            why or (goodbye and (goodbye.why or goodbye.reason)),
+            len(session.legs),
+        )
+        if goodbye is not None:
+            self._tell(session.peer, goodbye)
+        self._orphan(session)
+
+    def _end(self, session: _Session) -> None:
+        del self._sessions[session.peer]
+        for leg_id in session.legs:
+            del self._owners[leg_id]
+        for leg_id in session.aborting:
+            del self._abort_askers[leg_id]
+
+    def _orphan(self, session: _Session) -> None:
+        if session.legs:
+            self._handler.orphan(tuple(session.legs))
+
+    def _disown(self, leg_id: str) -> _Session | None:
+        session = self._owners.pop(leg_id, None)
+        if session is not None:
+            session.legs.discard(leg_id)
+        return session
+
+    # ------------------------------------------------------------------ receiving
+
+    def _on_message(self, parts: list[bytes]) -> None:
+        peer, *frame = parts
+        session = self._sessions.get(peer)
+        try:
+            decoded = frames.decode_from_coordinator(frame)
+        except BadFrame as error:
+            self._on_bad_frame(peer, session, error)
+            return
+        if isinstance(decoded, frames.Hello):
+            self._on_hello(peer, decoded)
+        elif session is None:
+            self.counters.dropped_frames += 1
+            if not isinstance(decoded, frames.Goodbye):
+                self._tell(peer, self._parting or frames.Goodbye(Parting.NO_SESSION))
+        else:
+            session.heard_at_s = self._loop.time()
+            self._on_frame(session, decoded)
+
+    def _on_bad_frame(self, peer: bytes, session: _Session | None, error: BadFrame) -> None:
+        self.counters.bad_frames += 1
+        if session is not None:
+            self._drop(session, frames.Goodbye(Parting.BAD_FRAME, str(error)))
+        elif isinstance(error, ProtocolMismatch):
+            _LOG.error("a coordinator was refused: %s", error.why)
+            self._tell(peer, frames.Goodbye(Parting.PROTOCOL, error.why))
+
+    def _on_hello(self, peer: bytes, hello: frames.Hello) -> None:
+        if self._parting is not None:
+            self._tell(peer, self._parting)
+            return
+        wanted = (peer, hello.coordinator_id, hello.session)
+        for other in tuple(self._sessions.values()):
+            same = other.peer == peer or other.coordinator_id == hello.coordinator_id
+            if same and (other.peer, other.coordinator_id, other.session) != wanted:
+                self._drop(other, frames.Goodbye(Parting.REPLACED))
+        session = self._sessions.get(peer) or self._open(peer, hello)
+        if session is not None:
+            session.heard_at_s = self._loop.time()
+            welcome = frames.Welcome(frames.PROTOCOL, hello.session, self._facts)
+            self._send(session, frames.encode(welcome))
+            self._beat((session,))
+
+    def _open(self, peer: bytes, hello: frames.Hello) -> _Session | None:
+        if len(self._sessions) >= self._options.max_coordinators:
+            why = f"{len(self._sessions)} coordinators are connected, wanted fewer"
+            self._tell(peer, frames.Goodbye(Parting.FULL, why))
+            return None
+        self.counters.sessions += 1
+        session = _Session(
+            peer=peer,
+            coordinator_id=hello.coordinator_id,
+            session=hello.session,
+            heard_at_s=self._loop.time(),
+        )
+        self._sessions[peer] = session
+        return session
+
+    def _on_frame(
+        self,
+        session: _Session,
+        frame: frames.Submit
+        | frames.Abort
+        | frames.Release
+        | frames.CoordinatorBeat
+        | frames.Goodbye,
+    ) -> None:
+        match frame:
+            case frames.Submit(leg):
+                self._on_submit(session, leg)
+            case frames.Abort(leg_ids):
+                self._on_abort(session, leg_ids)
+            case frames.Release():
+                self._handler.release(frame.ticket)
+            case frames.CoordinatorBeat():
+                pass
+            case frames.Goodbye():
+                self._end(session)
+                self._orphan(session)
+            case _:
+                assert_never(frame)
+
+    def _on_submit(self, session: _Session, leg: Leg) -> None:
+        if leg.leg_id in self._owners:
+            why = f"a leg {leg.leg_id} runs here already"
+            self._send_ended(session, leg.leg_id, LegFailure.REFUSED, why)
+            return
+        self._owners[leg.leg_id] = session
+        session.legs.add(leg.leg_id)
+        self._handler.submit(leg)
+
+    def _on_abort(self, session: _Session, leg_ids: tuple[str, ...]) -> None:
+        legs, aborting = session.legs, session.aborting
+        ended = tuple(i for i in leg_ids if i not in legs and i not in aborting)
+        fresh = tuple(dict.fromkeys(i for i in leg_ids if i in legs and i not in aborting))
+        if ended:
+            self._send(session, frames.encode(frames.Aborted(ended)))
+        if fresh and self._sessions.get(session.peer) is session:
+            session.aborting.update(fresh)
+            self._abort_askers.update(dict.fromkeys(fresh, session))
+            self._handler.abort(fresh)

@@ -1,0 +1,342 @@
+"""Binds an engine to the fleet link: the body of a replica.
+
+Theory of operation: legs go to the engine in the order in which they arrived, one call at a time, so
+that an abort can never overtake its leg; aborts are gathered while one is under way and go as one
+call; releases, which may wait for another replica, have a queue of their own. Each engine step is
+split by coordinator and sent before the next one is taken, so an `Aborted` frame follows every output
+of its leg. All queues are bounded: legs by `max_live_legs`, aborts by the legs that live, releases by
+`max_releases`. When the engine dies, every coordinator is told and `failed` is set; the host never
+restarts an engine. States: STARTED ─drain()─▶ DRAINING ─nothing lives─▶ DRAINED, and CLOSED from any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.domain.errors import BatonError, EngineFailed
+from baton.domain.fleet import Load, ReplicaFacts
+from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.runtime.link.frames import Parting
+from baton.runtime.link.options import LinkCounters, LinkOptions
+from baton.runtime.link.server import LinkServer
+from baton.runtime.ports import Engine
+
+_LOG = logging.getLogger(__name__)
+_IDLE_BEATS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """Bounds and deadlines of a replica host."""
+
+    max_live_legs: int = 8192
+    """More are refused as OVERLOADED."""
+    max_releases: int = 1024
+    """Releases that wait their turn; more are dropped, for their leases expire."""
+    lease_s: float = 30.0
+    """How long the engine keeps the blocks of a ticket that nobody pulls."""
+    submit_s: float = 30.0
+    abort_s: float = 30.0
+    """An engine that does not stop a leg within this is taken for dead."""
+    release_s: float = 10.0
+    close_s: float = 30.0
+
+
+@dataclass(slots=True, kw_only=True)
+class HostCounters:
+    """What a replica host has seen; only ever grows."""
+
+    submitted: int = 0
+    failed: int = 0
+    aborted: int = 0
+    released: int = 0
+    dropped_releases: int = 0
+    steps: int = 0
+    outputs: int = 0
+
+
+class ReplicaHost:
+    """Runs an engine for coordinators. To be made, used and closed on one running event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        bind: str,
+        options: HostOptions | None = None,
+        link: LinkOptions | None = None,
+    ) -> None:
+        self.counters = HostCounters()
+        self.drained = asyncio.Event()
+        """Set once `drain` was called and nothing lives here any more, or its deadline passed."""
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[BatonError] = self._loop.create_future()
+        """Done, with the reason as its result, when the engine has died."""
+        self._engine = engine
+        self._bind = bind
+        self._options = options or HostOptions()
+        self._link_options = link or LinkOptions()
+        self._server: LinkServer | None = None
+        self._facts: ReplicaFacts | None = None
+        self._address = ""
+        self._runner: asyncio.Task[None] | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._draining = False
+        self._desk = _Desk(self._options.max_releases)
+        self._leases: dict[bytes, float] = {}
+        self._last_ticket_at_s = 0.0
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> ReplicaFacts:
+        """Start the engine, then serve; returns what the replica is.
+
+        Raises:
+            EngineStartFailed: from the engine.
+            OSError: the link's address cannot be bound; the engine has been closed again.
+        """
+        facts = await self._engine.start()
+        server = LinkServer(facts, self, options=self._link_options)
+        try:
+            self._address = server.bind(self._bind)
+        except OSError:
+            await server.close()
+            await self._close_engine()
+            raise
+        self._server, self._facts = server, facts
+        self._runner = asyncio.create_task(self._run(server), name=f"replica {facts.replica_id}")
+        return facts
+
+    @property
+    def address(self) -> str:
+        """Where the link is really bound; empty before `start`."""
+        return self._address
+
+    @property
+    def link_counters(self) -> LinkCounters:
+        """The link's own counters; zeros before `start`."""
+        return LinkCounters() if self._server is None else self._server.counters
+
+    @property
+    def coordinators(self) -> int:
+        """Coordinators with an open session."""
+        return 0 if self._server is None else self._server.coordinators
+
+    @property
+    def live_legs(self) -> int:
+        """Legs that run, wait for the engine, or are being aborted."""
+        owned = 0 if self._server is None else self._server.live_legs
+        return owned + len(self._desk.orphans)
+
+    @property
+    def leases(self) -> int:
+        """Tickets handed out whose blocks may still be kept, as far as this side can know."""
+        return len(self._leases)
+
+    def drain(self, deadline_s: float | None = None) -> None:
+        """Refuse new legs and say so in every beat; `drained` is set when nothing lives here."""
+        if self._draining:
+            return
+        self._draining = True
+        if deadline_s is not None:
+            self._drain_timer = self._loop.call_later(deadline_s, self.drained.set)
+        if self._server is not None:
+            self._server.beat_now()
+        self._check_drained()
+
+    async def close(self) -> None:
+        """Say goodbye, stop the engine, and leave no task, port or memory behind. Idempotent."""
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
+            await asyncio.wait((runner,), timeout=self._options.close_s)
+        if self._server is not None:
+            await self._server.close()
+        await self._close_engine()
+
+    async def _close_engine(self) -> None:
+        async with asyncio.timeout(self._options.close_s):
+            await self._engine.close()
+
+    async def _run(self, server: LinkServer) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump_steps(server))
+                group.create_task(self._pump_legs(server))
+                group.create_task(self._pump_aborts(server))
+                group.create_task(self._pump_releases())
+        except* Exception as failures:  # noqa: BLE001 - the supervised boundary of the engine
+            self._fail(server, failures.exceptions[0])
+
+    def _fail(self, server: LinkServer, error: BaseException) -> None:
+        _LOG.error("the engine failed: %s", error, exc_info=error)
+        known = isinstance(error, BatonError)
+        reason = error if known else EngineFailed("*", f"{type(error).__name__}: {error}")
+        self.failed.set_result(reason)
+        server.part(Parting.ENGINE_DEAD, str(reason))
+        if self._draining:
+            self.drained.set()
+
+    # ------------------------------------------------------------------ link.server.LinkHandler
+
+    def submit(self, leg: Leg) -> None:
+        """Queue a leg for the engine, or refuse it."""
+        if self._server is None:
+            return
+        if self._draining:
+            self._server.leg_failed(leg.leg_id, LegFailure.DRAINING)
+        elif self.live_legs > self._options.max_live_legs:
+            why = f"{self._options.max_live_legs} legs live here already"
+            self._server.leg_failed(leg.leg_id, LegFailure.OVERLOADED, why)
+        else:
+            self._desk.legs.put_nowait(leg)
+
+    def abort(self, leg_ids: tuple[str, ...]) -> None:
+        """Queue an abort behind the legs it may concern."""
+        self._desk.abort(leg_ids)
+
+    def orphan(self, leg_ids: tuple[str, ...]) -> None:
+        """Queue an abort that nobody waits for."""
+        self._desk.orphans.update(leg_ids)
+        self._desk.abort(leg_ids)
+
+    def release(self, ticket: Ticket) -> None:
+        """Queue a release, or drop it when too many wait."""
+        try:
+            self._desk.releases.put_nowait(ticket)
+        except asyncio.QueueFull:
+            self.counters.dropped_releases += 1
+
+    def beat(self) -> tuple[Load, bool]:
+        """Return the engine's load and whether this replica drains."""
+        load = self._engine.load()
+        self._expire_leases(load)
+        self._check_drained()
+        return load, self._draining
+
+    # ------------------------------------------------------------------ pumps
+
+    async def _pump_steps(self, server: LinkServer) -> None:
+        async for outputs in self._engine.steps():
+            self.counters.steps += 1
+            self.counters.outputs += len(outputs)
+            server.step(outputs)
+            self._note_tickets(outputs)
+            if self._draining:
+                self._check_drained()
+        raise EngineFailed("*", "the engine ended its output")
+
+    async def _pump_legs(self, server: LinkServer) -> None:
+        while True:
+            item = await self._desk.legs.get()
+            if not isinstance(item, Leg):
+                self._desk.abort_due(item)
+            elif server.owns(item.leg_id):
+                await self._submit(server, item)
+
+    async def _submit(self, server: LinkServer, leg: Leg) -> None:
+        why = ""
+        try:
+            async with asyncio.timeout(self._options.submit_s):
+                failure = await self._engine.submit(leg)
+        except Exception as error:  # noqa: BLE001 - one leg's failure is not the replica's
+            _LOG.warning("leg %s was not accepted", leg.leg_id, exc_info=error)
+            failure, why = LegFailure.ENGINE_ERROR, f"{type(error).__name__}: {error}"
+            self.orphan((leg.leg_id,))  # it may have started all the same
+        if failure is None:
+            self.counters.submitted += 1
+            return
+        self.counters.failed += 1
+        server.leg_failed(leg.leg_id, failure, why)
+        self._check_drained()
+
+    async def _pump_aborts(self, server: LinkServer) -> None:
+        while True:
+            leg_ids = await self._desk.next_aborts()
+            async with asyncio.timeout(self._options.abort_s):
+                await self._engine.abort(leg_ids)
+            self.counters.aborted += len(leg_ids)
+            self._desk.abort_done(leg_ids)
+            server.legs_aborted(leg_ids)
+            self._check_drained()
+
+    async def _pump_releases(self) -> None:
+        while True:
+            ticket = await self._desk.releases.get()
+            try:
+                async with asyncio.timeout(self._options.release_s):
+                    await self._engine.release(ticket)
+            except Exception as error:  # noqa: BLE001 - best effort: the lease expires anyway
+                _LOG.warning("a ticket was not released: %s", error)
+                continue
+            self.counters.released += 1
+            self._leases.pop(ticket.params, None)
+
+    # ------------------------------------------------------------------ leases and drain
+
+    def _note_tickets(self, outputs: Iterable[LegOutput]) -> None:
+        for output in outputs:
+            if output.ticket is not None:
+                self._last_ticket_at_s = self._loop.time()
+                self._leases.pop(output.ticket.params, None)  # so that the oldest stay in front
+                self._leases[output.ticket.params] = self._last_ticket_at_s + self._options.lease_s
+
+    def _expire_leases(self, load: Load) -> None:
+        now_s = self._loop.time()
+        for params, expires_at_s in tuple(self._leases.items()):
+            if expires_at_s > now_s:
+                break
+            del self._leases[params]
+        # The pulling side, not this one, is told when blocks have moved. But an engine of which no
+        # block is in use keeps none for anybody; two beats let its load catch up with the ticket.
+        quiet_s = now_s - self._last_ticket_at_s
+        if load.kv_used_fraction == 0 and quiet_s > _IDLE_BEATS * self._link_options.beat_s:
+            self._leases.clear()
+
+    def _check_drained(self) -> None:
+        if self._draining and not self.live_legs and not self._leases:
+            self.drained.set()
+
+
+class _Desk:
+    """What waits for the engine: legs and aborts in order, aborts that are due, releases."""
+
+    def __init__(self, max_releases: int) -> None:
+        self.legs: asyncio.Queue[Leg | tuple[str, ...]] = asyncio.Queue()
+        """Bounded by the host: legs by `max_live_legs`, aborts by the legs that live."""
+        self.releases: asyncio.Queue[Ticket] = asyncio.Queue(max_releases)
+        self.orphans: set[str] = set()
+        """Legs that nobody owns and that may still run."""
+        self._asked: set[str] = set()
+        self._due: dict[str, None] = {}
+        self._wake = asyncio.Event()
+
+    def abort(self, leg_ids: tuple[str, ...]) -> None:
+        """Queue an abort for those legs that none is queued for yet."""
+        fresh = tuple(leg_id for leg_id in leg_ids if leg_id not in self._asked)
+        if fresh:
+            self._asked.update(fresh)
+            self.legs.put_nowait(fresh)
+
+    def abort_due(self, leg_ids: tuple[str, ...]) -> None:
+        """The legs that were queued before this abort are with the engine: it may go."""
+        self._due.update(dict.fromkeys(leg_ids))
+        self._wake.set()
+
+    async def next_aborts(self) -> tuple[str, ...]:
+        """Wait for aborts that may go; returns all of them."""
+        await self._wake.wait()
+        self._wake.clear()
+        leg_ids = tuple(self._due)
+        self._due.clear()
+        return leg_ids
+
+    def abort_done(self, leg_ids: tuple[str, ...]) -> None:
+        """The engine has stopped these legs."""
+        self._asked.difference_update(leg_ids)
+        self.orphans.difference_update(leg_ids)

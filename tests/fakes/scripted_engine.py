@@ -1,0 +1,162 @@
+"""An engine in memory that does what a test tells it to, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from baton.domain.errors import EngineFailed
+from baton.domain.fleet import Load, ReplicaFacts, Role
+from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.request import FinishReason
+
+
+def make_facts(replica_id: str = "decode-1", role: Role = Role.DECODE) -> ReplicaFacts:
+    return ReplicaFacts(
+        replica_id=replica_id,
+        pool=role.value,
+        role=role,
+        model="tiny",
+        engine="scripted",
+        engine_version="1",
+        block_size_tokens=16,
+        kv_blocks=1000,
+        kv_block_bytes=4096,
+        max_len_tokens=4096,
+        max_running_requests=256,
+        max_batched_tokens=2048,
+        layout="tiny/16",
+    )
+
+
+def make_leg(
+    leg_id: str, *, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 8, payload: bytes = b""
+) -> Leg:
+    return Leg(
+        leg_id=leg_id,
+        request_id=leg_id.split("/")[0],
+        kind=LegKind.LOCAL,
+        prompt_token_ids=prompt,
+        max_tokens=max_tokens,
+        payload=payload,
+    )
+
+
+def make_ticket(name: str = "t", tokens: int = 32) -> Ticket:
+    return Ticket(tokens=tokens, blocks=(tokens + 15) // 16, params=name.encode())
+
+
+class Watch:
+    """Lets a test wait until something about an object is true, without polling."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def notify(self) -> None:
+        self._changed.set()
+
+    async def until(self, predicate: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not predicate():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class ScriptedEngine:
+    """Matches `ports.Engine`. With `step_s` it plays by itself: one token per leg each `step_s`.
+
+    The token after `n` is `n + 1`, so that a test can tell a lost token from a repeated one.
+    """
+
+    def __init__(self, facts: ReplicaFacts | None = None, *, step_s: float | None = None) -> None:
+        self.facts = facts or make_facts()
+        self.watch = Watch()
+        self.submitted: list[Leg] = []
+        self.aborted: list[str] = []
+        self.released: list[Ticket] = []
+        self.running: dict[str, Leg] = {}
+        self.answer: LegFailure | Exception | None = None
+        self.submit_gate = asyncio.Event()
+        self.submit_gate.set()
+        self.abort_gate = asyncio.Event()
+        self.abort_gate.set()
+        self.current_load = Load()
+        self.closed = False
+        self._step_s = step_s
+        self._made: dict[str, int] = {}
+        self._steps: asyncio.Queue[tuple[LegOutput, ...] | Exception | None] = asyncio.Queue()
+        self._player: asyncio.Task[None] | None = None
+
+    async def start(self) -> ReplicaFacts:
+        if self._step_s is not None:
+            self._player = asyncio.create_task(self._play(self._step_s))
+        return self.facts
+
+    async def submit(self, leg: Leg) -> LegFailure | None:
+        await self.submit_gate.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if self.answer is None:
+            self.submitted.append(leg)
+            self.running[leg.leg_id] = leg
+        self.watch.notify()
+        return self.answer
+
+    async def abort(self, leg_ids: Sequence[str]) -> None:
+        await self.abort_gate.wait()
+        for leg_id in leg_ids:
+            self.running.pop(leg_id, None)
+        await self._steps.join()
+        self.aborted.extend(leg_ids)
+        self.watch.notify()
+
+    async def release(self, ticket: Ticket) -> None:
+        self.released.append(ticket)
+        self.watch.notify()
+
+    async def steps(self) -> AsyncIterator[tuple[LegOutput, ...]]:
+        while (item := await self._steps.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+            self._steps.task_done()
+
+    def load(self) -> Load:
+        return self.current_load
+
+    async def close(self) -> None:
+        self.closed = True
+        if self._player is not None:
+            self._player.cancel()
+            await asyncio.wait((self._player,))
+        self._steps.put_nowait(None)
+
+    # ------------------------------------------------------------------ what tests tell it
+
+    def emit(self, *outputs: LegOutput) -> None:
+        """Produce one engine step."""
+        for output in outputs:
+            if output.finish is not None:
+                self.running.pop(output.leg_id, None)
+        self._steps.put_nowait(outputs)
+
+    def die(self, why: str = "cuda error") -> None:
+        """Fail as an engine process does that was killed."""
+        self._steps.put_nowait(EngineFailed("*", why))
+
+    def step_all(self) -> None:
+        """Produce the next token of every running leg, in one step."""
+        outputs = tuple(self._next_output(leg) for leg in tuple(self.running.values()))
+        if outputs:
+            self.emit(*outputs)
+
+    def _next_output(self, leg: Leg) -> LegOutput:
+        made = self._made.get(leg.leg_id, 0) + 1
+        self._made[leg.leg_id] = made
+        finish = FinishReason.LENGTH if made >= leg.max_tokens else None
+        return LegOutput(leg.leg_id, (leg.prompt_token_ids[-1] + made,), finish)
+
+    async def _play(self, step_s: float) -> None:
+        while True:
+            await asyncio.sleep(step_s)
+            self.step_all()

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from baton.domain.events import LegFailed, LoadReported, ReplicaDraining, ReplicaJoined, ReplicaLost
+from baton.domain.fleet import Load, LossReason
+from baton.domain.handoff import LegFailure, LegOutput
+from baton.domain.request import FinishReason
+from baton.runtime.link import frames
+from baton.runtime.link.client import LinkClient
+from baton.runtime.link.frames import Parting
+from baton.runtime.link.options import LinkOptions
+from tests.fakes.link_rig import (
+    FAST,
+    EventLog,
+    coordinating,
+    hosting,
+    joined,
+    raw_replica,
+)
+from tests.fakes.scripted_engine import ScriptedEngine, make_facts, make_leg, make_ticket
+
+
+async def converse() -> None:
+    """Two coordinators stream from one replica at once."""
+    async with hosting(ScriptedEngine(step_s=0.001)) as (host, _):
+        async with joined(host, "c1") as (one, log1), joined(host, "c2") as (two, log2):
+            for n in range(8):
+                assert one.submit("decode-1", make_leg(f"a{n}", prompt=(1000 * n,), max_tokens=50)) is None
+                assert two.submit("decode-1", make_leg(f"b{n}", prompt=(1000 * n,), max_tokens=50)) is None
+            for n in range(8):
+                wanted = [1000 * n + 1 + i for i in range(50)]
+                assert await log1.wait_tokens(f"a{n}", 50) == wanted
+                assert await log2.wait_tokens(f"b{n}", 50) == wanted
+            assert not any(log1.tokens(f"b{n}") or log2.tokens(f"a{n}") for n in range(8))
+            assert host.live_legs == 0
+
+
+async def test_two_coordinators_stream_in_order_without_mixing() -> None:
+    await converse()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_the_link_runs_on_either_event_loop(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    run(converse())
+
+
+async def test_a_leg_arrives_whole() -> None:
+    leg = make_leg("a", prompt=tuple(range(100_000)), payload=bytes(range(256)) * 1000)
+    async with hosting() as (host, engine), joined(host) as (client, _):
+        assert client.submit("decode-1", leg) is None
+        await engine.watch.until(lambda: bool(engine.submitted))
+    assert engine.submitted == [leg]
+
+
+async def test_every_field_of_an_output_arrives() -> None:
+    output = LegOutput("a", (5, 6), FinishReason.STOP, 7, make_ticket("t"), 16, b"logprobs")
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: bool(engine.submitted))
+        engine.emit(output)
+        await log.wait_tokens("a", 2)
+        assert [o for e in log.events if hasattr(e, "outputs") for o in e.outputs] == [output]
+
+
+async def test_the_facts_and_then_the_load_are_reported() -> None:
+    engine = ScriptedEngine(make_facts("r7"))
+    engine.current_load = Load(queued_requests=3, kv_used_fraction=0.5)
+    async with hosting(engine) as (host, _), joined(host) as (client, log):
+        assert (await log.wait_joined()).facts == engine.facts
+        assert (await log.wait(LoadReported, 3)).load == engine.current_load
+        assert client.joined_ids == {"r7"}
+
+
+async def test_a_load_of_nan_is_held_back_but_the_replica_stays() -> None:
+    engine = ScriptedEngine()
+    engine.current_load = Load(step_s=float("nan"))
+    async with hosting(engine) as (host, _), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: bool(engine.submitted))
+        engine.step_all()
+        await log.wait_tokens("a", 1)
+        assert client.counters.bad_frames > 0
+        assert not log.of(LoadReported)
+        assert not log.of(ReplicaLost)
+
+
+async def test_an_unknown_replica_is_unreachable() -> None:
+    async with coordinating() as (client, _):
+        assert client.submit("nobody", make_leg("a")) is LegFailure.UNREACHABLE
+        client.abort("nobody", ["a"])
+        client.release("nobody", make_ticket())
+
+
+async def test_a_replica_that_has_not_joined_is_unreachable() -> None:
+    async with coordinating() as (client, log):
+        client.connect("r1", "tcp://127.0.0.1:1")
+        assert client.submit("r1", make_leg("a")) is LegFailure.UNREACHABLE
+    assert log.events == []
+
+
+async def test_a_leg_that_cannot_be_sent_is_refused_and_costs_nobody_the_session() -> None:
+    link = LinkOptions(beat_s=0.05, liveness_s=0.6, max_part_bytes=10_000)
+    async with hosting(link=link) as (host, engine), joined(host, link=link) as (client, log):
+        submit = client.submit
+        assert submit("decode-1", make_leg("x" * 10_000)) is LegFailure.REFUSED
+        assert submit("decode-1", make_leg("a", prompt=(2**40,))) is LegFailure.REFUSED
+        assert submit("decode-1", make_leg("b", payload=bytes(10_001))) is LegFailure.REFUSED
+        assert submit("decode-1", make_leg("c")) is None
+        await engine.watch.until(lambda: len(engine.submitted) == 1)
+        assert not log.of(ReplicaLost)
+
+
+async def test_disconnecting_loses_the_replica_once_and_frees_its_legs() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        client.disconnect("decode-1")
+        client.disconnect("decode-1")
+        assert [e.reason for e in log.of(ReplicaLost)] == [LossReason.LEFT]
+        assert client.submit("decode-1", make_leg("b")) is LegFailure.UNREACHABLE
+        await engine.watch.until(lambda: "a" in engine.aborted)
+        assert host.coordinators == 0
+
+
+async def test_connecting_twice_to_the_same_address_changes_nothing() -> None:
+    async with hosting() as (host, _), joined(host) as (client, log):
+        client.connect("decode-1", host.address)
+        await log.wait(LoadReported, 3)
+        assert len(log.of(ReplicaJoined)) == 1
+        assert not log.of(ReplicaLost)
+
+
+async def test_a_replica_that_moved_is_followed() -> None:
+    async with hosting() as (old, _), hosting() as (new, engine), joined(old) as (client, log):
+        client.connect("decode-1", new.address)
+        await log.wait_joined(2)
+        assert [e.reason for e in log.of(ReplicaLost)] == [LossReason.LEFT]
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+
+
+async def test_another_replica_at_the_address_is_refused() -> None:
+    async with hosting(ScriptedEngine(make_facts("r2"))) as (host, _), coordinating() as (client, log):
+        client.connect("r1", host.address)
+        await host_saw_sessions(host.link_counters, 2)
+        assert "r2 answers there, wanted r1" in client.refusals["r1"]
+        assert log.events == []
+
+
+async def host_saw_sessions(counters: object, count: int) -> None:
+    async with asyncio.timeout(5):
+        while counters.sessions < count:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+
+
+async def test_a_closing_replica_is_lost_and_joins_again_under_a_new_session() -> None:
+    async with coordinating() as (client, log):
+        async with hosting() as (host, _):
+            address = host.address
+            client.connect("decode-1", address)
+            await log.wait_joined()
+        assert (await log.wait_lost()).reason is LossReason.LEFT
+        assert client.submit("decode-1", make_leg("a")) is LegFailure.UNREACHABLE
+        async with hosting(bind=address) as (_, engine):
+            await log.wait_joined(2)
+            assert client.submit("decode-1", make_leg("b")) is None
+            await engine.watch.until(lambda: "b" in engine.running)
+        await log.wait_lost(2)
+        assert client.counters.sessions >= 2
+
+
+async def test_a_dead_engine_is_reported_as_such_once() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        engine.die()
+        assert (await log.wait_lost()).reason is LossReason.ENGINE_DEAD
+        assert "cuda error" in str(await host.failed)
+        await host_saw_refusal(client)
+        assert len(log.of(ReplicaLost)) == 1
+        assert len(log.of(ReplicaJoined)) == 1
+
+
+async def host_saw_refusal(client: LinkClient) -> None:
+    async with asyncio.timeout(5):
+        while not client.refusals:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_replica_of_another_version_is_refused_in_plain_words() -> None:
+    with raw_replica() as (peer, address):
+        async with coordinating() as (client, log):
+            client.connect("r1", address)
+            identity, *_ = await peer.receive()
+            why = frames.mismatch(theirs=1, ours=2)
+            goodbye = frames.encode(frames.Goodbye(Parting.PROTOCOL, why))
+            await peer.send(identity, *goodbye)
+            await host_saw_refusal(client)
+            assert client.refusals == {"r1": why}
+            assert log.events == []
+
+
+async def welcome(peer: object, session_frame: list[bytes]) -> bytes:
+    identity, *parts = session_frame
+    hello = frames.decode_from_coordinator(parts)
+    assert isinstance(hello, frames.Hello)
+    answer = frames.Welcome(frames.PROTOCOL, hello.session, make_facts("r1"))
+    await peer.send(identity, *frames.encode(answer))  # type: ignore[attr-defined]
+    return identity
+
+
+async def test_a_gap_in_the_steps_loses_the_replica_as_out_of_step() -> None:
+    with raw_replica() as (peer, address):
+        async with coordinating() as (client, log):
+            client.connect("r1", address)
+            identity = await welcome(peer, await peer.receive())
+            for seq in (1, 2, 4, 5):
+                step = frames.Step(seq, (LegOutput("a", (seq,)),))
+                await peer.send(identity, *frames.encode(step))
+            assert (await log.wait_lost()).reason is LossReason.OUT_OF_STEP
+            assert log.tokens("a") == [1, 2]
+
+
+async def test_garbage_from_a_replica_loses_it_and_is_counted() -> None:
+    with raw_replica() as (peer, address):
+        async with coordinating() as (client, log):
+            client.connect("r1", address)
+            identity = await welcome(peer, await peer.receive())
+            await log.wait_joined()
+            await peer.send(identity, b"T", b"\xc1garbage")
+            assert (await log.wait_lost()).reason is LossReason.OUT_OF_STEP
+            assert client.counters.bad_frames == 1
+
+
+async def test_frames_of_an_old_session_never_reach_the_new_one() -> None:
+    with raw_replica() as (peer, address):
+        async with coordinating() as (client, log):
+            client.connect("r1", address)
+            old = await welcome(peer, await peer.receive())
+            await log.wait_joined()
+            await peer.send(old, *frames.encode(frames.Goodbye(Parting.NO_SESSION)))
+            await log.wait_lost()
+            new = await next_hello(peer, old)
+            step = frames.encode(frames.Step(1, (LegOutput("a", (9,)),)))
+            await peer.send(old, *step)
+            await peer.send(new[0], *step)  # before the welcome: no session to belong to
+            await welcome(peer, new)
+            await peer.send(new[0], *frames.encode(frames.Step(1, (LegOutput("b", (1,)),))))
+            assert await log.wait_tokens("b", 1) == [1]
+            assert log.tokens("a") == []
+            assert client.counters.dropped_frames == 1
+
+
+async def next_hello(peer: object, old: bytes) -> list[bytes]:
+    while True:
+        parts: list[bytes] = await peer.receive()  # type: ignore[attr-defined]
+        if parts[0] != old and parts[1] == b"H":
+            return parts
+
+
+async def test_a_silent_replica_is_lost_after_the_liveness_deadline() -> None:
+    with raw_replica() as (peer, address):
+        async with coordinating() as (client, log):
+            client.connect("r1", address)
+            await welcome(peer, await peer.receive())
+            await log.wait_joined()
+            joined_at_s = asyncio.get_running_loop().time()
+            assert (await log.wait_lost()).reason is LossReason.SILENT
+            waited_s = asyncio.get_running_loop().time() - joined_at_s
+            assert waited_s >= FAST.liveness_s - FAST.beat_s
+            assert client.submit("r1", make_leg("a")) is LegFailure.UNREACHABLE
+
+
+async def test_a_full_queue_answers_overloaded_and_aborts_are_sent_once_there_is_room() -> None:
+    link = LinkOptions(beat_s=0.05, liveness_s=5.0, queue_frames=4)
+    with raw_replica() as (peer, address):
+        async with coordinating(link=link) as (client, log):
+            client.connect("r1", address)
+            await welcome(peer, await peer.receive())
+            await log.wait_joined()
+            sent = []
+            payload = bytes(1_000_000)
+            while client.submit("r1", make_leg(f"a{len(sent)}", payload=payload)) is None:
+                sent.append(f"a{len(sent)}")
+                assert len(sent) < 10_000
+            assert client.submit("r1", make_leg("z", payload=payload)) is LegFailure.OVERLOADED
+            client.abort("r1", [sent[0]])
+            got = []
+            while not got or not isinstance(got[-1], frames.Abort):
+                got.append(frames.decode_from_coordinator((await peer.receive())[1:]))
+            legs = [frame.leg.leg_id for frame in got if isinstance(frame, frames.Submit)]
+            assert legs == sent
+            assert got[-1] == frames.Abort((sent[0],))
+
+
+async def test_a_consumer_that_raises_does_not_deafen_the_link() -> None:
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+    class Touchy(EventLog):
+        def __call__(self, event: object) -> None:
+            super().__call__(event)  # type: ignore[arg-type]
+            if isinstance(event, LegFailed):
+                raise RuntimeError("consumer")
+
+    log = Touchy()
+    async with hosting() as (host, engine):
+        client = LinkClient("c1", log, options=FAST)
+        client.connect("decode-1", host.address)
+        await log.wait_joined()
+        engine.answer = LegFailure.REFUSED
+        client.submit("decode-1", make_leg("a"))
+        await log.wait(LegFailed)
+        engine.answer = None
+        client.submit("decode-1", make_leg("b"))
+        await engine.watch.until(lambda: "b" in engine.running)
+        engine.step_all()
+        assert await log.wait_tokens("b", 1) == [4]
+        await client.close()
+    assert len(errors) == 1
+
+
+async def test_draining_is_announced_once() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        host.drain()
+        assert (await log.wait(ReplicaDraining)).replica_id == "decode-1"
+        reported = len(log.of(LoadReported))
+        await log.wait(LoadReported, reported + 3)
+        assert len(log.of(ReplicaDraining)) == 1
+
+
+async def test_closing_the_client_frees_every_descriptor(
+    open_descriptors: Callable[[], int],
+) -> None:
+    async with hosting() as (host, _):
+        async with joined(host, "warm-up"):
+            pass
+        before = open_descriptors()
+        for n in range(5):
+            async with joined(host, f"c{n}"):
+                pass
+        assert open_descriptors() <= before

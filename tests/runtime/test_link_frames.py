@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.fleet import Load, ReplicaFacts, Role, TransferTotals
+from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.request import FinishReason
+from baton.runtime.link import frames
+from baton.runtime.link.frames import BadFrame, Parting
+
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
+counts = st.integers(0, 2**31 - 1)
+token_ids = st.lists(counts, max_size=40).map(tuple)
+tickets = st.builds(Ticket, tokens=counts, blocks=counts, params=st.binary(max_size=60))
+floats = st.floats(allow_nan=False)
+
+
+@st.composite
+def legs(draw: st.DrawFn) -> Leg:
+    kind = draw(st.sampled_from(LegKind))
+    return Leg(
+        leg_id=draw(names),
+        request_id=draw(names),
+        kind=kind,
+        prompt_token_ids=draw(token_ids),
+        resumed_tokens=draw(counts),
+        max_tokens=draw(counts),
+        min_tokens=draw(counts),
+        priority=draw(st.integers(-(2**31), 2**31 - 1)),
+        ticket=draw(tickets) if kind is LegKind.DECODE else None,
+        payload=draw(st.binary(max_size=200)),
+    )
+
+
+outputs = st.builds(
+    LegOutput,
+    leg_id=names,
+    token_ids=token_ids,
+    finish=st.none() | st.sampled_from(FinishReason),
+    stop_reason=st.none() | st.integers(-(2**63), 2**63 - 1) | names,
+    ticket=st.none() | tickets,
+    cached_tokens=st.none() | counts,
+    detail=st.none() | st.binary(max_size=60),
+)
+loads = st.builds(
+    Load,
+    queued_requests=counts,
+    running_requests=counts,
+    queued_tokens=counts,
+    kv_used_fraction=floats,
+    step_s=floats,
+    transfers=st.builds(TransferTotals, counts, counts, floats, counts, counts),
+)
+facts = st.builds(
+    ReplicaFacts,
+    replica_id=names,
+    pool=names,
+    role=st.sampled_from(Role),
+    model=names,
+    engine=names,
+    engine_version=names,
+    block_size_tokens=counts,
+    kv_blocks=counts,
+    kv_block_bytes=counts,
+    max_len_tokens=counts,
+    max_running_requests=counts,
+    max_batched_tokens=counts,
+    layout=names,
+)
+id_lists = st.lists(names, max_size=10).map(tuple)
+goodbyes = st.builds(frames.Goodbye, st.sampled_from(Parting), st.text(max_size=50))
+from_coordinator = st.one_of(
+    st.builds(frames.Hello, st.just(frames.PROTOCOL), names, names),
+    st.builds(frames.Submit, legs()),
+    st.builds(frames.Abort, id_lists),
+    st.builds(frames.Release, counts, counts, st.binary(max_size=60)),
+    st.just(frames.CoordinatorBeat()),
+    goodbyes,
+)
+from_replica = st.one_of(
+    st.builds(frames.Welcome, st.just(frames.PROTOCOL), names, facts),
+    st.builds(frames.Step, st.integers(1, 2**63), st.lists(outputs, max_size=8).map(tuple)),
+    st.builds(frames.LegEnded, names, st.sampled_from(LegFailure), st.text(max_size=50)),
+    st.builds(frames.Aborted, id_lists),
+    st.builds(frames.ReplicaBeat, loads, st.booleans()),
+    goodbyes,
+)
+
+
+@given(from_coordinator)
+def test_what_a_coordinator_sends_arrives_as_it_was(frame: frames.FromCoordinator) -> None:
+    assert frames.decode_from_coordinator(frames.encode(frame)) == frame
+
+
+@given(from_replica)
+def test_what_a_replica_sends_arrives_as_it_was(frame: frames.FromReplica) -> None:
+    assert frames.decode_from_replica(frames.encode(frame)) == frame
+
+
+def decode_or_refuse(parts: Sequence[bytes]) -> None:
+    """Anything but a frame or a BadFrame is an error of the test."""
+    for decode in (frames.decode_from_coordinator, frames.decode_from_replica):
+        try:
+            decode(parts)
+        except BadFrame as error:
+            assert len(str(error)) < 10_000  # noqa: PT017 - either outcome is fine, a crash is not
+
+
+kinds = b"HSARcGWTFXr"
+
+
+@given(st.lists(st.binary(max_size=80), max_size=6))
+def test_random_parts_are_refused_or_decoded_but_never_crash(parts: list[bytes]) -> None:
+    decode_or_refuse(parts)
+
+
+@given(st.sampled_from(kinds), st.lists(st.binary(max_size=80), max_size=4))
+def test_random_bodies_of_known_kinds_never_crash(kind: int, parts: list[bytes]) -> None:
+    decode_or_refuse([bytes([kind]), *parts])
+
+
+@given(st.one_of(from_coordinator, from_replica), st.data())
+def test_mutated_frames_never_crash(frame: frames.Frame, data: st.DataObject) -> None:
+    parts = [bytearray(part) for part in frames.encode(frame)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        part = data.draw(st.sampled_from(parts))
+        if part:
+            part[data.draw(st.integers(0, len(part) - 1))] = data.draw(st.integers(0, 255))
+    decode_or_refuse([bytes(part) for part in parts])
+
+
+@given(st.one_of(from_coordinator, from_replica), st.data())
+def test_truncated_bodies_are_refused(frame: frames.Frame, data: st.DataObject) -> None:
+    parts = frames.encode(frame)
+    if len(parts[1]) < 2:
+        return
+    parts[1] = parts[1][: data.draw(st.integers(0, len(parts[1]) - 1))]
+    decode = (
+        frames.decode_from_coordinator
+        if parts[0] in b"HSARcG"
+        else frames.decode_from_replica
+    )
+    with pytest.raises(BadFrame):
+        decode(parts)
+
+
+@given(from_replica)
+def test_a_replicas_frame_is_refused_from_a_coordinator(frame: frames.FromReplica) -> None:
+    if not isinstance(frame, frames.Goodbye):
+        with pytest.raises(BadFrame):
+            frames.decode_from_coordinator(frames.encode(frame))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [b""],
+        [b"c"],
+        [b"c", b"\x90", b"more"],
+        [b"c", b"\x90\x90"],
+        [b"A", b"\x91" * 100_000],
+        [b"A", b"\xdd\xff\xff\xff\xff"],
+        [b"S", b"\x90", b""],
+        [b"A", b"\x92\x90\x90"],
+        [b"A", msgspec.msgpack.encode([[""]])],
+        [b"A", msgspec.msgpack.encode([["x" * (frames.MAX_ID_CHARS + 1)]])],
+        [b"A", msgspec.msgpack.encode([["x"] * (frames.MAX_IDS_IN_FRAME + 1)])],
+    ],
+)
+def test_malformed_frames_are_refused(parts: list[bytes]) -> None:
+    with pytest.raises(BadFrame):
+        frames.decode_from_coordinator(parts)
+
+
+@pytest.mark.parametrize("nesting", [100, 1_000_000])
+def test_deep_nesting_is_refused(nesting: int) -> None:
+    with pytest.raises(BadFrame):
+        frames.decode_from_replica([b"T", b"\x92\x01" + b"\x91" * nesting])
+
+
+def test_another_protocol_version_is_named_together_with_ours() -> None:
+    body = msgspec.msgpack.encode([frames.PROTOCOL + 1, {"new": "shape"}])
+    with pytest.raises(frames.ProtocolMismatch, match=f"protocol {frames.PROTOCOL + 1}") as caught:
+        frames.decode_from_coordinator([b"H", body])
+    assert f"this side speaks {frames.PROTOCOL}" in str(caught.value)
+    with pytest.raises(frames.ProtocolMismatch):
+        frames.decode_from_replica([b"W", body])
+
+
+def test_a_hello_with_fields_of_a_later_version_is_understood() -> None:
+    body = msgspec.msgpack.encode([frames.PROTOCOL, "c", "s", "later", 3])
+    assert frames.decode_from_coordinator([b"H", body]) == frames.Hello(frames.PROTOCOL, "c", "s")
+
+
+def test_a_long_prompt_travels_as_four_bytes_a_token() -> None:
+    leg = Leg(
+        leg_id="a", request_id="a", kind=LegKind.LOCAL, prompt_token_ids=(258,) * 1000, max_tokens=1
+    )
+    parts = frames.encode(frames.Submit(leg))
+    assert parts[2] == b"\x02\x01\x00\x00" * 1000
+    assert len(parts[1]) < 100
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt_token_ids": (2**31,)},
+        {"prompt_token_ids": (-1,)},
+        {"leg_id": ""},
+        {"leg_id": "x" * 10_000},
+        {"leg_id": "\ud800"},
+        {"max_tokens": 2**40},
+        {"priority": 2**40},
+    ],
+)
+def test_a_leg_that_the_other_side_would_refuse_is_not_encoded(changes: dict[str, object]) -> None:
+    sound = Leg(leg_id="a", request_id="a", kind=LegKind.LOCAL, prompt_token_ids=(), max_tokens=1)
+    fields = {name: getattr(sound, name) for name in Leg.__dataclass_fields__}
+    with pytest.raises(ValueError, match=r".+"):
+        frames.encode(frames.Submit(Leg(**(fields | changes))))
+
+
+def test_a_prompt_of_broken_length_is_refused() -> None:
+    leg = Leg(leg_id="a", request_id="a", kind=LegKind.LOCAL, prompt_token_ids=(1,), max_tokens=1)
+    kind, head, prompt, payload = frames.encode(frames.Submit(leg))
+    with pytest.raises(BadFrame, match="multiple of 4"):
+        frames.decode_from_coordinator([kind, head, prompt[:-1], payload])
+
+
+def test_a_decode_leg_without_a_ticket_is_refused() -> None:
+    head = msgspec.msgpack.encode(["a", "a", "decode", 0, 1, 0, 0, None])
+    with pytest.raises(BadFrame, match="ticket"):
+        frames.decode_from_coordinator([b"S", head, b"", b""])
