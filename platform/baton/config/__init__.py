@@ -1,1 +1,20 @@
 """One YAML file becomes one frozen configuration: layers, checks, schema."""
+
+from baton.config.derive import coordinator_limits, engine_env, sim_settings
+from baton.config.fields import SecretRef
+from baton.config.jsonschema import schema
+from baton.config.load import LoadedConfig, load_config
+from baton.config.render import render
+from baton.config.schema import DeploymentConfig
+
+__all__ = [
+    "DeploymentConfig",
+    "LoadedConfig",
+    "SecretRef",
+    "coordinator_limits",
+    "engine_env",
+    "load_config",
+    "render",
+    "schema",
+    "sim_settings",
+]

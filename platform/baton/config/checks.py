@@ -1,0 +1,286 @@
+"""What no single key shows: counts, ports and options that must agree with each other.
+
+Each check looks only at sections without findings of their own, so that nothing is said twice.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from baton.config.build import Builder
+from baton.config.derive import sim_settings
+from baton.config.leaves import did_you_mean
+from baton.config.schema import (
+    AdmissionConfig,
+    EngineConfig,
+    EngineKind,
+    IngressCounts,
+    ModelConfig,
+    PoolConfig,
+    ReplicaCounts,
+    ServerConfig,
+    SideChannel,
+    Timeouts,
+    TransferConfig,
+)
+from baton.config.tree import DefaultOrigin, Finding, Origin, Path, Section
+from baton.domain.fleet import Role
+
+_OWN_KEYS: Mapping[str, str] = {
+    "model": "source of the model",
+    "served_model_name": "name of the model",
+    "revision": "revision of the model",
+    "max_model_len": "max_len of the model",
+    "dtype": "engine.dtype",
+    "block_size": "engine.block_size",
+    "gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "engine.kv_cache",
+    "enable_prefix_caching": "engine.prefix_caching",
+    "max_num_seqs": "engine.max_num_seqs",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens",
+    "tensor_parallel_size": "parallel.tp of the pool",
+    "pipeline_parallel_size": "parallel.pp of the pool",
+    "data_parallel_size": "replicas of the pool",
+    "kv_transfer_config": "transfer",
+}
+"""vLLM arguments that have a key of their own, and which."""
+
+_T = TypeVar("_T")
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+_LAST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was built, by path, and where each thing stands."""
+
+    builder: Builder
+    model_names: tuple[str, ...]
+    pool_names: tuple[str, ...]
+
+    def at(self, *path: str) -> Origin:
+        """The place of a key; when nobody wrote it, of the nearest section that somebody wrote."""
+        for depth in range(len(path), 0, -1):
+            place = self.builder.origins.get(path[:depth]) or self.builder.sections.get(
+                path[:depth]
+            )
+            if place is not None and not isinstance(place, DefaultOrigin):
+                return place
+        return DefaultOrigin()
+
+    def wrong(self, path: Path, what: str) -> Finding:
+        return Finding(self.at(*path), path, what)
+
+    def get(self, schema: type[_T], *path: str) -> _T | None:
+        """The section at `path`; None when something in it is wrong."""
+        made = self.builder.built.get(path)
+        return made if isinstance(made, schema) else None
+
+    def models(self) -> dict[str, ModelConfig]:
+        made = {name: self.get(ModelConfig, "models", name) for name in self.model_names}
+        return {name: model for name, model in made.items() if model is not None}
+
+    def pools(self) -> dict[str, PoolConfig]:
+        made = {name: self.get(PoolConfig, "pools", name) for name in self.pool_names}
+        return {name: pool for name, pool in made.items() if pool is not None}
+
+
+def check(root: Section, builder: Builder) -> Iterator[Finding]:
+    """Everything that is wrong between keys."""
+    seen = _Seen(builder, _names(root, "models"), _names(root, "pools"))
+    if len(seen.model_names) > 1:
+        second = ("models", seen.model_names[1])
+        yield seen.wrong(second, "not yet: several models, keep one and start another baton")
+    for name, pool in seen.pools().items():
+        yield from _counts(seen, name)
+        yield from _pool(seen, name, pool)
+    for owner in [("models", name) for name in seen.model_names]:
+        yield from _engine(seen, owner)
+    for owner in [("pools", name) for name in seen.pool_names]:
+        yield from _engine(seen, owner)
+    yield from _agreement(seen)
+    yield from _serving(seen)
+    yield from _endpoint(seen)
+    yield from _ports(seen)
+    yield from _waits(seen)
+
+
+def _names(root: Section, key: str) -> tuple[str, ...]:
+    entry = root.entries.get(key)
+    return tuple(entry.node.entries) if entry and isinstance(entry.node, Section) else ()
+
+
+def _counts(seen: _Seen, pool: str) -> Iterator[Finding]:
+    path = ("pools", pool, "replicas")
+    counts = seen.get(ReplicaCounts, *path)
+    if counts is not None and not counts.min <= counts.start <= counts.max:
+        got = f"min {counts.min}, start {counts.start}, max {counts.max}"
+        yield seen.wrong(path, f"got {got}, wanted min <= start <= max")
+
+
+def _pool(seen: _Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
+    path, workers = ("pools", name), pool.parallel.workers
+    if pool.model not in seen.model_names:
+        near = did_you_mean(pool.model, seen.model_names)
+        known = f", wanted one of {', '.join(seen.model_names)}"
+        yield seen.wrong((*path, "model"), f"no model {pool.model!r}{near or known}")
+    if pool.engine.kind is EngineKind.SIM:
+        if pool.resources.gpus:
+            what = f"got {pool.resources.gpus}, wanted 0: a simulated engine uses no GPU"
+            yield seen.wrong((*path, "resources", "gpus"), what)
+        if workers > 1:
+            what = f"got {workers} workers, wanted tp 1 and pp 1: a simulated engine has one"
+            yield seen.wrong((*path, "parallel"), what)
+    elif pool.resources.gpus not in {0, workers}:
+        what = f"got {pool.resources.gpus}, wanted tp x pp = {workers} (or 0: no GPU)"
+        yield seen.wrong((*path, "resources", "gpus"), what)
+    if pool.resources.accelerator is not None and not pool.resources.gpus:
+        what = f"got {pool.resources.accelerator!r} without GPUs, wanted gpus: {workers}"
+        yield seen.wrong((*path, "resources", "accelerator"), what)
+
+
+def _engine(seen: _Seen, owner: Path) -> Iterator[Finding]:
+    path = (*owner, "engine")
+    engine = seen.get(EngineConfig, *path)
+    if engine is None:
+        return
+    for argument in engine.extra:
+        if argument in _OWN_KEYS:
+            what = f"cannot be passed on, use '{_OWN_KEYS[argument]}'"
+            yield seen.wrong((*path, "extra", argument), what)
+    if engine.kind is EngineKind.VLLM:
+        if engine.sim is not None:
+            yield seen.wrong((*path, "sim"), "given for kind 'vllm', wanted kind: sim or no sim")
+        return
+    real_only = {
+        "extra": engine.extra,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "kv_cache": engine.kv_cache_bytes,
+    }
+    for key, value in real_only.items():
+        if value:
+            what = "has no effect on a simulated engine, remove it"
+            yield seen.wrong((*path, key), what)
+    yield from _sim(seen, owner, engine)
+
+
+def _sim(seen: _Seen, owner: Path, engine: EngineConfig) -> Iterator[Finding]:
+    pool = seen.get(PoolConfig, *owner)
+    name = owner[-1] if pool is None else pool.model
+    model, transfer = seen.models().get(name), seen.get(TransferConfig, "transfer")
+    if model is None or transfer is None:
+        return
+    if model.max_len_tokens is None:
+        what = "missing, wanted a number: a simulated engine cannot ask the model"
+        yield seen.wrong(("models", name, "max_len"), what)
+        return
+    try:
+        sim_settings(engine, model, transfer)
+    except ValueError as error:
+        yield seen.wrong((*owner, "engine", "sim"), str(error))
+
+
+def _agreement(seen: _Seen) -> Iterator[Finding]:
+    """Replicas of one model hand KV blocks to each other, so their blocks must be alike."""
+    first: dict[str, tuple[str, PoolConfig]] = {}
+    for name, pool in seen.pools().items():
+        other_name, other = first.setdefault(pool.model, (name, pool))
+        mine, theirs = _block_shape(pool.engine), _block_shape(other.engine)
+        for key, value in mine.items():
+            if value != theirs[key]:
+                what = f"got {value}, wanted {theirs[key]} as in pool '{other_name}'"
+                path = ("pools", name, "engine", *key.split("."))
+                yield seen.wrong(path, f"{what}: they exchange KV blocks")
+
+
+def _block_shape(engine: EngineConfig) -> dict[str, object]:
+    return {
+        "kind": engine.kind,
+        "dtype": engine.dtype,
+        "block_size": engine.block_size_tokens,
+        "extra.kv_cache_dtype": engine.extra.get("kv_cache_dtype"),
+        "sim.kv_block_size": engine.sim and engine.sim.kv_block_bytes,
+    }
+
+
+def _serving(seen: _Seen) -> Iterator[Finding]:
+    pools = seen.pools()
+    if len(pools) < len(seen.pool_names):
+        return  # a pool that could not be read may be the one that serves
+    for model in seen.model_names:
+        mine = {name: pool for name, pool in pools.items() if pool.model == model}
+        serving = [name for name, pool in mine.items() if pool.role is not Role.PREFILL]
+        if not serving:
+            got = "only prefill pools" if mine else "no pool"
+            what = f"{got}, wanted a pool of role 'decode' or 'mixed' (with or without prefill)"
+            yield seen.wrong(("models", model), what)
+        elif not any(mine[name].replicas.start for name in serving):
+            path = ("pools", serving[0], "replicas", "start")
+            yield seen.wrong(path, f"got 0, wanted at least 1: nothing else decodes {model!r}")
+
+
+def _endpoint(seen: _Seen) -> Iterator[Finding]:
+    counts = seen.get(IngressCounts, "server", "replicas")
+    if counts is not None and counts.min > counts.max:
+        what = f"got min {counts.min}, max {counts.max}, wanted min <= max"
+        yield seen.wrong(("server", "replicas"), what)
+    server = seen.get(ServerConfig, "server")
+    if server is not None and not (_address(server.host) or _HOST.fullmatch(server.host)):
+        what = f"got {server.host!r}, wanted a host name or an IP address"
+        yield seen.wrong(("server", "host"), what)
+    side_channel = seen.get(SideChannel, "transfer", "side_channel")
+    if side_channel is not None and side_channel.bind != "private":
+        bind = side_channel.bind
+        address = _address(bind)
+        if address is None or address.is_unspecified or address.is_multicast:
+            what = (
+                f"got {bind!r}, wanted 'private' or one IP address: the side channel has no guard"
+            )
+            yield seen.wrong(("transfer", "side_channel", "bind"), what)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _ports(seen: _Seen) -> Iterator[Finding]:
+    side_channel, server = (
+        seen.get(SideChannel, "transfer", "side_channel"),
+        seen.get(ServerConfig, "server"),
+    )
+    if side_channel is None:
+        return
+    base = side_channel.port_base
+    engines = sum(pool.replicas.max * pool.parallel.workers for pool in seen.pools().values())
+    path = ("transfer", "side_channel", "port_base")
+    if base + engines - 1 > _LAST_PORT:
+        what = f"got {base} for {engines} engine workers, wanted at most {_LAST_PORT - engines + 1}"
+        yield seen.wrong(path, what)
+    elif server is not None and base <= server.port < base + engines:
+        what = f"got {server.port}, which is one of the side channel's ({base} and up)"
+        yield seen.wrong(("server", "port"), f"{what}, wanted another")
+
+
+def _waits(seen: _Seen) -> Iterator[Finding]:
+    transfer = seen.get(TransferConfig, "transfer")
+    if transfer is not None and transfer.lease_s < transfer.deadline_s:
+        what = "shorter than transfer.deadline, wanted at least as long: blocks must outlive a pull"
+        yield seen.wrong(("transfer", "lease"), what)
+    timeouts = seen.get(Timeouts, "admission", "timeouts")
+    if timeouts is not None and timeouts.total_s < timeouts.first_token_s:
+        what = "shorter than admission.timeouts.first_token, wanted at least as long"
+        yield seen.wrong(("admission", "timeouts", "total"), what)
+    admission = seen.get(AdmissionConfig, "admission")
+    if admission is None or admission.max_prompt_tokens is None:
+        return
+    for name, model in seen.models().items():
+        if model.max_len_tokens is not None and admission.max_prompt_tokens >= model.max_len_tokens:
+            what = f"got {admission.max_prompt_tokens}, wanted less than max_len of {name!r}"
+            yield seen.wrong(("admission", "max_prompt_tokens"), f"{what}, {model.max_len_tokens}")

@@ -1,0 +1,97 @@
+"""What other packages are built with, worked out from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from baton.config.fields import SecretRef
+from baton.config.schema import (
+    DeploymentConfig,
+    Dtype,
+    EngineConfig,
+    ModelConfig,
+    SimTimings,
+    TransferConfig,
+)
+from baton.control.limits import CoordinatorLimits
+from baton.domain.errors import ConfigInvalid
+from baton.engine.sim.settings import OnTransferFailure, SimSettings
+
+
+def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
+    """The bounds of every coordinator."""
+    admission, timeouts = config.admission, config.admission.timeouts
+    return CoordinatorLimits(
+        max_queued=admission.max_queue,
+        queue_wait_s=admission.max_queue_wait_s,
+        resume_wait_s=timeouts.resume_s,
+        first_token_s=timeouts.first_token_s,
+        transfer_s=config.transfer.deadline_s,
+        stall_s=timeouts.stall_s,
+        total_s=timeouts.total_s,
+        lease_s=config.transfer.lease_s,
+    )
+
+
+def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferConfig) -> SimSettings:
+    """What a simulated engine is like; where its side channel listens is left to its replica.
+
+    Options that a real engine has too are named once, so they come from three sections.
+
+    Raises:
+        ValueError: the options contradict each other.
+    """
+    timings = engine.sim or SimTimings()
+    own = SimSettings()
+    return SimSettings(
+        prefill_tokens_per_s=timings.prefill_tokens_per_s,
+        decode_step_s=timings.decode_step_s,
+        decode_request_s=timings.decode_request_s,
+        step_overhead_s=timings.step_overhead_s,
+        transfer_bytes_per_s=timings.transfer_bytes_per_s,
+        transfer_setup_s=timings.transfer_setup_s,
+        speed=timings.speed,
+        max_len_tokens=model.max_len_tokens or own.max_len_tokens,
+        block_size_tokens=engine.block_size_tokens or own.block_size_tokens,
+        kv_blocks=timings.kv_blocks,
+        kv_block_bytes=timings.kv_block_bytes,
+        kv_dtype=own.kv_dtype if engine.dtype is Dtype.AUTO else str(engine.dtype),
+        max_running_requests=engine.max_num_seqs or own.max_running_requests,
+        max_waiting_requests=timings.max_waiting_requests,
+        max_batched_tokens=engine.max_num_batched_tokens or own.max_batched_tokens,
+        lease_s=transfer.lease_s,
+        on_transfer_failure=OnTransferFailure(transfer.on_failure),
+        side_channel_deadline_s=transfer.deadline_s,
+        vocab_size=timings.vocab_size,
+        eos_probability=timings.eos_probability,
+        eos_token_id=timings.eos_token_id,
+    )
+
+
+def engine_env(transfer: TransferConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of an engine process, secrets looked up on this machine.
+
+    Raises:
+        ConfigInvalid: a variable or file that a secret is referred to is not there.
+    """
+    findings: list[str] = []
+    found: dict[str, str] = {}
+    for name, value in transfer.env.items():
+        try:
+            found[name] = value if isinstance(value, str) else _look_up(value, environ)
+        except (OSError, LookupError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}, wanted it on the machine of the engine"
+            findings.append(f"transfer.env.{name}: {what}")
+    if findings:
+        raise ConfigInvalid(tuple(findings))
+    return found
+
+
+def _look_up(secret: SecretRef, environ: Mapping[str, str]) -> str:
+    if secret.file is not None:
+        return Path(secret.file).read_text(encoding="utf-8").strip()
+    name = secret.env or ""
+    if name not in environ:
+        raise LookupError(f"no environment variable {name}")
+    return environ[name]

@@ -1,0 +1,146 @@
+"""Layers of a configuration and what each adds: files, environment variables, `--set` options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.config.read import Unreadable, read_text
+from baton.config.tree import (
+    Entry,
+    EnvOrigin,
+    Finding,
+    Listing,
+    Node,
+    Origin,
+    Path,
+    Section,
+    SetOrigin,
+    format_path,
+)
+
+ENV_PREFIX = "BATON__"
+_SEGMENT = re.compile(r'"([^"]+)"|([^".]+)')
+
+
+def merge(low: Node, high: Node) -> Node:
+    """`high` over `low`: mappings key by key, anything else (lists too) replaced as a whole."""
+    if isinstance(low, Section) and isinstance(high, Section):
+        return lay_over(low, high)
+    return high
+
+
+def lay_over(low: Section, high: Section) -> Section:
+    """`merge` of two mappings."""
+    entries = dict(low.entries)
+    for key, entry in high.entries.items():
+        below = entries.get(key)
+        entries[key] = entry if below is None else _over(below, entry)
+    return Section(entries, low.origin)
+
+
+def _over(low: Entry, high: Entry) -> Entry:
+    node = merge(low.node, high.node)
+    # A section's place is where it first stood: what is missing in it is missing there.
+    merged = isinstance(low.node, Section) and isinstance(high.node, Section)
+    return Entry(node, low.origin if merged else high.origin)
+
+
+def add_env(root: Section, env: Mapping[str, str], findings: list[Finding]) -> Section:
+    """`root` with `BATON__POOLS__DECODE__REPLICAS__MAX=6` and its like laid over it.
+
+    Shorter names go first, so that a variable for one key wins over one for the whole section,
+    in whatever order the environment lists them.
+    """
+    names = [name for name in env if name.startswith(ENV_PREFIX)]
+    for name in sorted(names, key=lambda name: (name.count("__"), name)):
+        origin = EnvOrigin(name)
+        segments = name.removeprefix(ENV_PREFIX).split("__")
+        if not all(segments):
+            what = f"wanted a name such as {ENV_PREFIX}SERVER__PORT"
+            findings.append(Finding(origin, (), what))
+            continue
+        path = _existing_path(root, segments)
+        root = _lay(root, path, _Said(origin, env[name], findings))
+    return root
+
+
+def add_sets(root: Section, sets: Sequence[str], findings: list[Finding]) -> Section:
+    """`root` with `pools.decode.replicas.max=6` and its like laid over it, later ones on top."""
+    for option in sets:
+        written, equals, value = option.partition("=")
+        path = _dotted_path(written)
+        if not equals or path is None:
+            what = f"got {written[:60]!r}, wanted path.to.key=value"
+            findings.append(Finding(SetOrigin(), (), what))
+            continue
+        root = _lay(root, path, _Said(SetOrigin(), value, findings))
+    return root
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """Text that stands for a value, who said it, and where to complain."""
+
+    origin: Origin
+    text: str
+    findings: list[Finding]
+
+
+def _lay(root: Section, path: Path, said: _Said) -> Section:
+    try:
+        node = read_text(said.text, said.origin, said.findings)
+    except Unreadable as error:
+        what = f"{error.finding.what}, put text with special characters in quotes"
+        said.findings.append(Finding(said.origin, path, what))
+        return root
+    reached: Node = root
+    for depth, key in enumerate(path):
+        if isinstance(reached, Listing):
+            what = f"{format_path(path[:depth])} is a list, set it as a whole: [first, second]"
+            said.findings.append(Finding(said.origin, path, what))
+            return root
+        entry = reached.entries.get(key) if isinstance(reached, Section) else None
+        if entry is None:
+            break
+        reached = entry.node
+    for key in reversed(path[1:]):
+        node = Section({key: Entry(node, said.origin)}, said.origin)
+    return lay_over(root, Section({path[0]: Entry(node, said.origin)}, said.origin))
+
+
+def _existing_path(root: Node, segments: Iterable[str]) -> Path:
+    """Keys for the segments of a variable's name: as they stand in the tree, else in lower case.
+
+    Environment variables cannot spell `my-pool` or `llama-3.1`; MY_POOL and LLAMA_3_1 find them.
+    """
+    path: list[str] = []
+    node: Node | None = root
+    for segment in segments:
+        entries = node.entries if isinstance(node, Section) else {}
+        key = next((key for key in entries if _spelled(key) == segment.upper()), segment.lower())
+        # The keys of `env` are variables themselves and keep their case.
+        keep = path[-1:] == ["env"] and key not in entries
+        path.append(segment if keep else key)
+        node = entries[key].node if key in entries else None
+    return tuple(path)
+
+
+def _spelled(key: str) -> str:
+    return re.sub(r"[^A-Z0-9_]", "_", key.upper())
+
+
+def _dotted_path(text: str) -> Path | None:
+    """`models."llama-3.1".source` as its keys; None when it is malformed."""
+    path: list[str] = []
+    rest = text.strip()
+    while found := _SEGMENT.match(rest):
+        path.append(found[1] or found[2])
+        rest = rest[found.end() :]
+        if not rest:
+            return tuple(path)
+        if not rest.startswith("."):
+            return None
+        rest = rest[1:]
+    return None

@@ -1,0 +1,113 @@
+"""Files, environment and options in; one frozen configuration out, or everything that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+
+from baton.config.build import Builder
+from baton.config.checks import check
+from baton.config.complete import complete
+from baton.config.layers import add_env, add_sets, lay_over
+from baton.config.read import Unreadable, read_file
+from baton.config.schema import DeploymentConfig
+from baton.config.tree import (
+    DefaultOrigin,
+    Entry,
+    FileOrigin,
+    Finding,
+    Origin,
+    Path,
+    Scalar,
+    Section,
+    describe,
+    format_path,
+    sorted_findings,
+)
+from baton.domain.errors import ConfigInvalid
+
+MAX_FINDINGS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedConfig:
+    """A configuration and where each of its values came from."""
+
+    config: DeploymentConfig
+    origins: Mapping[str, str]
+    """By path (`pools.decode.replicas.max`): `default`, `file:line:column`, `env NAME`, `--set`."""
+
+
+def load_config(
+    paths: Sequence[str | FilePath],
+    *,
+    env: Mapping[str, str] | None = None,
+    sets: Sequence[str] = (),
+) -> LoadedConfig:
+    """The configuration of some files, later ones on top, then `env`, then `sets`.
+
+    Args:
+        paths: YAML files; all but the first are overlays.
+        env: the environment; only variables that begin with `BATON__` are looked at.
+        sets: texts such as `pools.decode.replicas.max=6`.
+
+    Raises:
+        ConfigInvalid: with one line for each thing that is wrong.
+    """
+    findings: list[Finding] = []
+    root = _layered([FilePath(path) for path in paths], findings)
+    root = add_sets(add_env(root, env or {}, findings), sets, findings)
+    root, short_name = complete(root, findings)
+    builder = Builder()
+    config = builder.section(DeploymentConfig, Entry(root, root.origin), ())
+    findings += builder.findings
+    findings += check(root, builder)
+    if findings or config is None:
+        raise _invalid(findings, short_name)
+    origins = {format_path(path): str(origin) for path, origin in builder.origins.items()}
+    return LoadedConfig(config=config, origins=origins)
+
+
+def _layered(files: Sequence[FilePath], findings: list[Finding]) -> Section:
+    layers: list[Section] = []
+    unreadable: list[Finding] = []
+    for file in files:
+        try:
+            node = read_file(file, findings)
+        except Unreadable as error:
+            unreadable.append(error.finding)
+            continue
+        if isinstance(node, Section):
+            layers.append(node)
+        elif not (isinstance(node, Scalar) and node.value is None):
+            what = f"got {describe(node, ())}, wanted a mapping of keys such as 'pools'"
+            unreadable.append(Finding(node.origin, (), what))
+    if unreadable:
+        # What a file that cannot be read would have said is unknown: nothing else can be judged.
+        raise _invalid(findings + unreadable, None)
+    root = Section({}, _start(files))
+    for layer in layers:
+        root = lay_over(root, layer)
+    return root
+
+
+def _start(files: Sequence[FilePath]) -> Origin:
+    return FileOrigin(str(files[0]), 1, 1) if files else DefaultOrigin()
+
+
+def _invalid(findings: Sequence[Finding], short_name: str | None) -> ConfigInvalid:
+    shown = [
+        str(Finding(finding.origin, _as_written(finding.path, short_name), finding.what))
+        for finding in sorted_findings(findings)
+    ]
+    if len(shown) > MAX_FINDINGS:
+        shown = [*shown[:MAX_FINDINGS], f"and {len(shown) - MAX_FINDINGS} more"]
+    return ConfigInvalid(tuple(shown))
+
+
+def _as_written(path: Path, short_name: str | None) -> Path:
+    """`models.tiny.source` as `model.source` when the file has the short form."""
+    if short_name is not None and path[:2] == ("models", short_name):
+        return ("model", *path[2:])
+    return path

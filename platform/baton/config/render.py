@@ -1,0 +1,93 @@
+"""A configuration back to YAML: every key, as loading it again would read it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+from baton.config.fields import Anything, Environment, Field, Named, Nested, SecretRef, fields_of
+from baton.config.read import resolve
+from baton.config.schema import DeploymentConfig
+
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+(?:/[a-z]+)?")
+# JSON leaves these unescaped, YAML does not read them as they are.
+_ESCAPED = re.compile("[\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+
+Plain = Mapping[str, object]
+
+
+def render(config: DeploymentConfig) -> str:
+    """The effective configuration as YAML; loading it gives an equal configuration."""
+    return "\n".join(_lines(plain(config), 0)) + "\n"
+
+
+def plain(section: object) -> dict[str, object]:
+    """A section as plain JSON values under its keys in the file."""
+    return {
+        key: _plain_value(field, getattr(section, field.attribute))
+        for key, field in fields_of(type(section)).items()
+    }
+
+
+def leaves(values: Plain, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each leaf of `plain(config)` with its path, its value written as in YAML."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key), _flow(value)
+
+
+def _plain_value(field: Field, value: object) -> object:
+    match field.kind, value:
+        case _, None:
+            return None
+        case Nested(), _:
+            return plain(value)
+        case Named(), Mapping():
+            return {name: plain(section) for name, section in value.items()}
+        case Environment(), Mapping():
+            return {name: _variable(text) for name, text in value.items()}
+        case ((Anything() | Nested() | Named() | Environment()), _):
+            return value
+        case leaf, _:
+            return leaf.write(value)
+
+
+def _variable(value: object) -> object:
+    if isinstance(value, SecretRef):
+        return {"env": value.env} if value.file is None else {"file": value.file}
+    return value
+
+
+def _lines(values: Plain, indent: int) -> Iterator[str]:
+    pad = "  " * indent
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{pad}{_flow(key)}:"
+            yield from _lines(value, indent + 1)
+        else:
+            yield f"{pad}{_flow(key)}: {_flow(value)}"
+
+
+def _flow(value: object) -> str:
+    match value:
+        case str():
+            return _text(value)
+        case Mapping():
+            return "{" + ", ".join(f"{_flow(key)}: {_flow(v)}" for key, v in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(_flow(item) for item in value) + "]"
+        case _:
+            return json.dumps(value)
+
+
+def _text(text: str) -> str:
+    if _PLAIN.fullmatch(text) and resolve(text) == text:
+        return text
+    return _ESCAPED.sub(_escape, json.dumps(text, ensure_ascii=False))
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"

@@ -1,0 +1,394 @@
+"""Every key that a configuration may hold: types, bounds and defaults.
+
+Keys are the attributes' names without their unit: `deadline_s` is written `deadline: 2s`. What is
+planned but has no effect yet is named in `NOT_YET` and refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, ClassVar
+
+from baton.config.fields import Key, Names, NotYet, SecretRef
+from baton.config.leaves import Bounds
+from baton.control.limits import CoordinatorLimits
+from baton.domain.fleet import Role
+from baton.engine.sim.settings import SimSettings
+
+_LIMITS = CoordinatorLimits()
+_SIM = SimSettings()
+
+Positive = Bounds(low=1)
+NotNegative = Bounds(low=0)
+Port = Bounds(low=1, high=65535)
+# Shorter waits than this are an error of unit, not a wish.
+Wait = Bounds(low=0.001, high=86_400)
+
+ModelName = Names(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "letters, digits, '.', '_', '/', '-'")
+PoolName = Names(
+    r"[a-z](?:[a-z0-9]|[_-](?=[a-z0-9])){0,47}",
+    "lower-case letters and digits with single '_' or '-' between them, a letter first",
+)
+VariableName = Names(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
+ArgumentName = Names(r"[a-z][a-z0-9_]*", "a vLLM argument with underscores, as max_loras")
+
+
+class EngineKind(StrEnum):
+    """What runs inside a replica."""
+
+    VLLM = "vllm"
+    SIM = "sim"
+
+
+class Dtype(StrEnum):
+    """The type of weights and activations; `auto` takes the model's own."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class PlacementStrategy(StrEnum):
+    """How the workers of one replica are laid over nodes (Ray's placement group strategies)."""
+
+    PACK = "pack"
+    SPREAD = "spread"
+    STRICT_PACK = "strict_pack"
+    STRICT_SPREAD = "strict_spread"
+
+
+class Disaggregate(StrEnum):
+    """Which requests are prefilled and decoded by different replicas."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Connector(StrEnum):
+    """What moves KV blocks."""
+
+    NIXL = "nixl"
+
+
+class OnFailure(StrEnum):
+    """What decode does when a prompt's KV blocks cannot be fetched."""
+
+    RECOMPUTE = "recompute"
+    """Prefill the prompt itself."""
+    FAIL = "fail"
+    """Give the leg up; the request is placed again."""
+
+
+class FrontendKind(StrEnum):
+    """Which API server stands in front."""
+
+    PYTHON = "python"
+
+
+class Route(StrEnum):
+    """A group of HTTP routes that may be opened."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    MODELS = "models"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    TOKENIZE = "tokenize"
+    HEALTH = "health"
+    METRICS = "metrics"
+
+
+class LogFormat(StrEnum):
+    """How log events are written."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+class LogLevel(StrEnum):
+    """The least important events that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimTimings:
+    """How fast and how large a simulated engine is; what it shares with real ones is set there."""
+
+    prefill_tokens_per_s: Annotated[float, Key("prefill_rate")] = _SIM.prefill_tokens_per_s
+    decode_step_s: float = _SIM.decode_step_s
+    """Time of a step that decodes for anyone, whoever it is for."""
+    decode_request_s: float = _SIM.decode_request_s
+    """What each decoding request adds to a step."""
+    step_overhead_s: float = _SIM.step_overhead_s
+    transfer_bytes_per_s: Annotated[float, Key("transfer_rate")] = _SIM.transfer_bytes_per_s
+    transfer_setup_s: float = _SIM.transfer_setup_s
+    speed: Annotated[float, NotNegative] = _SIM.speed
+    """Divides the duration of every step and transfer."""
+    kv_blocks: Annotated[int, Positive] = _SIM.kv_blocks
+    kv_block_bytes: Annotated[int, Key("kv_block_size"), Positive] = _SIM.kv_block_bytes
+    max_waiting_requests: Annotated[int, Positive] = _SIM.max_waiting_requests
+    vocab_size: Annotated[int, Positive] = _SIM.vocab_size
+    eos_probability: Annotated[float, Bounds(low=0, high=1)] = _SIM.eos_probability
+    eos_token_id: Annotated[int, NotNegative] = _SIM.eos_token_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Engine options; a pool's override its model's, key by key. Null leaves it to the engine."""
+
+    kind: EngineKind = EngineKind.VLLM
+    dtype: Dtype = Dtype.AUTO
+    block_size_tokens: Annotated[int | None, Key("block_size"), Positive] = None
+    gpu_memory_utilization: Annotated[float | None, Bounds(low=0.01, high=1)] = None
+    kv_cache_bytes: Annotated[int | None, Positive] = None
+    """Memory for KV blocks of one engine, instead of a share of the GPU's or the machine's."""
+    prefix_caching: bool = True
+    max_num_seqs: Annotated[int | None, Positive] = None
+    max_num_batched_tokens: Annotated[int | None, Positive] = None
+    extra: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
+    """Raw vLLM engine arguments that have no key of their own here."""
+    sim: SimTimings | None = None
+    """Given exactly when the kind is `sim`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A model that is served; its name is its key."""
+
+    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"adapters": "LoRA adapters cannot be served, remove it"}
+    )
+
+    source: str
+    """A hub id, a path, or `tiny`: a small random model that is made on this machine."""
+    revision: str | None = None
+    max_len_tokens: Annotated[int | None, Key("max_len"), Bounds(low=2)] = None
+    """Prompt and output together; null takes what the model says."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaCounts:
+    """How many replicas; `start` is `min` and `max` is `start` unless said."""
+
+    min: Annotated[int, NotNegative] = 1
+    start: Annotated[int, NotNegative] = 1
+    max: Annotated[int, Positive] = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What one replica takes from the cluster, all its workers together."""
+
+    cpus: Annotated[float, NotNegative] = 1.0
+    gpus: Annotated[int, NotNegative] = 0
+    accelerator: str | None = None
+    """Ray's accelerator type, e.g. H100."""
+    memory_bytes: Annotated[int | None, Positive] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """How one engine is split over workers."""
+
+    tp: Annotated[int, Positive] = 1
+    pp: Annotated[int, Positive] = 1
+
+    @property
+    def workers(self) -> int:
+        """Engine workers of one replica."""
+        return self.tp * self.pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where a replica's workers go."""
+
+    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"labels": "replicas cannot be tied to node labels, use resources.accelerator"}
+    )
+
+    strategy: PlacementStrategy = PlacementStrategy.PACK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """Replicas of one role and one shape; its name is its key."""
+
+    model: str
+    role: Role
+    replicas: ReplicaCounts = field(default_factory=ReplicaCounts)
+    resources: Resources = field(default_factory=Resources)
+    parallel: Parallel = field(default_factory=Parallel)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """The model's options with this pool's on top: nothing else needs to be looked up."""
+    placement: Placement = field(default_factory=Placement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """How requests are placed."""
+
+    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "policy": "the least loaded replica is chosen, remove it",
+            "index": "cached prefixes are not tracked across replicas, remove it",
+        }
+    )
+
+    disaggregate: Annotated[
+        Disaggregate,
+        NotYet({"auto": "whether to disaggregate cannot be predicted, use 'always' or 'never'"}),
+    ] = Disaggregate.ALWAYS
+    seed: Annotated[int, NotNegative] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """How long a request may take."""
+
+    first_token_s: Annotated[float, Wait] = _LIMITS.first_token_s
+    """From placement to the first token, before another replica is tried."""
+    stall_s: Annotated[float, Wait] = _LIMITS.stall_s
+    """Between two tokens, before another replica is tried."""
+    total_s: Annotated[float, Wait] = _LIMITS.total_s
+    resume_s: Annotated[float, Wait] = _LIMITS.resume_wait_s
+    """How long a stream that lost its replica waits for another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """What is let in."""
+
+    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "max_n": "choices per request have no limit of their own, remove it",
+            "default_max_tokens": "a request without max_tokens may fill the context, remove it",
+        }
+    )
+
+    max_queue: Annotated[int, Positive] = _LIMITS.max_queued
+    """Requests that wait for a replica."""
+    max_queue_wait_s: Annotated[float, Wait] = _LIMITS.queue_wait_s
+    max_body_bytes: Annotated[int, Bounds(low=1024)] = 4 * 1024 * 1024
+    max_prompt_tokens: Annotated[int | None, Positive] = None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideChannel:
+    """Where engines meet before they move KV blocks."""
+
+    bind: str = "private"
+    """An IP address, or `private`: the address under which the node is known to the cluster."""
+    port_base: Annotated[int, Port] = 20000
+    """Engines count their ports up from here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferConfig:
+    """How KV blocks move."""
+
+    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "require_rdma": "the transport cannot be checked, choose one with env.UCX_TLS",
+            "max_concurrent_pulls": "pulls have no limit, remove it",
+        }
+    )
+
+    connector: Connector = Connector.NIXL
+    deadline_s: Annotated[float, Wait] = _LIMITS.transfer_s
+    on_failure: OnFailure = OnFailure.RECOMPUTE
+    lease_s: Annotated[float, Wait] = _LIMITS.lease_s
+    """How long a prefill replica keeps a finished prompt's blocks for a pull."""
+    side_channel: SideChannel = field(default_factory=SideChannel)
+    env: Annotated[Mapping[str, str | SecretRef], VariableName] = field(default_factory=dict)
+    """Environment variables of engine processes, e.g. UCX_TLS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressCounts:
+    """How many ingress replicas."""
+
+    min: Annotated[int, Positive] = 1
+    max: Annotated[int, Positive] = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The public endpoint."""
+
+    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"tls": "end TLS in a proxy in front of the endpoint, remove it"}
+    )
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Port] = 8000
+    frontend: Annotated[
+        FrontendKind, NotYet({"rust": "vLLM's Rust frontend is not wired up, use 'python'"})
+    ] = FrontendKind.PYTHON
+    replicas: IngressCounts = field(default_factory=IngressCounts)
+    routes: tuple[Route, ...] = tuple(Route)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsConfig:
+    """What is logged."""
+
+    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"prompts": "prompts are never logged, remove it"}
+    )
+
+    format: LogFormat = LogFormat.JSON
+    level: LogLevel = LogLevel.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservabilityConfig:
+    """What can be seen from outside."""
+
+    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "metrics": "metrics have no port of their own, see the route /metrics",
+            "tracing": "nothing is traced, remove it",
+            "console": "there is no console, use 'baton status'",
+        }
+    )
+
+    logs: LogsConfig = field(default_factory=LogsConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentConfig:
+    """Everything that `baton up` needs to know."""
+
+    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "slo": "latency objectives have no effect, remove it",
+            "autoscaler": "replicas are not scaled by load, set pools.*.replicas.start",
+            "tenants": "callers are not told apart, guard the endpoint with a proxy",
+        }
+    )
+
+    version: Annotated[int, Bounds(low=1, high=1)]
+    models: Annotated[Mapping[str, ModelConfig], ModelName]
+    pools: Annotated[Mapping[str, PoolConfig], PoolName]
+    router: RouterConfig = field(default_factory=RouterConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model that is served; for now there is exactly one."""
+        (name,) = self.models
+        return name

@@ -1,0 +1,168 @@
+"""Configuration before it has a meaning: values with the place each of them came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+Path = tuple[str, ...]
+"""Keys from the root, e.g. `("pools", "decode", "role")`."""
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_/-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class FileOrigin:
+    """A place in a file; line and column count from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvOrigin:
+    """An environment variable."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"env {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetOrigin:
+    """A `--set` option."""
+
+    def __str__(self) -> str:
+        return "--set"
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultOrigin:
+    """Nobody said it. `why` tells how it was derived when it is not a plain default."""
+
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"default ({self.why})" if self.why else "default"
+
+
+Origin = FileOrigin | EnvOrigin | SetOrigin | DefaultOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One value. `text` is how it was written, which environment variables keep to the letter."""
+
+    value: str | int | float | bool | None
+    origin: Origin
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list of values."""
+
+    items: tuple[Node, ...]
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key's value; `origin` is the key's own place."""
+
+    node: Node
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Keys and their values."""
+
+    entries: Mapping[str, Entry]
+    origin: Origin
+
+
+Node = Scalar | Listing | Section
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, and where."""
+
+    origin: Origin
+    path: Path
+    what: str
+
+    def __str__(self) -> str:
+        place = "" if isinstance(self.origin, DefaultOrigin) else str(self.origin)
+        return ": ".join(part for part in (place, format_path(self.path), self.what) if part)
+
+
+def format_path(path: Path) -> str:
+    """`("models", "llama-3.1", "source")` as `models."llama-3.1".source`, as `--set` reads it."""
+    return ".".join(key if _PLAIN_KEY.fullmatch(key) else f'"{key}"' for key in path)
+
+
+def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """In the order of the files and of the lines in them; each thing said once.
+
+    The same text may be met at two paths: pools inherit their model's engine options.
+    """
+    unique: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        path = finding.path if isinstance(finding.origin, DefaultOrigin) else ()
+        unique.setdefault((f"{finding.origin} {path}", finding.what), finding)
+    return sorted(unique.values(), key=_place)
+
+
+def _place(finding: Finding) -> tuple[int, str, int, int]:
+    match finding.origin:
+        case FileOrigin(file, line, column):
+            return 0, file, line, column
+        case EnvOrigin(name):
+            return 1, name, 0, 0
+        case SetOrigin():
+            return 2, "", 0, 0
+        case DefaultOrigin():
+            return 3, "", 0, 0
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value under this name is likely a secret: `api_key`, `HF_TOKEN`.
+
+    Words are compared, not letters: `max_prompt_tokens` holds no secret.
+    """
+    words = re.split(r"[^a-z]+", name.lower())
+    return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
+
+
+_SECRET_WORDS = frozenset(
+    {"key", "keys", "token", "secret", "secrets", "password", "passwd", "credential", "credentials"}
+)
+_SECRET_ENDINGS = ("apikey", "password", "secret")
+
+
+def describe(node: Node, path: Path) -> str:
+    """What was found, for an error message; never the value of something that looks secret."""
+    match node:
+        case Section():
+            return "a mapping"
+        case Listing():
+            return "a list"
+        case Scalar(value=None):
+            return "nothing"
+        case Scalar() if any(is_secret_name(key) for key in path):
+            return "a literal that is not shown"
+        case Scalar(value=str(value)):
+            return repr(value if len(value) <= _SHOWN_CHARS else value[:_SHOWN_CHARS] + "…")
+        case Scalar(text=text):
+            return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+_SHOWN_CHARS = 60
