@@ -1,1 +1,1 @@
-"""Sans-I/O machines that turn events into commands: coordinator, leases, autoscaler, drain."""
+"""Sans-I/O machines: they take events and return commands, and know no clock and no socket."""

@@ -1,1 +1,1 @@
-"""Pure decisions: admission, placement, routing, prefix index, roles, scaling, forecast."""
+"""Pure decisions: the same functions run in the live system and in the simulator."""

@@ -1,0 +1,242 @@
+"""The request machine: admit, place, hand off, stream, recover.
+
+Theory of operation. `handle(event, now_s)` returns the commands that follow; the machine does no
+I/O and reads no clock. Each request is an `Entry` that walks the table in `transitions`; it has at
+most one running leg at a time (a prefill leg, then a decode leg; or one local leg) and at most one
+lease. A leg that is given up is *closing* until its replica confirms the abort, because an output
+that was already under way may still bring a ticket, and with it blocks to free.
+
+What may fail: a leg (`LegFailed`, or an output that ends in ERROR or ABORT), a replica (whatever
+ran there is placed again, with the tokens already delivered as part of the prompt), and time
+(every phase has a deadline). A request ends exactly once: `RecordRequest` is issued then and only
+then. The invariants are in `check_integrity`.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from baton.control.fleet_table import FleetTable
+from baton.control.journey import BROKEN, Journeys
+from baton.control.ledger import Entry, request_of
+from baton.control.legs import ClosingLeg, LegBook
+from baton.control.limits import CoordinatorLimits
+from baton.domain.commands import Command, Deliver, Delivery
+from baton.domain.errors import EngineFailed, Rejected
+from baton.domain.events import (
+    Event,
+    LegFailed,
+    LegsAborted,
+    LoadReported,
+    ReplicaDraining,
+    ReplicaJoined,
+    ReplicaLost,
+    RequestArrived,
+    RequestsCancelled,
+    StepProduced,
+    TimePassed,
+)
+from baton.domain.fleet import FleetView, LossReason, ReplicaFacts
+from baton.domain.handoff import LegFailure, LegKind, LegOutput
+from baton.domain.request import LocalOnly, Phase, Request
+from baton.policy.placement import Placer
+
+
+class Coordinator:
+    """The brain of one ingress replica. `handle` is never called re-entrantly."""
+
+    def __init__(self, *, limits: CoordinatorLimits, placer: Placer) -> None:
+        self._limits = limits
+        self._fleet = FleetTable()
+        self._legs = LegBook(self._fleet)
+        self._journeys = Journeys(limits=limits, placer=placer, fleet=self._fleet, legs=self._legs)
+        self.ignored_events = 0
+        """Outputs, failures and arrivals that belong to nothing known; late frames mostly."""
+
+    # -------------------------------------------------------------- what a body calls
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        """Take in one fact and return what must be done about it, in order."""
+        self._journeys.commands = []
+        match event:
+            case StepProduced():
+                self._on_step(event, now_s)
+            case RequestArrived():
+                self._on_arrival(event.request, now_s)
+            case RequestsCancelled():
+                self._on_cancel(event.request_ids, now_s)
+            case LegFailed():
+                self._on_leg_failed(event, now_s)
+            case LegsAborted():
+                self._on_aborted(event.leg_ids)
+            case ReplicaJoined():
+                self._on_joined(event.facts, now_s)
+            case ReplicaLost():
+                self._on_lost(event, now_s)
+            case ReplicaDraining():
+                self._fleet.drain(event.replica_id)
+            case LoadReported():
+                self._fleet.report(event.replica_id, event.load, now_s)
+            case TimePassed():
+                self._on_time(now_s)
+            case _:
+                assert_never(event)
+        return self._journeys.commands
+
+    def next_deadline_at_s(self) -> float | None:
+        """When `TimePassed` should come at the latest; None while nothing waits for time."""
+        times = (
+            self._journeys.deadlines.next_at_s(),
+            self._legs.next_deadline_at_s(),
+            self._journeys.retry_at_s,
+        )
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
+    def refusal(self, *, requests: int = 1) -> Rejected | None:
+        """Why `requests` more would be refused right now; None when they would be taken in."""
+        in_flight, queued = len(self._journeys.entries), len(self._journeys.queue)
+        if in_flight + requests > self._limits.max_requests:
+            return self._journeys.queue_full("-", f"{in_flight} requests are in flight")
+        if queued + requests > self._limits.max_queued:
+            return self._journeys.queue_full("-", f"{queued} requests wait for a replica")
+        return None
+
+    def fleet(self, now_s: float) -> FleetView:
+        """The fleet as placement sees it."""
+        return self._fleet.view(now_s)
+
+    def phases(self) -> dict[str, Phase]:
+        """The phase of every request in flight, by request id."""
+        return {request_id: entry.phase for request_id, entry in self._journeys.entries.items()}
+
+    def unconfirmed_aborts(self) -> int:
+        """Legs that were given up and whose replicas have not said yet that they are gone."""
+        return self._legs.closing_count()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the machine's own books disagree."""
+        self._legs.check_integrity()
+        self._journeys.check_integrity()
+
+    # -------------------------------------------------------------- requests
+
+    def _on_arrival(self, request: Request, now_s: float) -> None:
+        entries = self._journeys.entries
+        if request.request_id in entries:
+            # The seam gives unique ids; a duplicate must not disturb the stream that has the id.
+            self.ignored_events += 1
+            return
+        entry = Entry(request=request, local_only=request.local_only)
+        entry.total_deadline_at_s = now_s + self._limits.total_s
+        entries[request.request_id] = entry
+        if len(entries) > self._limits.max_requests:
+            why = f"{self._limits.max_requests} requests are in flight"
+            error = self._journeys.queue_full(request.request_id, why)
+            self._journeys.end(entry, Phase.SHED, now_s, reason=why, error=error)
+        else:
+            self._journeys.place(entry, now_s)
+
+    def _on_cancel(self, request_ids: tuple[str, ...], now_s: float) -> None:
+        for request_id in request_ids:
+            if (entry := self._journeys.entries.get(request_id)) is not None:
+                if entry.leg_id is not None:
+                    self._journeys.abort_running(entry, now_s)
+                self._journeys.end(entry, Phase.CANCELLED, now_s, reason="cancelled")
+
+    # -------------------------------------------------------------- legs
+
+    def _on_step(self, event: StepProduced, now_s: float) -> None:
+        deliveries: list[Delivery] = []
+        for output in event.outputs:
+            placed = self._legs.running(output.leg_id)
+            if placed is None or placed.replica_id != event.replica_id:
+                self._on_late_output(output, event.replica_id, now_s)
+                continue
+            entry = self._journeys.entries[placed.leg.request_id]
+            if placed.leg.kind is LegKind.PREFILL:
+                self._journeys.take_prefill(entry, output, event.replica_id, now_s)
+            elif output.finish in BROKEN:
+                why = f"the engine ended it in {output.finish}"
+                if entry.phase is Phase.TRANSFER:
+                    entry.local_only = LocalOnly.HANDOFF_FAILED
+                self._journeys.broken(entry, event.replica_id, why, now_s)
+            else:
+                deliveries.append(self._journeys.take_tokens(entry, output, now_s))
+        if deliveries:
+            # First, so that a client has its last token before its request is recorded as ended.
+            self._journeys.commands.insert(0, Deliver(deliveries=tuple(deliveries)))
+
+    def _on_late_output(self, output: LegOutput, replica_id: str, now_s: float) -> None:
+        """An output of a leg that is closing, or was forgotten; nobody waits for its blocks."""
+        if output.ticket is not None:
+            request_id = request_of(output.leg_id)
+            lease = self._journeys.lease(
+                request_id, output.leg_id, replica_id, output.ticket, now_s
+            )
+            self._journeys.release_lease(lease, now_s)
+        elif output.finish in BROKEN:
+            self._on_late_failure(output.leg_id, now_s)
+        elif self._legs.closing(output.leg_id) is None:
+            self.ignored_events += 1
+
+    def _on_leg_failed(self, event: LegFailed, now_s: float) -> None:
+        placed = self._legs.running(event.leg_id)
+        if placed is None or placed.replica_id != event.replica_id:
+            self._on_late_failure(event.leg_id, now_s)
+            return
+        entry = self._journeys.entries[placed.leg.request_id]
+        if event.failure is LegFailure.REFUSED:
+            self._journeys.drop_leg(entry)
+            why = f"replica {event.replica_id} refused it: {event.why or 'no reason given'}"
+            self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
+            return
+        if event.failure is LegFailure.KV_LOAD_FAILED:
+            entry.local_only = LocalOnly.HANDOFF_FAILED
+        why = f"{event.failure} {event.why}".strip()
+        self._journeys.broken(entry, event.replica_id, why, now_s)
+
+    def _on_late_failure(self, leg_id: str, now_s: float) -> None:
+        # Unlike a confirmed abort, a failure says nothing about the blocks the leg was to pull.
+        if (closing := self._legs.confirm(leg_id)) is None:
+            self.ignored_events += 1
+        else:
+            self._release_orphan(closing, now_s)
+
+    def _on_aborted(self, leg_ids: tuple[str, ...]) -> None:
+        # A confirmed abort of a decode leg has ended its lease too: engines see to that.
+        for leg_id in leg_ids:
+            if self._legs.confirm(leg_id) is None:
+                self.ignored_events += 1
+
+    def _release_orphan(self, closing: ClosingLeg, now_s: float) -> None:
+        if closing.lease is not None:
+            self._journeys.release_lease(closing.lease, now_s)
+
+    # -------------------------------------------------------------- replicas and time
+
+    def _on_joined(self, facts: ReplicaFacts, now_s: float) -> None:
+        if facts.replica_id in self._fleet:
+            lost = ReplicaLost(replica_id=facts.replica_id, reason=LossReason.OUT_OF_STEP)
+            self._on_lost(lost, now_s)
+        self._fleet.join(facts, now_s)
+        self._journeys.serve_queue(now_s)
+
+    def _on_lost(self, event: ReplicaLost, now_s: float) -> None:
+        running, closing = self._legs.on_replica(event.replica_id)
+        self._fleet.lose(event.replica_id)
+        for gone in closing:
+            self._legs.confirm(gone.placed.leg.leg_id)
+            self._release_orphan(gone, now_s)
+        for placed in running:
+            entry = self._journeys.entries[placed.leg.request_id]
+            why = f"the replica was lost ({event.reason})"
+            self._journeys.broken(entry, event.replica_id, why, now_s)
+
+    def _on_time(self, now_s: float) -> None:
+        for closing in self._legs.take_overdue(now_s):
+            self._release_orphan(closing, now_s)
+        for request_id in self._journeys.deadlines.take_due(now_s):
+            self._journeys.on_deadline(self._journeys.entries[request_id], now_s)
+        retry_at_s = self._journeys.retry_at_s
+        if retry_at_s is not None and retry_at_s <= now_s:
+            self._journeys.serve_queue(now_s)

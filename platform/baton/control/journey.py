@@ -1,0 +1,349 @@
+"""What can happen to one request: placed, handed off, streamed, broken, resumed, ended.
+
+Each method takes an `Entry` along one edge of the transition table, or several, and appends the
+commands that follow. Which request an event is about is the coordinator's business.
+"""
+
+from __future__ import annotations
+
+from baton.control.deadlines import Deadlines
+from baton.control.fleet_table import FleetTable
+from baton.control.ledger import Entry
+from baton.control.legs import LegBook
+from baton.control.limits import CoordinatorLimits
+from baton.domain.commands import (
+    AbortLegs,
+    Command,
+    Delivery,
+    FailRequest,
+    RecordRequest,
+    ReleaseLease,
+    SubmitLeg,
+)
+from baton.domain.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineFailed,
+    Evicted,
+    NoCapacity,
+    NotResumable,
+    QueueFull,
+)
+from baton.domain.handoff import HandoffMode, Lease, LegKind, LegOutput, Route, Ticket
+from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.policy.placement import NoRoute, Placer, place_decode, place_release
+
+BROKEN = frozenset({FinishReason.ERROR, FinishReason.ABORT})
+RUNS = frozenset({Phase.PREFILL, Phase.TRANSFER, Phase.DECODE})
+
+
+class Journeys:
+    """The requests in flight, their queue and deadlines, and the commands they give rise to."""
+
+    def __init__(
+        self, *, limits: CoordinatorLimits, placer: Placer, fleet: FleetTable, legs: LegBook
+    ) -> None:
+        self.limits = limits
+        self.entries: dict[str, Entry] = {}
+        self.queue: dict[str, None] = {}
+        self.deadlines = Deadlines()
+        self.retry_at_s: float | None = None
+        self.commands: list[Command] = []
+        self._placer = placer
+        self._fleet = fleet
+        self._legs = legs
+
+    # -------------------------------------------------------------- placement
+
+    def place(self, entry: Entry, now_s: float, *, hold_if_tried: bool = False) -> None:
+        """Begin the first leg of a route, or wait when nobody can take the request.
+
+        With `hold_if_tried`, a route over a replica that has just failed this request waits a
+        moment first: a replica that refuses at once would otherwise use up every attempt at once.
+        """
+        route = self._placer(entry.query(), self._fleet.view(now_s))
+        if isinstance(route, NoRoute):
+            self.enqueue(entry, now_s, why=route.reason)
+        elif hold_if_tried and route.decode_replica_id in entry.avoid:
+            self.enqueue(entry, now_s, why="every replica has just failed it")
+            self.retry_at_s = self.retry_at_s or now_s + self.limits.retry_s
+        else:
+            self._follow(entry, route, now_s)
+
+    def _follow(self, entry: Entry, route: Route, now_s: float) -> None:
+        self.queue.pop(entry.request_id, None)
+        entry.routes.append(route)
+        entry.move(Phase.PREFILL)
+        entry.first_token_due_at_s = now_s + self.limits.first_token_s
+        self.wait_until(entry, entry.first_token_due_at_s)
+        if route.mode is HandoffMode.LOCAL:
+            self._begin(entry, route.decode_replica_id, LegKind.LOCAL)
+        else:
+            assert route.prefill_replica_id is not None, "a PULL route names a prefill replica"
+            self._begin(entry, route.prefill_replica_id, LegKind.PREFILL)
+
+    def _begin(
+        self, entry: Entry, replica_id: str, kind: LegKind, ticket: Ticket | None = None
+    ) -> None:
+        leg = entry.next_leg(kind, ticket)
+        entry.leg_id = leg.leg_id
+        self._legs.begin(leg, replica_id)
+        self.commands.append(SubmitLeg(replica_id=replica_id, leg=leg))
+
+    def enqueue(self, entry: Entry, now_s: float, *, why: str) -> None:
+        """Wait for a replica: briefly before the first token, for long once a stream is open."""
+        if entry.phase is Phase.QUEUED:
+            return
+        streaming = bool(entry.generated)
+        if not streaming and len(self.queue) >= self.limits.max_queued:
+            error = self.queue_full(entry.request_id, f"the queue is full ({why})")
+            refused = Phase.SHED if entry.phase is Phase.ARRIVED else Phase.EVICTED
+            self.end(entry, refused, now_s, reason=error.why, error=error)
+            return
+        entry.move(Phase.QUEUED)
+        self.queue[entry.request_id] = None
+        wait_s = self.limits.resume_wait_s if streaming else self.limits.queue_wait_s
+        self.wait_until(entry, now_s + wait_s)
+
+    def serve_queue(self, now_s: float) -> None:
+        """Try to place everyone who waits, in order of arrival."""
+        self.retry_at_s = None
+        for request_id in tuple(self.queue):
+            self.place(self.entries[request_id], now_s)
+
+    # -------------------------------------------------------------- tokens and handoff
+
+    def take_tokens(self, entry: Entry, output: LegOutput, now_s: float) -> Delivery:
+        """Journal the tokens of a local or decode leg and pass them on."""
+        if output.cached_tokens is not None and entry.cached_tokens is None:
+            entry.cached_tokens = output.cached_tokens
+        if output.token_ids:
+            if entry.first_token_at_s is None:
+                entry.first_token_at_s = now_s
+            entry.last_token_at_s = now_s
+            entry.generated.extend(output.token_ids)
+            if entry.phase is not Phase.DECODE:
+                entry.move(Phase.DECODE)
+                # The pull is over: the engines have ended the lease between themselves.
+                entry.lease = None
+            self.wait_until(entry, now_s + self.limits.stall_s)
+        if output.finish is not None:
+            self._legs.end(output.leg_id)
+            entry.leg_id = None
+            self.end(entry, Phase.FINISHED, now_s, reason=output.finish)
+        return Delivery(
+            entry.request_id,
+            output.token_ids,
+            output.finish,
+            output.stop_reason,
+            output.cached_tokens,
+            output.detail,
+        )
+
+    def take_prefill(self, entry: Entry, output: LegOutput, replica_id: str, now_s: float) -> None:
+        """Go from a finished prefill leg to the decode leg; its own token is not used.
+
+        The decode replica computes the last prompt position again and samples the first token,
+        so that sampling state lives in one engine only.
+        """
+        if output.finish is None:
+            return
+        if output.ticket is None or output.finish in BROKEN:
+            # Such an engine can not hand this prompt off: one replica shall run both phases.
+            entry.local_only = LocalOnly.HANDOFF_FAILED
+            self.broken(entry, replica_id, f"prefill ended in {output.finish}", now_s)
+            return
+        self._legs.end(output.leg_id)
+        entry.leg_id = None
+        entry.cached_tokens = output.cached_tokens
+        entry.prefill_done_at_s = now_s
+        entry.handed_off_blocks = output.ticket.blocks
+        entry.lease = self.lease(entry.request_id, output.leg_id, replica_id, output.ticket, now_s)
+        self._hand_off(entry, replica_id, output.ticket, now_s)
+
+    def _hand_off(self, entry: Entry, source_id: str, ticket: Ticket, now_s: float) -> None:
+        fleet = self._fleet.view(now_s)
+        wanted = fleet.replicas.get(entry.routes[-1].decode_replica_id)
+        target = None if wanted is None or wanted.draining else wanted.replica_id
+        if target is None and (source := fleet.replicas.get(source_id)) is not None:
+            target = place_decode(source, fleet, avoid=entry.avoid)
+        if target is None:
+            self.release(entry, now_s)
+            self.resume(entry, now_s)
+            return
+        entry.move(Phase.TRANSFER)
+        self.wait_until(entry, min(now_s + self.limits.transfer_s, entry.first_token_due_at_s))
+        self._begin(entry, target, LegKind.DECODE, ticket)
+
+    # -------------------------------------------------------------- trouble
+
+    def broken(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
+        """The running leg is over without a result; there is nothing left to abort."""
+        self.drop_leg(entry)
+        self._try_elsewhere(entry, replica_id, why, now_s)
+
+    def give_up(self, entry: Entry, why: str, now_s: float) -> None:
+        """Abort the running leg, because its time is over, and go on elsewhere."""
+        if entry.phase is Phase.TRANSFER:
+            entry.local_only = LocalOnly.HANDOFF_FAILED
+        replica_id = self.abort_running(entry, now_s)
+        self._try_elsewhere(entry, replica_id, why, now_s)
+
+    def _try_elsewhere(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
+        self.release(entry, now_s)
+        entry.failures += 1
+        entry.avoid |= {replica_id}
+        if entry.failures > self.limits.max_failures:
+            why = f"gave up after {entry.failures} failures, the last on {replica_id}: {why}"
+            self.fail(entry, EngineFailed(entry.request_id, why), now_s)
+        else:
+            self.resume(entry, now_s)
+
+    def resume(self, entry: Entry, now_s: float) -> None:
+        """Place again; what was delivered becomes part of the prompt."""
+        if entry.generated and not entry.request.resumable:
+            why = "its replica was lost after tokens had been sent, and it cannot be carried over"
+            self.fail(entry, NotResumable(entry.request_id, why), now_s)
+            return
+        entry.resumes += 1
+        entry.move(Phase.RESUME)
+        self.place(entry, now_s, hold_if_tried=True)
+
+    def drop_leg(self, entry: Entry) -> None:
+        """Take the running leg out of the books; its replica holds nothing for it any more."""
+        assert entry.leg_id is not None, "only an entry that runs a leg can drop it"
+        self._legs.end(entry.leg_id)
+        entry.leg_id = None
+
+    def abort_running(self, entry: Entry, now_s: float) -> str:
+        """Begin to close the running leg; its lease goes with it. Returns the leg's replica."""
+        assert entry.leg_id is not None, "only a running leg is aborted"
+        leg_id, lease = entry.leg_id, entry.lease
+        entry.leg_id = entry.lease = None
+        placed = self._legs.close(leg_id, lease=lease, until_s=now_s + self.limits.abort_s)
+        assert placed is not None, f"leg {leg_id} is not in the book"
+        self.commands.append(AbortLegs(replica_id=placed.replica_id, leg_ids=(leg_id,)))
+        return placed.replica_id
+
+    # -------------------------------------------------------------- leases
+
+    def lease(
+        self, request_id: str, leg_id: str, replica_id: str, ticket: Ticket, now_s: float
+    ) -> Lease:
+        """The lease that comes with a ticket."""
+        return Lease(
+            leg_id=leg_id,
+            request_id=request_id,
+            replica_id=replica_id,
+            ticket=ticket,
+            granted_at_s=now_s,
+            expires_at_s=now_s + self.limits.lease_s,
+        )
+
+    def release(self, entry: Entry, now_s: float) -> None:
+        """End the entry's lease, if it has one, before its blocks were pulled."""
+        if entry.lease is not None:
+            self.release_lease(entry.lease, now_s)
+            entry.lease = None
+
+    def release_lease(self, lease: Lease, now_s: float) -> None:
+        """Have the blocks freed now; where nobody can, the lease runs out by itself."""
+        fleet = self._fleet.view(now_s)
+        source = fleet.replicas.get(lease.replica_id)
+        if source is None or now_s >= lease.expires_at_s:
+            return
+        via = place_release(source, fleet)
+        if via is not None:
+            self.commands.append(ReleaseLease(lease=lease, via_replica_id=via))
+
+    # -------------------------------------------------------------- time and endings
+
+    def on_deadline(self, entry: Entry, now_s: float) -> None:
+        """Act on the deadline that has just passed."""
+        if now_s >= entry.total_deadline_at_s:
+            if entry.leg_id is not None:
+                self.abort_running(entry, now_s)
+            why = f"not finished {self.limits.total_s:g} s after it arrived"
+            self.fail(entry, DeadlineExceeded(entry.request_id, why), now_s)
+        elif entry.phase is Phase.QUEUED:
+            self._leave_queue(entry, now_s)
+        elif entry.phase is Phase.TRANSFER and self._decode_has_queue(entry, now_s):
+            next_look_s = min(now_s + self.limits.transfer_s, entry.first_token_due_at_s)
+            self.wait_until(entry, next_look_s)
+        else:
+            assert entry.phase in RUNS, f"no deadline is armed in phase {entry.phase}"
+            self.give_up(entry, f"no progress in phase {entry.phase}", now_s)
+
+    def _leave_queue(self, entry: Entry, now_s: float) -> None:
+        if entry.generated:
+            why = f"no replica came to resume it within {self.limits.resume_wait_s:g} s"
+            self.fail(entry, EngineFailed(entry.request_id, why), now_s)
+            return
+        why = f"no replica took it within {self.limits.queue_wait_s:g} s"
+        kind = Evicted if len(self._fleet) else NoCapacity
+        error = kind(entry.request_id, self.retry_after_s(), why)
+        self.end(entry, Phase.EVICTED, now_s, reason=why, error=error)
+
+    def _decode_has_queue(self, entry: Entry, now_s: float) -> bool:
+        """Whether the wait is for a place in the decode batch rather than for blocks."""
+        placed = None if entry.leg_id is None else self._legs.running(entry.leg_id)
+        view = None if placed is None else self._fleet.get(placed.replica_id)
+        waits = view is not None and view.load.queued_requests > 0
+        return waits and now_s < entry.first_token_due_at_s
+
+    def wait_until(self, entry: Entry, at_s: float) -> None:
+        """Set the deadline of the phase that the entry is in."""
+        entry.phase_deadline_at_s = at_s
+        self.deadlines.arm(entry.request_id, entry.deadline_at_s)
+
+    def fail(self, entry: Entry, error: BatonError, now_s: float) -> None:
+        """End a request in FAILED."""
+        self.end(entry, Phase.FAILED, now_s, reason=str(error), error=error)
+
+    def end(
+        self,
+        entry: Entry,
+        outcome: Phase,
+        now_s: float,
+        *,
+        reason: str,
+        error: BatonError | None = None,
+    ) -> None:
+        """Take the last edge, tell the client if it went wrong, and keep the story."""
+        self.release(entry, now_s)
+        entry.move(outcome)
+        del self.entries[entry.request_id]
+        self.queue.pop(entry.request_id, None)
+        self.deadlines.disarm(entry.request_id)
+        if error is not None:
+            self.commands.append(FailRequest(request_id=entry.request_id, error=error))
+        self.commands.append(RecordRequest(record=entry.record(outcome, reason, now_s)))
+
+    def queue_full(self, request_id: str, why: str) -> QueueFull:
+        """The refusal of a request for which there is no room to wait."""
+        return QueueFull(request_id, self.retry_after_s(), why)
+
+    def retry_after_s(self) -> float:
+        """When a refused client may come back.
+
+        Without a model of the queue the honest answer is the longest that a queued request waits.
+        """
+        return max(1.0, self.limits.queue_wait_s)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when phases, legs, leases, queue and deadlines disagree."""
+        for request_id, entry in self.entries.items():
+            queued = entry.phase is Phase.QUEUED
+            assert queued or entry.phase in RUNS, f"{request_id} rests in {entry.phase}"
+            assert queued == (request_id in self.queue), f"{request_id}: queue and phase differ"
+            assert queued == (entry.leg_id is None), f"{request_id}: leg and phase differ"
+            assert (entry.lease is not None) == (entry.phase is Phase.TRANSFER), (
+                f"{request_id}: lease in phase {entry.phase}"
+            )
+            assert request_id in self.deadlines, f"{request_id} waits without a deadline"
+            if entry.leg_id is not None:
+                placed = self._legs.running(entry.leg_id)
+                assert placed is not None, f"{request_id}: leg {entry.leg_id} does not run"
+                assert placed.replica_id in self._fleet, f"{request_id} runs on a lost replica"
+        assert self.queue.keys() <= self.entries.keys(), "the queue holds ended requests"
+        assert len(self.deadlines) == len(self.entries), "there are deadlines of ended requests"

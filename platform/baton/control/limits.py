@@ -1,0 +1,35 @@
+"""The coordinator's bounds: how much it holds and how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorLimits:
+    """Every wait has a deadline and every store a bound."""
+
+    max_requests: int = 4096
+    """Requests in flight, of all phases."""
+    max_queued: int = 1024
+    """Requests waiting for a replica."""
+    queue_wait_s: float = 2.0
+    """How long a new request waits for a replica before it is evicted."""
+    resume_wait_s: float = 60.0
+    """How long a stream that lost its replica waits for another; as long as an engine starts."""
+    first_token_s: float = 30.0
+    """From placement to the first token, before the replica is given up for this request."""
+    transfer_s: float = 2.0
+    """From handoff to the decode replica's first token, unless that replica says it has a queue."""
+    stall_s: float = 10.0
+    """Between two tokens of a stream, before its replica is given up."""
+    total_s: float = 600.0
+    """From arrival to the end."""
+    lease_s: float = 30.0
+    """How long a prefill replica keeps blocks by itself; a lease older than that is void."""
+    abort_s: float = 5.0
+    """How long an abort may stay unconfirmed before the leg is forgotten."""
+    retry_s: float = 0.2
+    """The pause before a replica on which a request has just failed is tried again."""
+    max_failures: int = 8
+    """Failed legs of one request before it is given up."""

@@ -1,0 +1,533 @@
+"""The coordinator, edge by edge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from world import LIMITS, World, facts, request
+
+from baton.control.coordinator import Coordinator
+from baton.control.limits import CoordinatorLimits
+from baton.domain.commands import AbortLegs, Deliver, FailRequest, ReleaseLease, SubmitLeg
+from baton.domain.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    Evicted,
+    NoCapacity,
+    NotResumable,
+    QueueFull,
+)
+from baton.domain.events import LegsAborted, ReplicaJoined, RequestArrived, StepProduced
+from baton.domain.fleet import Load, LossReason, Role
+from baton.domain.handoff import HandoffMode, LegFailure, LegKind, LegOutput, RouteReason
+from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.policy.placement import Disaggregate, placer
+
+
+def only_leg(world: World) -> str:
+    (leg_id,) = world.legs
+    return leg_id
+
+
+def kinds(world: World) -> list[LegKind]:
+    return [leg.kind for _, leg in world.legs.values()]
+
+
+def test_a_request_is_prefilled_handed_off_and_decoded() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r", max_tokens=3))
+    assert world.machine.phases() == {"r": Phase.PREFILL}
+    world.step(only_leg(world))
+    assert world.machine.phases() == {"r": Phase.TRANSFER}
+    assert kinds(world) == [LegKind.DECODE]
+    world.step(only_leg(world))
+    assert world.machine.phases() == {"r": Phase.DECODE}
+    world.run_to_end()
+    record = world.records["r"]
+    assert record.outcome is Phase.FINISHED
+    assert world.tokens["r"] == [0, 1, 2]
+    assert (record.output_tokens, record.resumes, record.handed_off_blocks) == (3, 0, 3)
+    assert world.pinned == {}
+
+
+def test_the_prefill_leg_delivers_no_token() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    assert world.tokens["r"] == []
+
+
+def test_a_local_only_request_never_leaves_its_decode_replica() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r", local_only=LocalOnly.PROMPT_LOGPROBS))
+    world.run_to_end()
+    (route,) = world.records["r"].routes
+    assert (route.mode, route.decode_replica_id) == (HandoffMode.LOCAL, "d0")
+    assert route.reason is RouteReason.LOCAL_ONLY
+
+
+def test_without_a_prefill_replica_the_decode_replica_runs_both_phases() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r"))
+    assert kinds(world) == [LegKind.LOCAL]
+    world.run_to_end()
+    assert world.records["r"].outcome is Phase.FINISHED
+
+
+def test_without_a_decode_replica_a_prefill_replica_runs_both_phases() -> None:
+    world = World()
+    world.join("p0", Role.PREFILL)
+    world.arrive(request("r"))
+    world.run_to_end()
+    (route,) = world.records["r"].routes
+    assert route.reason is RouteReason.NO_DECODE_REPLICA
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+def test_a_request_waits_for_the_first_replica_to_join() -> None:
+    world = World()
+    world.arrive(request("r"))
+    assert world.machine.phases() == {"r": Phase.QUEUED}
+    world.pd()
+    world.run_to_end()
+    assert world.records["r"].outcome is Phase.FINISHED
+
+
+def test_a_request_that_nobody_takes_is_evicted_with_a_time_to_come_back() -> None:
+    world = World()
+    world.arrive(request("r"))
+    world.wait(LIMITS.queue_wait_s)
+    assert world.records["r"].outcome is Phase.EVICTED
+    error = world.errors["r"]
+    assert isinstance(error, NoCapacity)
+    assert error.retry_after_s >= 1
+    assert error.http_status == 503
+
+
+def test_a_request_that_waits_for_a_draining_fleet_is_evicted_too() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.drain("d0")
+    world.arrive(request("r"))
+    world.wait(LIMITS.queue_wait_s)
+    assert isinstance(world.errors["r"], Evicted)
+
+
+def test_a_full_queue_sheds_the_newcomer_and_keeps_the_others() -> None:
+    world = World(replace(LIMITS, max_queued=1))
+    world.arrive(request("first"))
+    assert isinstance(world.machine.refusal(), QueueFull)
+    world.arrive(request("second"))
+    assert world.records["second"].outcome is Phase.SHED
+    assert isinstance(world.errors["second"], QueueFull)
+    assert world.machine.phases() == {"first": Phase.QUEUED}
+
+
+def test_more_requests_than_the_bound_are_shed() -> None:
+    world = World(replace(LIMITS, max_requests=1))
+    world.pd()
+    assert world.machine.refusal() is None
+    world.arrive(request("first"))
+    assert isinstance(world.machine.refusal(), QueueFull)
+    world.arrive(request("second"))
+    assert world.records["second"].outcome is Phase.SHED
+
+
+def test_a_duplicate_id_does_not_disturb_the_stream_that_has_it() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    assert world.tell(RequestArrived(request=request("r"))) == []
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+def test_a_lost_decode_replica_does_not_lose_or_repeat_a_token() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r", max_tokens=6))
+    world.step(only_leg(world))
+    for _ in range(3):
+        world.step(only_leg(world))
+    ((replica_id, _),) = world.legs.values()
+    world.lose(replica_id)
+    ((_, leg),) = world.legs.values()
+    assert leg.resumed_tokens == 3
+    assert leg.prompt_token_ids[-3:] == (0, 1, 2)
+    assert leg.max_tokens == 3
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3, 4, 5]
+    assert world.records["r"].resumes == 1
+
+
+def test_a_stream_waits_for_its_only_replica_to_come_back() -> None:
+    world = World()
+    world.join("m0", Role.MIXED)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.lose("m0")
+    assert world.machine.phases() == {"r": Phase.QUEUED}
+    world.wait(LIMITS.queue_wait_s * 2)
+    world.join("m0", Role.MIXED)
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+def test_a_stream_whose_replica_never_comes_back_ends_in_an_error() -> None:
+    world = World()
+    world.join("m0", Role.MIXED)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.lose("m0")
+    world.wait(LIMITS.resume_wait_s)
+    assert world.records["r"].outcome is Phase.FAILED
+    assert isinstance(world.errors["r"], EngineFailed)
+
+
+def test_a_stream_that_cannot_be_carried_over_fails_honestly() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r", resumable=False))
+    world.step(only_leg(world))
+    world.step(only_leg(world))
+    ((replica_id, _),) = world.legs.values()
+    world.lose(replica_id)
+    assert isinstance(world.errors["r"], NotResumable)
+
+
+def test_a_request_that_cannot_be_carried_over_is_placed_again_before_its_first_token() -> None:
+    world = World()
+    world.pd(prefill=2)
+    world.arrive(request("r", resumable=False))
+    world.lose("p0")
+    world.run_to_end()
+    assert world.records["r"].outcome is Phase.FINISHED
+
+
+def test_a_lost_prefill_replica_only_delays_the_request() -> None:
+    world = World()
+    world.pd(prefill=2)
+    world.arrive(request("r"))
+    ((replica_id, _),) = world.legs.values()
+    world.lose(replica_id)
+    ((other, _),) = world.legs.values()
+    assert {replica_id, other} == {"p0", "p1"}
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+def test_a_handoff_to_a_lost_replica_goes_to_another() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r"))
+    prefill_leg = only_leg(world)
+    world.lose("d0")
+    world.step(prefill_leg)
+    ((replica_id, leg),) = world.legs.values()
+    assert (replica_id, leg.kind) == ("d1", LegKind.DECODE)
+
+
+def test_a_handoff_that_finds_no_decode_replica_is_finished_by_the_prefill_replica() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    prefill_leg = only_leg(world)
+    world.lose("d0")
+    world.step(prefill_leg)
+    ((replica_id, leg),) = world.legs.values()
+    assert (replica_id, leg.kind) == ("p0", LegKind.LOCAL)
+
+
+def test_a_transfer_over_its_deadline_becomes_local() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    stuck = only_leg(world)
+    world.wait(LIMITS.transfer_s)
+    world.confirm_aborts()
+    assert stuck not in world.legs
+    assert kinds(world) == [LegKind.LOCAL]
+    assert world.pinned == {}
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+def test_a_queue_at_the_decode_replica_is_not_taken_for_a_slow_transfer() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    for replica_id in ("d0", "d1"):
+        world.load(replica_id, Load(queued_requests=3))
+    world.wait(LIMITS.transfer_s)
+    assert world.machine.phases() == {"r": Phase.TRANSFER}
+    world.wait(LIMITS.first_token_s)
+    assert world.records == {}
+    assert kinds(world)[-1] is LegKind.LOCAL
+
+
+def test_a_stalled_stream_goes_on_elsewhere() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.step(only_leg(world))
+    ((stalled, _),) = world.legs.values()
+    world.wait(LIMITS.stall_s)
+    assert {replica_id for replica_id, _ in world.aborting} == {stalled}
+    world.confirm_aborts()
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+    assert world.records["r"].routes[-1].decode_replica_id != stalled
+
+
+def test_progress_postpones_the_stall_deadline() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r", max_tokens=10))
+    world.step(only_leg(world))
+    for _ in range(5):
+        world.step(only_leg(world))
+        world.wait(LIMITS.stall_s * 0.9)
+    assert world.records == {}
+    assert world.aborting == []
+
+
+def test_a_request_over_its_total_deadline_ends() -> None:
+    world = World(replace(LIMITS, total_s=5.0))
+    world.pd()
+    world.arrive(request("r"))
+    world.wait(5.0)
+    assert isinstance(world.errors["r"], DeadlineExceeded)
+    world.confirm_aborts()
+    assert world.machine.unconfirmed_aborts() == 0
+
+
+def test_a_refused_leg_fails_the_request_at_once() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r"))
+    world.fail_leg(only_leg(world), LegFailure.REFUSED)
+    assert isinstance(world.errors["r"], EngineFailed)
+
+
+@pytest.mark.parametrize(
+    "failure", [LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFailure.ENGINE_ERROR]
+)
+def test_a_failed_leg_is_tried_elsewhere(failure: LegFailure) -> None:
+    world = World()
+    world.pd(prefill=2)
+    world.arrive(request("r"))
+    ((first, _),) = world.legs.values()
+    world.fail_leg(only_leg(world), failure)
+    ((second, _),) = world.legs.values()
+    assert first != second
+
+
+def test_a_replica_that_refuses_at_once_is_not_hammered() -> None:
+    world = World()
+    world.join("m0", Role.MIXED)
+    world.arrive(request("r"))
+    world.fail_leg(only_leg(world), LegFailure.OVERLOADED)
+    assert world.legs == {}
+    world.wait(LIMITS.retry_s)
+    assert len(world.legs) == 1
+
+
+def test_a_request_that_fails_everywhere_is_given_up() -> None:
+    world = World(replace(LIMITS, max_failures=2))
+    world.pd(decode=5)
+    world.arrive(request("r", local_only=LocalOnly.FAN_OUT))
+    for _ in range(3):
+        world.fail_leg(only_leg(world), LegFailure.ENGINE_ERROR)
+    assert isinstance(world.errors["r"], EngineFailed)
+    assert "3 failures" in str(world.errors["r"])
+
+
+def test_a_broken_transfer_makes_the_request_local() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.step(only_leg(world), finish=FinishReason.ERROR)
+    assert kinds(world) == [LegKind.LOCAL]
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+def test_a_prefill_without_a_ticket_makes_the_request_local() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    leg_id = only_leg(world)
+    world.legs.pop(leg_id)
+    output = LegOutput(leg_id, (7,), FinishReason.LENGTH)
+    world.tell(StepProduced(replica_id="p0", outputs=(output,)))
+    assert kinds(world) == [LegKind.LOCAL]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_a_cancelled_request_frees_both_engines_in_every_phase(steps: int) -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    for _ in range(steps):
+        world.step(only_leg(world))
+    world.cancel("r")
+    assert world.records["r"].outcome is Phase.CANCELLED
+    world.confirm_aborts()
+    assert world.legs == {}
+    assert world.pinned == {}
+    assert world.machine.unconfirmed_aborts() == 0
+    assert all(v.inflight_legs == 0 for v in world.machine.fleet(0).replicas.values())
+
+
+def test_cancelling_a_queued_or_unknown_request_is_harmless() -> None:
+    world = World()
+    world.arrive(request("r"))
+    world.cancel("r", "r", "never-heard-of")
+    assert world.records["r"].outcome is Phase.CANCELLED
+    assert world.errors == {}
+
+
+def test_a_ticket_that_comes_after_the_cancel_is_released() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    leg_id = only_leg(world)
+    late = world.output(leg_id)
+    world.cancel("r")
+    commands = world.tell(StepProduced(replica_id="p0", outputs=(late,)))
+    assert [type(command) for command in commands] == [ReleaseLease]
+    assert world.pinned == {}
+
+
+def test_an_output_of_an_unknown_leg_is_ignored_and_counted() -> None:
+    world = World()
+    world.pd()
+    world.tell(StepProduced(replica_id="d0", outputs=(LegOutput("ghost", (1,)),)))
+    world.tell(LegsAborted(replica_id="d0", leg_ids=("ghost",)))
+    assert world.machine.ignored_events == 2
+
+
+def test_an_output_from_the_wrong_replica_is_ignored() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r", local_only=LocalOnly.FAN_OUT))
+    leg_id = only_leg(world)
+    assert world.tell(StepProduced(replica_id="d1", outputs=(LegOutput(leg_id, (1,)),))) == []
+    assert world.tokens["r"] == []
+
+
+def test_an_unconfirmed_abort_is_forgotten_after_its_deadline() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    world.cancel("r")
+    assert world.machine.unconfirmed_aborts() == 1
+    assert world.machine.next_deadline_at_s() is not None
+    world.wait(LIMITS.abort_s)
+    assert world.machine.unconfirmed_aborts() == 0
+
+
+def test_the_lease_of_an_aborted_pull_is_released_when_the_puller_dies() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    ((puller, _),) = world.legs.values()
+    world.cancel("r")
+    world.lose(puller)
+    assert world.pinned == {}
+
+
+def test_a_draining_replica_gets_no_new_work_and_finishes_its_own() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("old", local_only=LocalOnly.FAN_OUT))
+    ((draining, _),) = world.legs.values()
+    world.drain(draining)
+    world.arrive(request("new", local_only=LocalOnly.FAN_OUT))
+    assert {r for r, leg in world.legs.values() if leg.request_id == "new"} != {draining}
+    world.run_to_end()
+    assert world.records["old"].routes[-1].decode_replica_id == draining
+    assert world.records["old"].outcome is Phase.FINISHED
+
+
+def test_a_replica_that_joins_again_has_lost_what_ran_on_it() -> None:
+    world = World()
+    world.join("m0", Role.MIXED)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.legs.clear()
+    world.tell(ReplicaJoined(facts=facts("m0", Role.MIXED)))
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+def test_replicas_of_different_layouts_hand_nothing_over() -> None:
+    world = World()
+    world.join("p0", Role.PREFILL, layout="block16")
+    world.join("d0", Role.DECODE, layout="block32")
+    world.arrive(request("r"))
+    world.run_to_end()
+    assert world.records["r"].routes[0].reason is RouteReason.INCOMPATIBLE
+
+
+def test_disaggregation_can_be_turned_off() -> None:
+    world = World(disaggregate=Disaggregate.NEVER)
+    world.pd()
+    world.arrive(request("r"))
+    world.run_to_end()
+    assert world.records["r"].routes[0].reason is RouteReason.DISAGGREGATION_OFF
+
+
+def test_the_last_token_reaches_the_client_before_the_record_is_written() -> None:
+    world = World()
+    world.join("m0", Role.MIXED)
+    world.arrive(request("r", max_tokens=1))
+    world.step(only_leg(world))
+    assert isinstance(world.commands[-2], Deliver)
+
+
+def test_one_step_is_one_delivery_for_all_its_streams() -> None:
+    world = World()
+    world.join("m0", Role.MIXED)
+    for name in "abc":
+        world.arrive(request(name))
+    outputs = tuple(world.output(leg_id) for leg_id in tuple(world.legs))
+    commands = world.tell(StepProduced(replica_id="m0", outputs=outputs))
+    assert [type(command) for command in commands] == [Deliver]
+
+
+def test_an_idle_machine_asks_for_no_wake_up() -> None:
+    machine = Coordinator(limits=CoordinatorLimits(), placer=placer(Disaggregate.ALWAYS))
+    assert machine.next_deadline_at_s() is None
+
+
+def test_a_lost_replica_with_two_streams_resumes_both_and_fails_none() -> None:
+    world = World()
+    world.pd(decode=2)
+    for name in ("a", "b", "c"):
+        world.arrive(request(name, local_only=LocalOnly.FAN_OUT))
+    world.lose("d0", LossReason.SILENT)
+    world.run_to_end()
+    assert world.errors == {}
+    assert all(tokens == [0, 1, 2, 3] for tokens in world.tokens.values())
+
+
+def test_commands_name_what_they_are_for() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    world.cancel("r")
+    submits = [c for c in world.commands if isinstance(c, SubmitLeg)]
+    aborts = [c for c in world.commands if isinstance(c, AbortLegs)]
+    assert aborts[0].leg_ids == (submits[0].leg.leg_id,)
+    assert not [c for c in world.commands if isinstance(c, FailRequest)]

@@ -1,0 +1,204 @@
+"""The coordinator under any order of events: nothing lost, nothing twice, nothing leaked."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from world import LIMITS, World, request
+
+from baton.domain.fleet import Load, LossReason, Role
+from baton.domain.handoff import LegFailure
+from baton.domain.request import FinishReason, LocalOnly, Phase
+
+REPLICAS = {
+    "p0": Role.PREFILL,
+    "p1": Role.PREFILL,
+    "d0": Role.DECODE,
+    "d1": Role.DECODE,
+    "m0": Role.MIXED,
+}
+SOFT_FAILURES = [
+    LegFailure.ENGINE_ERROR,
+    LegFailure.KV_LOAD_FAILED,
+    LegFailure.OVERLOADED,
+    LegFailure.UNREACHABLE,
+    LegFailure.DRAINING,
+]
+
+
+class CoordinatorMachine(RuleBasedStateMachine):
+    """Requests come and go while replicas join, drain, fail, fall silent and come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.count = 0
+
+    @initialize()
+    def one_of_each(self) -> None:
+        self.world.pd()
+
+    def pick(self, data: st.DataObject, items: list[str]) -> str:
+        return data.draw(st.sampled_from(sorted(items)))
+
+    @rule(
+        max_tokens=st.integers(1, 5),
+        local_only=st.sampled_from([None, None, LocalOnly.FAN_OUT]),
+        resumable=st.sampled_from([True, True, False]),
+    )
+    def arrive(self, max_tokens: int, local_only: LocalOnly | None, *, resumable: bool) -> None:
+        self.count += 1
+        self.world.arrive(
+            request(
+                f"r{self.count}",
+                max_tokens=max_tokens,
+                local_only=local_only,
+                resumable=resumable,
+            )
+        )
+
+    @precondition(lambda self: self.world.legs)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        self.world.step(self.pick(data, list(self.world.legs)))
+
+    @precondition(lambda self: self.world.legs)
+    @rule(data=st.data(), finish=st.sampled_from([FinishReason.ERROR, FinishReason.ABORT]))
+    def break_leg(self, data: st.DataObject, finish: FinishReason) -> None:
+        self.world.step(self.pick(data, list(self.world.legs)), finish=finish)
+
+    @precondition(lambda self: self.world.legs)
+    @rule(data=st.data(), failure=st.sampled_from(SOFT_FAILURES))
+    def fail_leg(self, data: st.DataObject, failure: LegFailure) -> None:
+        self.world.fail_leg(self.pick(data, list(self.world.legs)), failure)
+
+    @precondition(lambda self: self.world.machine.phases())
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.world.cancel(self.pick(data, list(self.world.machine.phases())))
+
+    @rule()
+    def confirm_aborts(self) -> None:
+        self.world.confirm_aborts()
+
+    @rule(replica_id=st.sampled_from(sorted(REPLICAS)))
+    def join(self, replica_id: str) -> None:
+        if replica_id not in self.world.alive:
+            self.world.join(replica_id, REPLICAS[replica_id])
+
+    @precondition(lambda self: self.world.alive)
+    @rule(data=st.data(), reason=st.sampled_from(LossReason))
+    def lose(self, data: st.DataObject, reason: LossReason) -> None:
+        self.world.lose(self.pick(data, list(self.world.alive)), reason)
+
+    @precondition(lambda self: self.world.alive)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        self.world.drain(self.pick(data, list(self.world.alive)))
+
+    @precondition(lambda self: self.world.alive)
+    @rule(data=st.data(), queued=st.integers(0, 3))
+    def report(self, data: st.DataObject, queued: int) -> None:
+        self.world.load(self.pick(data, list(self.world.alive)), Load(queued_requests=queued))
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 2.0, 11.0, 31.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.wait(seconds)
+
+    @invariant()
+    def every_request_is_in_flight_or_has_ended_once(self) -> None:
+        in_flight, ended = self.world.machine.phases().keys(), self.world.records.keys()
+        assert not in_flight & ended
+        assert in_flight | ended == self.world.requests.keys()
+
+    @invariant()
+    def tokens_are_in_order_without_gap_or_repeat(self) -> None:
+        for request_id, tokens in self.world.tokens.items():
+            assert tokens == list(range(len(tokens))), request_id
+
+    @invariant()
+    def a_finished_request_has_all_its_tokens(self) -> None:
+        for request_id, record in self.world.records.items():
+            if record.outcome is Phase.FINISHED:
+                wanted = self.world.requests[request_id].max_tokens
+                assert len(self.world.tokens[request_id]) == wanted, request_id
+
+    @invariant()
+    def an_error_is_told_exactly_when_a_request_fails(self) -> None:
+        told = {Phase.FAILED, Phase.SHED, Phase.EVICTED}
+        failed = {r for r, record in self.world.records.items() if record.outcome in told}
+        assert failed == self.world.errors.keys()
+
+    @invariant()
+    def something_is_always_due_while_requests_are_in_flight(self) -> None:
+        if self.world.machine.phases():
+            assert self.world.machine.next_deadline_at_s() is not None
+
+    def teardown(self) -> None:
+        # A healthy fleet and a little time end every request and free every block.
+        for replica_id, role in REPLICAS.items():
+            if replica_id in self.world.alive:
+                self.world.lose(replica_id)
+            self.world.join(replica_id, role)
+        for _ in range(3):
+            self.world.wait(LIMITS.retry_s)
+            self.world.run_to_end()
+        self.every_request_is_in_flight_or_has_ended_once()
+        self.a_finished_request_has_all_its_tokens()
+        assert self.world.machine.phases() == {}
+        assert self.world.machine.unconfirmed_aborts() == 0
+        assert self.world.pinned == {}, "blocks are pinned for nobody"
+        for view in self.world.machine.fleet(0).replicas.values():
+            assert (view.inflight_legs, view.inflight_tokens) == (0, 0)
+
+
+class NoLeakMachine(CoordinatorMachine):
+    """As above, but d1 never goes away: then a lease must end as soon as nobody needs it."""
+
+    @initialize()
+    def one_of_each(self) -> None:
+        self.world.pd(decode=2)
+
+    def pick(self, data: st.DataObject, items: list[str]) -> str:
+        mortal = [item for item in items if item != "d1"] or ["p0"]
+        return data.draw(st.sampled_from(sorted(mortal)))
+
+    @precondition(lambda self: set(self.world.alive) - {"d1"})
+    @rule(data=st.data(), reason=st.sampled_from(LossReason))
+    def lose(self, data: st.DataObject, reason: LossReason) -> None:
+        self.world.lose(self.pick(data, list(self.world.alive)), reason)
+
+    @precondition(lambda self: set(self.world.alive) - {"d1"})
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        self.world.drain(self.pick(data, list(self.world.alive)))
+
+    @precondition(lambda self: set(self.world.alive) - {"d1"})
+    @rule(data=st.data(), queued=st.integers(0, 3))
+    def report(self, data: st.DataObject, queued: int) -> None:
+        self.world.load(self.pick(data, list(self.world.alive)), Load(queued_requests=queued))
+
+    @invariant()
+    def blocks_are_pinned_only_for_a_transfer_or_an_unconfirmed_abort(self) -> None:
+        transfers = sum(p is Phase.TRANSFER for p in self.world.machine.phases().values())
+        unconfirmed = self.world.machine.unconfirmed_aborts()
+        assert len(self.world.pinned) <= transfers + unconfirmed
+
+
+_SETTINGS = settings(
+    max_examples=150,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestCoordinatorMachine = CoordinatorMachine.TestCase
+TestCoordinatorMachine.settings = _SETTINGS
+TestNoLeakMachine = NoLeakMachine.TestCase
+TestNoLeakMachine.settings = _SETTINGS

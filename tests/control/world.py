@@ -1,0 +1,230 @@
+"""A pretend fleet for tests of the coordinator: it runs legs by hand and counts blocks."""
+
+from __future__ import annotations
+
+from baton.control.coordinator import Coordinator
+from baton.control.limits import CoordinatorLimits
+from baton.domain.commands import (
+    AbortLegs,
+    Command,
+    Deliver,
+    FailRequest,
+    RecordRequest,
+    ReleaseLease,
+    RequestRecord,
+    SubmitLeg,
+)
+from baton.domain.errors import BatonError
+from baton.domain.events import (
+    Event,
+    LegFailed,
+    LegsAborted,
+    LoadReported,
+    ReplicaDraining,
+    ReplicaJoined,
+    ReplicaLost,
+    RequestArrived,
+    RequestsCancelled,
+    StepProduced,
+    TimePassed,
+)
+from baton.domain.fleet import Load, LossReason, ReplicaFacts, Role
+from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.request import FinishReason, LocalOnly, Request
+from baton.policy.placement import Disaggregate, placer
+
+LIMITS = CoordinatorLimits(max_requests=64, max_queued=16, max_failures=50)
+
+
+def facts(replica_id: str, role: Role, *, layout: str = "same") -> ReplicaFacts:
+    return ReplicaFacts(
+        replica_id=replica_id,
+        pool=str(role),
+        role=role,
+        model="tiny",
+        engine="world",
+        engine_version="0",
+        block_size_tokens=16,
+        kv_blocks=1000,
+        kv_block_bytes=1024,
+        max_len_tokens=4096,
+        max_running_requests=64,
+        max_batched_tokens=2048,
+        layout=layout,
+    )
+
+
+def request(
+    request_id: str,
+    *,
+    prompt_tokens: int = 40,
+    max_tokens: int = 4,
+    local_only: LocalOnly | None = None,
+    resumable: bool = True,
+) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(range(1000, 1000 + prompt_tokens)),
+        max_tokens=max_tokens,
+        arrived_at_s=0.0,
+        local_only=local_only,
+        resumable=resumable,
+    )
+
+
+class World:
+    """Drives a `Coordinator` by hand; token number i of every request is the integer i."""
+
+    def __init__(
+        self,
+        limits: CoordinatorLimits = LIMITS,
+        disaggregate: Disaggregate = Disaggregate.ALWAYS,
+    ) -> None:
+        self.limits = limits
+        self.machine = Coordinator(limits=limits, placer=placer(disaggregate))
+        self.now_s = 0.0
+        self.requests: dict[str, Request] = {}
+        self.alive: dict[str, Role] = {}
+        self.legs: dict[str, tuple[str, Leg]] = {}
+        self.pinned: dict[str, str] = {}
+        """Blocks that wait to be pulled: prefill leg id → the replica that keeps them."""
+        self.tokens: dict[str, list[int]] = {}
+        self.records: dict[str, RequestRecord] = {}
+        self.errors: dict[str, BatonError] = {}
+        self.aborting: list[tuple[str, str]] = []
+        self._produced: dict[str, int] = {}
+        self._pinned_at_s: dict[str, float] = {}
+        self.commands: list[Command] = []
+
+    # ------------------------------------------------------------ facts told to the machine
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = self.machine.handle(event, self.now_s)
+        self.commands.extend(commands)
+        for command in commands:
+            self._carry_out(command)
+        self.machine.check_integrity()
+        return commands
+
+    def join(self, replica_id: str, role: Role, *, layout: str = "same") -> None:
+        self.alive[replica_id] = role
+        self.tell(ReplicaJoined(facts=facts(replica_id, role, layout=layout)))
+
+    def pd(self, prefill: int = 1, decode: int = 1) -> None:
+        for i in range(prefill):
+            self.join(f"p{i}", Role.PREFILL)
+        for i in range(decode):
+            self.join(f"d{i}", Role.DECODE)
+
+    def arrive(self, item: Request) -> None:
+        self.requests[item.request_id] = item
+        self.tokens[item.request_id] = []
+        self.tell(RequestArrived(request=item))
+
+    def cancel(self, *request_ids: str) -> None:
+        self.tell(RequestsCancelled(request_ids=request_ids))
+
+    def lose(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
+        self.alive.pop(replica_id, None)
+        self.legs = {k: v for k, v in self.legs.items() if v[0] != replica_id}
+        self.pinned = {k: v for k, v in self.pinned.items() if v != replica_id}
+        self.aborting = [a for a in self.aborting if a[0] != replica_id]
+        self.tell(ReplicaLost(replica_id=replica_id, reason=reason))
+
+    def drain(self, replica_id: str) -> None:
+        self.tell(ReplicaDraining(replica_id=replica_id))
+
+    def load(self, replica_id: str, load: Load) -> None:
+        self.tell(LoadReported(replica_id=replica_id, load=load))
+
+    def fail_leg(self, leg_id: str, failure: LegFailure) -> None:
+        replica_id, _ = self.legs.pop(leg_id)
+        self.tell(LegFailed(replica_id=replica_id, leg_id=leg_id, failure=failure))
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        for leg_id, at_s in self._pinned_at_s.items():
+            if self.now_s >= at_s + self.limits.lease_s:
+                self.pinned.pop(leg_id, None)
+        self.tell(TimePassed())
+
+    def confirm_aborts(self) -> None:
+        pending, self.aborting = self.aborting, []
+        for replica_id, leg_id in pending:
+            self._abort_now(replica_id, leg_id)
+
+    # ------------------------------------------------------------ what replicas do
+
+    def step(self, leg_id: str, *, finish: FinishReason | None = None) -> None:
+        """One engine step for one leg: its ticket, or its next token."""
+        replica_id, leg = self.legs[leg_id]
+        self.tell(StepProduced(replica_id=replica_id, outputs=(self.output(leg_id, finish),)))
+
+    def output(self, leg_id: str, finish: FinishReason | None = None) -> LegOutput:
+        replica_id, leg = self.legs[leg_id]
+        if leg.kind is LegKind.PREFILL:
+            del self.legs[leg_id]
+            if finish is not None:
+                return LegOutput(leg_id, (), finish)
+            self.pinned[leg_id] = replica_id
+            self._pinned_at_s[leg_id] = self.now_s
+            return LegOutput(leg_id, (7,), FinishReason.LENGTH, ticket=ticket_of(leg))
+        if leg.ticket is not None:
+            self.pinned.pop(leg.ticket.params.decode(), None)
+        item = self.requests[leg.request_id]
+        position = len(leg.prompt_token_ids) - len(item.prompt_token_ids)
+        produced = self._produced.setdefault(leg_id, 0)
+        self._produced[leg_id] = produced + 1
+        if produced + 1 == leg.max_tokens:
+            finish = FinishReason.LENGTH
+        if finish is not None:
+            del self.legs[leg_id]
+        if finish in {FinishReason.ERROR, FinishReason.ABORT}:
+            return LegOutput(leg_id, (), finish)
+        return LegOutput(leg_id, (position + produced,), finish)
+
+    def run_to_end(self, *, rounds: int = 1000) -> None:
+        """Let every leg run until nothing is left to do."""
+        for _ in range(rounds):
+            self.confirm_aborts()
+            if not self.legs:
+                return
+            self.step(next(iter(self.legs)))
+        raise AssertionError(f"still running after {rounds} steps: {self.machine.phases()}")
+
+    # ------------------------------------------------------------ carrying out commands
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case SubmitLeg():
+                assert command.replica_id in self.alive, f"sent to a dead replica: {command}"
+                self.legs[command.leg.leg_id] = (command.replica_id, command.leg)
+            case AbortLegs():
+                self.aborting.extend((command.replica_id, leg_id) for leg_id in command.leg_ids)
+            case ReleaseLease():
+                assert command.via_replica_id in self.alive, f"released via the dead: {command}"
+                self.pinned.pop(command.lease.leg_id, None)
+            case Deliver():
+                for delivery in command.deliveries:
+                    self.tokens[delivery.request_id].extend(delivery.token_ids)
+            case FailRequest():
+                assert command.request_id not in self.errors, f"failed twice: {command}"
+                self.errors[command.request_id] = command.error
+            case RecordRequest():
+                record = command.record
+                assert record.request_id not in self.records, f"ended twice: {record}"
+                self.records[record.request_id] = record
+
+    def _abort_now(self, replica_id: str, leg_id: str) -> None:
+        if replica_id not in self.alive:
+            return
+        _, leg = self.legs.pop(leg_id, (replica_id, None))
+        if leg is not None and leg.ticket is not None:
+            self.pinned.pop(leg.ticket.params.decode(), None)
+        self.tell(LegsAborted(replica_id=replica_id, leg_ids=(leg_id,)))
+
+
+def ticket_of(leg: Leg) -> Ticket:
+    """A ticket that names the prefill leg it came from."""
+    blocks = -(-len(leg.prompt_token_ids) // 16)
+    return Ticket(tokens=len(leg.prompt_token_ids), blocks=blocks, params=leg.leg_id.encode())
