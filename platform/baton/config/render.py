@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from baton.config.fields import Anything, Environment, Field, Named, Nested, SecretRef, fields_of
 from baton.config.read import resolve
 from baton.config.schema import DeploymentConfig
+from baton.config.tree import Path, format_path
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+(?:/[a-z]+)?")
 # JSON leaves these unescaped, YAML does not read them as they are.
@@ -30,13 +31,18 @@ def plain(section: object) -> dict[str, object]:
     }
 
 
-def leaves(values: Plain, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Each leaf of `plain(config)` with its path, its value written as in YAML."""
+def origin_lines(config: DeploymentConfig, origins: Mapping[str, str]) -> Iterator[str]:
+    """Each key with its value and where that came from: `server.port: 8000  # default`."""
+    for path, value in _leaves(plain(config), ()):
+        yield f"{format_path(path)}: {_flow(value)}  # {origins.get(format_path(path), 'default')}"
+
+
+def _leaves(values: Plain, path: Path) -> Iterator[tuple[Path, object]]:
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from leaves(value, (*path, key))
+            yield from _leaves(value, (*path, key))
         else:
-            yield (*path, key), _flow(value)
+            yield (*path, key), value
 
 
 def _plain_value(field: Field, value: object) -> object:

@@ -10,6 +10,9 @@
     ├── DeadlineExceeded  the request's own time limit ran out
     ├── TransferFailed    KV blocks could not be moved
     ├── LinkFailed        a fleet link refused a frame or is down
+    ├── EngineStartFailed an engine could not be started
+    ├── NotRunning        no deployment answers where one was looked for
+    ├── TimedOut          an operator's command did not finish in its time
     └── ConfigInvalid     the configuration cannot be used
 
 Arguments are positional because Ray pickles exceptions by `args`.
@@ -103,6 +106,36 @@ class LinkFailed(BatonError):
 
 class EngineStartFailed(BatonError):
     """An engine could not be started; `remedy` says what to do."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why, remedy)
+        self.why = why
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.remedy}"
+
+
+class NotRunning(BatonError):
+    """No deployment answers where one was looked for; `remedy` says what to do."""
+
+    retryable = True
+    http_status = 503
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(why, remedy)
+        self.why = why
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.remedy}"
+
+
+class TimedOut(BatonError):
+    """An operator's command did not finish in its time; `remedy` says what to do."""
+
+    retryable = True
+    http_status = 504
 
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(why, remedy)

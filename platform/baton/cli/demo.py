@@ -1,0 +1,46 @@
+"""`baton demo`: a deployment on this machine and a few requests through it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import baton
+from baton.cli.options import Sets, seam_of
+from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
+
+_QUICKSTART = Path("configs", "quickstart.yaml")
+
+
+def demo(
+    context: typer.Context,
+    *,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option("--config", "-c", metavar="FILE", help=f"Instead of {_QUICKSTART}."),
+    ] = None,
+    sets: Sets = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="End after the requests instead of staying up.")
+    ] = False,
+) -> None:
+    """Start a deployment, send it a few streamed requests and show where they ran.
+
+    The last line of stdout is one JSON object with the figures.
+    """
+    seam = seam_of(context)
+    with reported_errors():
+        from baton.config import load_config  # noqa: PLC0415 - keeps --help fast
+
+        loaded = load_config(config or [_quickstart()], env=seam.environ, sets=sets or ())
+        report = seam.commands().demo(loaded, once=once, progress=ProgressLines())
+    print_report(report, OutputFormat.JSON)
+
+
+def _quickstart() -> Path:
+    """The quickstart here, or in the project that this package was installed from."""
+    if _QUICKSTART.exists():
+        return _QUICKSTART
+    return Path(baton.__file__).parents[2] / _QUICKSTART

@@ -1,0 +1,35 @@
+"""`baton`: the verbs put together."""
+
+from __future__ import annotations
+
+import typer
+
+from baton.cli import config, demo, down, status, up, version
+
+
+def build_app() -> typer.Typer:
+    """The command line with all its verbs."""
+    app = typer.Typer(
+        name="baton",
+        help="Serve LLMs with vLLM in separate prefill and decode pools on Ray.",
+        no_args_is_help=True,
+        add_completion=False,
+        # Locals in a traceback could show what must not be shown.
+        pretty_exceptions_enable=False,
+    )
+    app.command("up")(up.up)
+    app.command("status")(status.status)
+    app.command("down")(down.down)
+    app.command("demo")(demo.demo)
+    app.command("version")(version.version)
+    group = typer.Typer(no_args_is_help=True, help="Look at a configuration.")
+    group.command("validate")(config.validate)
+    group.command("show")(config.show)
+    group.command("schema")(config.schema)
+    app.add_typer(group, name="config")
+    return app
+
+
+def main() -> None:
+    """Run the command line; exits with 0 ok, 1 failure, 2 usage, 3 not running, 4 timeout."""
+    build_app()()

@@ -1,0 +1,53 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.cli.output import OutputFormat
+from baton.cli.seam import Seam
+
+ConfigFiles = Annotated[
+    list[Path],
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="A configuration; repeat for overlays.",
+        show_default=False,
+    ),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Set one key, as pools.decode.replicas.max=6; repeatable.",
+    ),
+]
+Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print the result.")]
+Timeout = Annotated[
+    str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as 90s or 5m.")
+]
+
+
+def seam_of(context: typer.Context) -> Seam:
+    """Where this verb gets what it needs; tests put their own there."""
+    return context.obj if isinstance(context.obj, Seam) else Seam()
+
+
+def seconds(text: str) -> float:
+    """A duration option in seconds.
+
+    Raises:
+        BadParameter: it is none.
+    """
+    from baton.config.units import Unit, parse_quantity  # noqa: PLC0415 - keeps --help fast
+
+    duration_s = parse_quantity(text, Unit.SECONDS)
+    if not duration_s:
+        raise typer.BadParameter(f"got {text!r}, wanted {Unit.SECONDS}", param_hint="--timeout")
+    return duration_s

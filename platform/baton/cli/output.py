@@ -1,0 +1,139 @@
+"""What the verbs print: data to stdout, progress and errors to stderr, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum, StrEnum
+
+import typer
+
+from baton.domain.errors import (
+    BatonError,
+    ConfigInvalid,
+    DeadlineExceeded,
+    LinkFailed,
+    NotRunning,
+    TimedOut,
+)
+
+
+class OutputFormat(StrEnum):
+    """How data is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ExitCode(IntEnum):
+    """What a verb's exit status means."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_RUNNING = 3
+    TIMEOUT = 4
+
+
+_NEXT = {
+    ExitCode.FAILURE: "look at what is said above, then at 'baton status'",
+    ExitCode.USAGE: "correct these lines, then check with 'baton config validate'",
+    ExitCode.NOT_RUNNING: "start one with 'baton up -c FILE', or name its address",
+    ExitCode.TIMEOUT: "try again with a longer --timeout, or look at 'baton status'",
+}
+
+
+def exit_code(error: BatonError | OSError) -> ExitCode:
+    """The exit status that tells a script what kind of error this is."""
+    match error:
+        case ConfigInvalid():
+            return ExitCode.USAGE
+        case NotRunning() | LinkFailed() | ConnectionError():
+            return ExitCode.NOT_RUNNING
+        case TimedOut() | DeadlineExceeded() | TimeoutError():
+            return ExitCode.TIMEOUT
+        case _:
+            return ExitCode.FAILURE
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Turn an error into lines on stderr, the last of them a next step, and an exit status."""
+    try:
+        yield
+    except (BatonError, OSError) as error:
+        code = exit_code(error)
+        why: object = getattr(error, "why", None)
+        remedy: object = getattr(error, "remedy", None)
+        for line in str(error if remedy is None else why).splitlines():
+            complain(line)
+        typer.secho(f"next: {remedy or _NEXT[code]}", err=True)
+        raise typer.Exit(code) from error
+
+
+def complain(line: str) -> None:
+    """One line of an error."""
+    typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
+    typer.echo(line, err=True)
+
+
+class ProgressLines:
+    """Progress as lines on stderr, each with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        """Print one line."""
+        typer.secho(f"[{time.monotonic() - self._start_s:6.1f}s] ", dim=True, err=True, nl=False)
+        typer.echo(line, err=True)
+
+
+def print_report(report: Mapping[str, object], output: OutputFormat) -> None:
+    """A report on stdout: one JSON object on one line, or text for people."""
+    if output is OutputFormat.JSON:
+        typer.echo(json.dumps(report, default=str))
+        return
+    for line in text_lines(report):
+        typer.echo(line)
+
+
+def text_lines(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
+    """A report as indented `key: value` lines; lists of reports become tables."""
+    for key, value in report.items():
+        match value:
+            case Mapping() if value:
+                yield f"{indent}{key}:"
+                yield from text_lines(value, indent + "  ")
+            case [Mapping(), *_] as rows:
+                yield f"{indent}{key}:"
+                yield from _table([row for row in rows if isinstance(row, Mapping)], indent + "  ")
+            case _:
+                yield f"{indent}{key}: {_text(value)}"
+
+
+def _table(rows: Sequence[Mapping[str, object]], indent: str) -> Iterator[str]:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [columns, *([_text(row.get(key)) for key in columns] for row in rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
+    for row in cells:
+        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield indent + "  ".join(padded).rstrip()
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.6g}"
+        case str():
+            return value
+        case [*items]:
+            return ", ".join(_text(item) for item in items) or "-"
+        case _:
+            return json.dumps(value, default=str)

