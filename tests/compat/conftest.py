@@ -1,0 +1,75 @@
+"""One baton endpoint for all compatibility tests."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+
+from baton.engine.tiny_model import write_tiny_model
+from baton.engine.vllm.frontend_settings import FrontendSettings
+from tests.compat.echo_fleet import EchoFleet
+from tests.compat.endpoint import MAX_BODY_BYTES, MODEL, Server, ServerThread, serve
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def running(model_dir: Path) -> Iterator[tuple[ServerThread, EchoFleet]]:
+    echo = EchoFleet()
+    settings = FrontendSettings(
+        model=str(model_dir), served_name=MODEL, max_body_bytes=MAX_BODY_BYTES
+    )
+    with serve(settings, echo) as thread:
+        yield thread, echo
+
+
+@pytest.fixture
+def server(running: tuple[ServerThread, EchoFleet]) -> Server:
+    thread, _ = running
+    return Server(base_url=thread.base_url, model=MODEL, capabilities=frozenset())
+
+
+@pytest.fixture
+def fleet(running: tuple[ServerThread, EchoFleet]) -> Iterator[EchoFleet]:
+    """The stand-in behind the server, for tests that need it to misbehave."""
+    _, echo = running
+    echo.reset()
+    yield echo
+    echo.reset()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=20
+    ) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(
+        base_url=server.base_url, api_key="none", max_retries=0, timeout=20
+    ) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+def needs(server: Server) -> Callable[[str], None]:
+    def skip_without(capability: str) -> None:
+        if capability not in server.capabilities:
+            pytest.skip(f"the engine behind this server has no {capability}")
+
+    return skip_without

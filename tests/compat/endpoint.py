@@ -1,0 +1,131 @@
+"""A frontend and an HTTP server in a thread, with a stand-in for the fleet behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import uvicorn
+
+from baton.engine.vllm.app import VllmFrontend
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from tests.compat.echo_fleet import EchoFleet
+
+MODEL = "tiny"
+MAX_LEN_TOKENS = 1024
+MAX_BODY_BYTES = 256 * 1024
+
+
+class MonotonicClock:
+    def now_s(self) -> float:
+        return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What a client needs to know; `capabilities` are those that not every engine has."""
+
+    base_url: str
+    model: str
+    capabilities: frozenset[str]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.base_url.removeprefix("http://").split(":")
+        return host, int(port)
+
+
+class _AnnouncedServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready.set()
+
+
+class ServerThread:
+    """Runs a frontend and an HTTP server in an event loop of their own."""
+
+    def __init__(self, settings: FrontendSettings, fleet: EchoFleet) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._server: uvicorn.Server | None = None
+        self._error: BaseException | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="frontend")
+        self.frontend: VllmFrontend | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(110)
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+        self._thread.join(30)
+        self._socket.close()
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that started us
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        fleet = self._fleet
+        hooks = FrontendHooks(
+            on_request=fleet.on_request,
+            on_abort=fleet.on_abort,
+            admit=fleet.admit,
+            healthy=fleet.healthy,
+        )
+        facts = FleetFacts(
+            max_len_tokens=MAX_LEN_TOKENS,
+            block_size_tokens=16,
+            kv_blocks=1000,
+            max_running_requests=64,
+            max_batched_tokens=2048,
+        )
+        frontend = VllmFrontend(self._settings, facts, hooks=hooks, clock=MonotonicClock())
+        app = await frontend.start()
+        fleet.frontend = self.frontend = frontend
+        steps = asyncio.create_task(fleet.run())
+        try:
+            config = uvicorn.Config(app, log_level="warning", lifespan="on")
+            self._server = _AnnouncedServer(config, self._ready)
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            steps.cancel()
+            await asyncio.wait([steps])
+            await frontend.close()
+
+
+@contextlib.contextmanager
+def serve(settings: FrontendSettings, fleet: EchoFleet) -> Iterator[ServerThread]:
+    thread = ServerThread(settings, fleet)
+    with warnings.catch_warnings():
+        # The vendors' imports warn; what our code warns about is caught when the tests run.
+        warnings.simplefilter("ignore")
+        thread.start()
+    try:
+        yield thread
+    finally:
+        thread.stop()

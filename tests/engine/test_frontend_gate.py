@@ -1,0 +1,278 @@
+"""The gate over a small ASGI app; what it does to vLLM's is in tests/compat."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from baton.domain.errors import BatonError, EngineFailed, NoCapacity
+from baton.engine.vllm.frontend_errors import Dialect, Problem
+from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp, Gate, Message, Scope
+
+CHAT = "/v1/chat/completions"
+START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
+}
+
+
+def chunk(data: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+class Client:
+    """One request through a gate; `said` is what came back so far."""
+
+    def __init__(self, path: str = CHAT, *, raw_path: bytes | None = None, **scope: Any) -> None:  # noqa: ANN401
+        self.said: list[Message] = []
+        self.body: list[Message] = [{"type": "http.request", "body": b"{}", "more_body": False}]
+        self.scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode() if raw_path is None else raw_path,
+            "headers": [],
+            **scope,
+        }
+
+    async def receive(self) -> Message:
+        if self.body:
+            return self.body.pop(0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(self, message: Message) -> None:
+        self.said.append(message)
+
+    async def ask(self, app: AsgiApp) -> None:
+        await app(self.scope, self.receive, self.send)
+
+    @property
+    def status(self) -> int:
+        return int(self.said[0]["status"])
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(m.get("body", b"") for m in self.said)
+
+
+def gate(
+    app: AsgiApp,
+    *,
+    routes: Iterable[str] = ("chat", "responses", "models", "health"),
+    admit: Callable[[int], BatonError | None] = lambda _: None,
+    healthy: Callable[[], bool] = lambda: True,
+) -> Gate:
+    return Gate(app, routes=tuple(routes), max_body_bytes=100, healthy=healthy, admit=admit)
+
+
+async def never(_scope: Scope, _receive: object, _send: object) -> None:
+    raise AssertionError("the app was reached")
+
+
+def current() -> Any:  # noqa: ANN401
+    exchange = CURRENT_EXCHANGE.get()
+    assert exchange is not None
+    return exchange
+
+
+@pytest.mark.parametrize(
+    ("path", "raw_path"),
+    [
+        ("/v1/chat/completions", b"/v1/chat%2fcompletions"),
+        ("/v1/chat/completions", b"/v1/%63hat/completions"),
+        ("/v1/chat/completions", b"//v1/chat/completions"),
+        ("/v1/chat/completions/", b"/v1/chat/completions/"),
+        ("/v1/completions", b"/v1/completions"),
+        ("/", b"/"),
+    ],
+)
+async def test_only_a_listed_path_spelt_exactly_reaches_the_app(path: str, raw_path: bytes) -> None:
+    client = Client(path, raw_path=raw_path)
+    await client.ask(gate(never))
+    assert client.status == 404
+    assert json.loads(client.text)["error"]["code"] == 404
+
+
+async def test_a_server_that_gives_no_raw_path_is_served() -> None:
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(b"ok", more=False))
+
+    client = Client("/v1/models", method="GET")
+    del client.scope["raw_path"]
+    await client.ask(gate(app))
+    assert client.text == b"ok"
+
+
+async def test_nothing_is_sent_before_the_first_token_and_everything_at_once_after() -> None:
+    held: list[int] = []
+    client = Client("/v1/responses")
+
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        await send(START)
+        await send(chunk(b"created"))
+        held.append(len(client.said))
+        current().flowing = True
+        await send(chunk(b"token"))
+        held.append(len(client.said))
+        await send(chunk(b"token"))
+        held.append(len(client.said))
+        await send(chunk(b"", more=False))
+
+    await client.ask(gate(app))
+    assert held == [0, 3, 4]
+    assert client.text == b"createdtokentoken"
+
+
+async def test_a_stream_that_only_says_preliminaries_is_let_go_in_the_end() -> None:
+    client = Client()
+
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        await send(START)
+        for _ in range(20):
+            await send(chunk(b": keep-alive\n\n"))
+        assert client.said
+        await send(chunk(b"", more=False))
+
+    await client.ask(gate(app))
+    assert client.text.count(b"keep-alive") == 20
+
+
+async def test_a_problem_replaces_whatever_the_app_says_before_tokens_flow() -> None:
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        await send(START)
+        await send(chunk(b"created"))
+        current().problem = Problem(status=504, message="too late")
+        await send(chunk(b"data: its own error"))
+        await send(chunk(b"", more=False))
+
+    client = Client()
+    await client.ask(gate(app))
+    assert client.status == 504
+    assert json.loads(client.text)["error"]["message"] == "too late"
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_problem_in_mid_stream_is_one_last_event(*, raises: bool) -> None:
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        current().flowing = True
+        await send(START)
+        await send(chunk(b"data: 1\n\n"))
+        current().problem = Problem.of(EngineFailed("r", "died"))
+        if raises:
+            raise RuntimeError("a handler that stumbles")
+        await send(chunk(b"data: its own error\n\n"))
+        await send(chunk(b"data: [DONE]\n\n", more=False))
+
+    client = Client()
+    await client.ask(gate(app))
+    assert client.status == 200
+    first, last, _ = client.text.split(b"\n\n")
+    assert first == b"data: 1"
+    assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "request r: died"
+    assert client.said[-1]["more_body"] is False
+
+
+async def test_an_app_that_breaks_is_a_500_and_is_still_reported_to_the_server() -> None:
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        await send(START)
+        await send(chunk(b"created"))
+        raise RuntimeError("broken")
+
+    client = Client()
+    with pytest.raises(RuntimeError, match="broken"):
+        await client.ask(gate(app))
+    assert client.status == 500
+    assert json.loads(client.text)["error"]["code"] == 500
+
+
+async def test_a_refused_request_never_reaches_the_app() -> None:
+    client = Client()
+    await client.ask(gate(never, admit=lambda _: NoCapacity("-", 0.2, "no replica")))
+    assert client.status == 503
+    assert (b"retry-after", b"1") in client.said[0]["headers"]
+
+
+async def test_models_are_listed_even_when_the_fleet_takes_nothing() -> None:
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(b"[]", more=False))
+
+    client = Client("/v1/models", method="GET")
+    await client.ask(gate(app, admit=lambda _: NoCapacity("-", 1.0, "no replica")))
+    assert client.status == 200
+
+
+@pytest.mark.parametrize(("healthy", "status"), [(True, 200), (False, 503)])
+async def test_health_is_answered_by_the_gate(*, healthy: bool, status: int) -> None:
+    client = Client("/health", method="GET")
+    await client.ask(gate(never, healthy=lambda: healthy))
+    assert client.status == status
+
+
+async def test_a_declared_length_over_the_limit_is_refused_unread() -> None:
+    client = Client(headers=[(b"content-length", b"101"), (b"expect", b"100-continue")])
+    await client.ask(gate(never))
+    assert client.status == 413
+    assert len(client.body) == 1
+    assert (b"connection", b"close") in client.said[0]["headers"]
+
+
+@pytest.mark.parametrize(("size", "status"), [(100, 200), (101, 413)])
+async def test_the_limit_counts_what_arrives(size: int, status: int) -> None:
+    async def app(_scope: Scope, receive: Any, send: Any) -> None:  # noqa: ANN401
+        try:
+            while (await receive())["more_body"]:
+                pass
+        except Exception:  # noqa: BLE001 - as frameworks do
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send(chunk(b"bad body", more=False))
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(b"", more=False))
+
+    client = Client()
+    client.body = [
+        {"type": "http.request", "body": b"x" * (size - 50), "more_body": True},
+        {"type": "http.request", "body": b"x" * 50, "more_body": False},
+    ]
+    await client.ask(gate(app))
+    assert client.status == status
+
+
+async def test_requests_do_not_see_each_others_exchange() -> None:
+    both = asyncio.Barrier(2)
+
+    async def app(scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        if scope["path"] == CHAT:
+            current().problem = Problem(status=503, message="mine")
+        await both.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(b"fine", more=False))
+
+    failing, fine = Client(), Client("/v1/models", method="GET")
+    door = gate(app)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(failing.ask(door))
+        group.create_task(fine.ask(door))
+    assert failing.status == 503
+    assert fine.text == b"fine"
+
+
+def test_a_problem_survives_the_ride_on_an_output() -> None:
+    problem = Problem.of(NoCapacity("r", 2.5, 'quoted "why"'))
+    assert Problem.unpack(problem.pack()) == problem
+    assert Problem.unpack(None).status == 500
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_an_error_event_is_one_event(dialect: Dialect) -> None:
+    event = Problem(status=503, message="two\n\nlines").event(dialect)
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n\n") == 1

@@ -1,0 +1,286 @@
+"""The seam against the very sockets and codecs that vLLM's client uses; no API server here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from baton.domain.commands import Delivery
+from baton.domain.errors import LinkFailed, NoCapacity
+from baton.domain.request import FinishReason, Request
+from baton.engine.vllm.frontend_errors import Problem
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks
+
+with warnings.catch_warnings():
+    # The vendors' modules warn while they are imported.
+    warnings.simplefilter("ignore")
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import (
+        EngineCoreOutputs,
+        EngineCoreReadyResponse,
+        EngineCoreRequest,
+        EngineCoreRequestType,
+    )
+    from vllm.v1.engine import FinishReason as EngineFinishReason
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    from baton.engine.vllm import seam as seam_module
+    from baton.engine.vllm.seam import Seam
+
+FACTS = FleetFacts(
+    max_len_tokens=512,
+    block_size_tokens=16,
+    kv_blocks=64,
+    max_running_requests=8,
+    max_batched_tokens=256,
+)
+
+
+class FixedClock:
+    def now_s(self) -> float:
+        return 12.5
+
+
+class Frontend:
+    """The other end: binds as vLLM's client does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.addresses = (f"ipc://{folder}/i", f"ipc://{folder}/o")
+        self._context = zmq.asyncio.Context()
+        self._outbox: Any = self._context.socket(zmq.ROUTER)
+        self._inbox: Any = self._context.socket(zmq.PULL)
+        self._encoder, self._decoder = MsgpackEncoder(), MsgpackDecoder(EngineCoreOutputs)
+        self._identity = b""
+
+    def bind(self) -> None:
+        self._outbox.bind(self.addresses[0])
+        self._inbox.bind(self.addresses[1])
+
+    async def ready(self) -> EngineCoreReadyResponse:
+        assert await self._outbox.poll(5000)
+        self._identity, payload = await self._outbox.recv_multipart()
+        response: EngineCoreReadyResponse = msgspec.msgpack.decode(
+            payload, type=EngineCoreReadyResponse
+        )
+        return response
+
+    async def send(self, kind: EngineCoreRequestType, value: object) -> None:
+        frames = self._encoder.encode(value)
+        await self._outbox.send_multipart([self._identity, kind.value, *frames])
+
+    async def add(self, request_id: str, **changes: object) -> None:
+        await self.send(EngineCoreRequestType.ADD, engine_request(request_id, **changes))
+
+    async def utility(self, method: str) -> Any:  # noqa: ANN401 - vllm is not followed
+        await self.send(EngineCoreRequestType.UTILITY, (0, 77, method, ()))
+        outputs = await self.receive()
+        assert outputs.utility_output.call_id == 77
+        return outputs.utility_output
+
+    async def receive(self) -> Any:  # noqa: ANN401 - vllm is not followed
+        assert await self._inbox.poll(5000)
+        return self._decoder.decode(await self._inbox.recv_multipart(copy=False))
+
+    async def nothing_more(self) -> bool:
+        """Whether nothing was sent before the answer to a last question."""
+        return (await self.utility("is_sleeping")).result.result is False
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def engine_request(request_id: str, **changes: object) -> EngineCoreRequest:
+    fields: dict[str, object] = {
+        "request_id": request_id,
+        "prompt_token_ids": [1, 2, 3],
+        "mm_features": None,
+        "sampling_params": SamplingParams(max_tokens=9),
+        "pooling_params": None,
+        "arrival_time": 0.0,
+        "lora_request": None,
+        "cache_salt": None,
+        "data_parallel_rank": None,
+    }
+    return EngineCoreRequest(**(fields | changes))
+
+
+class Told:
+    """What the hooks were told."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.aborts: list[tuple[str, ...]] = []
+        self.on_request: Callable[[Request], None] = self.requests.append
+
+    def _tell(self, request: Request) -> None:
+        self.on_request(request)
+
+    def hooks(self) -> FrontendHooks:
+        return FrontendHooks(
+            on_request=self._tell,
+            on_abort=self.aborts.append,
+            admit=lambda _: None,
+            healthy=lambda: True,
+        )
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Frontend]:
+    end = Frontend(tmp_path_factory.mktemp("z"))
+    yield end
+    end.close()
+
+
+@pytest.fixture
+async def seam(frontend: Frontend, told: Told) -> AsyncIterator[Seam]:
+    # Bound after the seam has connected, as it happens in a frontend that starts.
+    seam = Seam(FACTS, told.hooks(), FixedClock())
+    await seam.start(*frontend.addresses)
+    frontend.bind()
+    response = await frontend.ready()
+    assert (response.max_model_len, response.num_gpu_blocks) == (512, 64)
+    yield seam
+    await seam.close()
+    assert not seam.alive
+
+
+async def test_an_added_request_reaches_the_hook(
+    seam: Seam, frontend: Frontend, told: Told
+) -> None:
+    await frontend.add("a")
+    assert await frontend.nothing_more()
+    (request,) = told.requests
+    assert request.request_id == "a"
+    assert request.prompt_token_ids == (1, 2, 3)
+    assert request.max_tokens == 9
+    assert request.arrived_at_s == 12.5
+    assert seam.open_requests == 1
+
+
+async def test_deliveries_of_one_step_are_one_message(seam: Seam, frontend: Frontend) -> None:
+    await frontend.add("a")
+    await frontend.add("b")
+    assert await frontend.nothing_more()
+    seam.deliver(
+        [
+            Delivery("a", (5, 6), cached_tokens=2),
+            Delivery("gone", (1,)),
+            Delivery("b", (7,), FinishReason.STOP, stop_reason=7),
+        ]
+    )
+    first, second = (await frontend.receive()).outputs
+    assert (first.request_id, first.new_token_ids, first.finish_reason) == ("a", [5, 6], None)
+    assert first.prefill_stats.num_cached_tokens == 2
+    assert (second.request_id, second.new_token_ids) == ("b", [7])
+    assert (second.finish_reason, second.stop_reason) == (EngineFinishReason.STOP, 7)
+    assert seam.open_requests == 1
+
+
+async def test_a_failure_rides_on_the_last_output(seam: Seam, frontend: Frontend) -> None:
+    await frontend.add("a")
+    assert await frontend.nothing_more()
+    error = NoCapacity("a", 2.0, "no replica")
+    seam.fail("a", error)
+    seam.fail("a", error)
+    seam.deliver([Delivery("a", (5,))])
+    (output,) = (await frontend.receive()).outputs
+    assert output.finish_reason == EngineFinishReason.ERROR
+    assert Problem.unpack(output.stop_reason) == Problem.of(error)
+    assert await frontend.nothing_more()
+    assert seam.open_requests == 0
+
+
+async def test_an_abort_tells_the_hook_once_and_ends_the_stream(
+    seam: Seam, frontend: Frontend, told: Told
+) -> None:
+    await frontend.add("a")
+    await frontend.send(EngineCoreRequestType.ABORT, ["a", "never-heard-of"])
+    await frontend.send(EngineCoreRequestType.ABORT, ["a"])
+    assert await frontend.nothing_more()
+    seam.deliver([Delivery("a", (5,))])
+    assert await frontend.nothing_more()
+    assert told.aborts == [("a",)]
+    assert seam.open_requests == 0
+
+
+async def test_questions_are_answered_and_unknown_ones_refused(
+    seam: Seam, frontend: Frontend
+) -> None:
+    assert seam.alive
+    assert (await frontend.utility("get_supported_tasks")).result.result == ["generate"]
+    assert (await frontend.utility("reset_prefix_cache")).result.result is False
+    refused = await frontend.utility("self_destruct")
+    assert refused.result is None
+    assert "self_destruct" in refused.failure_message
+
+
+@pytest.mark.parametrize("changes", [{"sampling_params": None}, {"resumable": True}])
+async def test_a_request_that_cannot_be_run_is_answered_with_an_error(
+    seam: Seam, frontend: Frontend, told: Told, *, changes: dict[str, object]
+) -> None:
+    await frontend.add("a", **changes)
+    (output,) = (await frontend.receive()).outputs
+    assert (output.request_id, output.finish_reason) == ("a", EngineFinishReason.ERROR)
+    assert told.requests == []
+    assert seam.open_requests == 0
+
+
+async def test_a_request_that_cannot_be_read_is_answered_with_an_error(
+    seam: Seam, frontend: Frontend
+) -> None:
+    await frontend.send(EngineCoreRequestType.ADD, ["a", "not a prompt"])
+    (output,) = (await frontend.receive()).outputs
+    assert (output.request_id, output.finish_reason) == ("a", EngineFinishReason.ERROR)
+    await frontend.add("b")
+    assert await frontend.nothing_more()
+    assert seam.open_requests == 1
+
+
+async def test_a_request_that_the_hook_chokes_on_is_answered_with_an_error(
+    seam: Seam, frontend: Frontend, told: Told
+) -> None:
+    def choke(_request: Request) -> None:
+        raise RuntimeError("full")
+
+    told.on_request = choke
+    await frontend.add("a")
+    (output,) = (await frontend.receive()).outputs
+    assert output.finish_reason == EngineFinishReason.ERROR
+    assert seam.open_requests == 0
+
+
+async def test_noise_does_not_stop_the_reading(seam: Seam, frontend: Frontend) -> None:
+    await frontend.send(EngineCoreRequestType.UTILITY, "not a call")
+    await frontend.send(EngineCoreRequestType.START_DP_WAVE, (0, 0))
+    assert await frontend.nothing_more()
+    assert seam.alive
+
+
+async def test_a_frontend_that_stops_reading_is_not_buffered_for_without_end(
+    told: Told, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
+    folder = tmp_path_factory.mktemp("z")
+    seam = Seam(FACTS, told.hooks(), FixedClock())
+    await seam.start(f"ipc://{folder}/i", f"ipc://{folder}/o")
+    seam._prompt_tokens["a"] = 3
+
+    def deliver_without_end() -> None:
+        for _ in range(20):
+            seam.deliver([Delivery("a", (5,))])
+
+    with pytest.raises(LinkFailed, match="frontend"):
+        deliver_without_end()
+    await seam.close()
