@@ -6,6 +6,8 @@ commands that follow. Which request an event is about is the coordinator's busin
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
 from baton.control.ledger import Entry
@@ -162,15 +164,15 @@ class Journeys:
         self._hand_off(entry, replica_id, output.ticket, now_s)
 
     def _hand_off(self, entry: Entry, source_id: str, ticket: Ticket, now_s: float) -> None:
+        """Choose the decode replica now, not when prefill began: loads have changed since."""
         fleet = self._fleet.view(now_s)
-        wanted = fleet.replicas.get(entry.routes[-1].decode_replica_id)
-        target = None if wanted is None or wanted.draining else wanted.replica_id
-        if target is None and (source := fleet.replicas.get(source_id)) is not None:
-            target = place_decode(source, fleet, avoid=entry.avoid)
+        source = fleet.replicas.get(source_id)
+        target = None if source is None else place_decode(source, fleet, avoid=entry.avoid)
         if target is None:
             self.release(entry, now_s)
             self.resume(entry, now_s)
             return
+        entry.routes[-1] = replace(entry.routes[-1], decode_replica_id=target)
         entry.move(Phase.TRANSFER)
         self.wait_until(entry, min(now_s + self.limits.transfer_s, entry.first_token_due_at_s))
         self._begin(entry, target, LegKind.DECODE, ticket)

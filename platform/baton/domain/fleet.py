@@ -66,12 +66,16 @@ class Load(NamedTuple):
     """A replica's load at one moment. A NamedTuple: it is sent as an array, several times a second."""
 
     queued_requests: int = 0
+    """Requests that wait for a place in the batch; those whose blocks are on the way not among
+    them."""
     running_requests: int = 0
     queued_tokens: int = 0
     kv_used_fraction: float = 0.0
     step_s: float = 0.0
     """Moving average of the engine's step time."""
     transfers: TransferTotals = TransferTotals()
+    pulling_requests: int = 0
+    """Requests that wait for their blocks to arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

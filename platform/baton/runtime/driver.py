@@ -1,0 +1,134 @@
+"""The asyncio driver: feeds the coordinator and carries out its commands.
+
+Everything here runs on one event loop, synchronously: an event goes in, the commands that come out
+are carried out at once, and none of them waits. What a command cannot do (a full or broken link)
+comes back as another event, which is handled next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import assert_never
+
+from baton.control.coordinator import Coordinator
+from baton.domain.commands import (
+    AbortLegs,
+    Command,
+    Deliver,
+    FailRequest,
+    RecordRequest,
+    ReleaseLease,
+    SubmitLeg,
+)
+from baton.domain.errors import Rejected
+from baton.domain.events import Event, LegFailed, RequestArrived, RequestsCancelled, TimePassed
+from baton.domain.fleet import FleetView
+from baton.domain.request import Phase, Request
+from baton.runtime.ports import Clock, Frontend, Recorder, ReplicaLink
+
+
+class Driver:
+    """One coordinator's body. Built on the loop that it runs on; `close` when done."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        link: ReplicaLink,
+        frontend: Frontend,
+        recorder: Recorder,
+        clock: Clock,
+    ) -> None:
+        self._coordinator = coordinator
+        self._link = link
+        self._frontend = frontend
+        self._recorder = recorder
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = float("inf")
+
+    def on_request(self, request: Request) -> None:
+        """A client's request reached this ingress."""
+        self.on_event(RequestArrived(request=request))
+
+    def on_abort(self, request_ids: tuple[str, ...]) -> None:
+        """Clients went away, or have all they wanted."""
+        self.on_event(RequestsCancelled(request_ids=request_ids))
+
+    def on_event(self, event: Event) -> None:
+        """Handle one event and whatever it leads to. Safe to call from within itself."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                commands = self._coordinator.handle(self._events.popleft(), self._clock.now_s())
+                for command in commands:
+                    self._carry_out(command)
+        finally:
+            self._handling = False
+            self._set_timer()
+
+    def refusal(self, requests: int) -> Rejected | None:
+        """Why `requests` more would be refused right now; None when they would be taken in."""
+        return self._coordinator.refusal(requests=requests)
+
+    def fleet(self) -> FleetView:
+        """The fleet as placement sees it."""
+        return self._coordinator.fleet(self._clock.now_s())
+
+    def phases(self) -> dict[str, Phase]:
+        """The phase of every request in flight, by request id."""
+        return self._coordinator.phases()
+
+    def close(self) -> None:
+        """Stop the timer. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Deliver():
+                self._frontend.deliver(command.deliveries)
+            case SubmitLeg():
+                self._submit(command)
+            case AbortLegs():
+                self._link.abort(command.replica_id, command.leg_ids)
+            case ReleaseLease():
+                self._link.release(command.via_replica_id, command.lease.ticket)
+            case FailRequest():
+                self._frontend.fail(command.request_id, command.error)
+            case RecordRequest():
+                self._recorder.record(command.record)
+            case _:
+                assert_never(command)
+
+    def _submit(self, command: SubmitLeg) -> None:
+        failure = self._link.submit(command.replica_id, command.leg)
+        if failure is not None:
+            self._events.append(
+                LegFailed(replica_id=command.replica_id, leg_id=command.leg.leg_id, failure=failure)
+            )
+
+    def _set_timer(self) -> None:
+        """Wake up for the next deadline; an earlier wake-up that is already set will do."""
+        at_s = self._coordinator.next_deadline_at_s()
+        if self._timer is not None:
+            if at_s is not None and self._timer_at_s <= at_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at_s is not None:
+            delay_s = max(0.0, at_s - self._clock.now_s())
+            self._timer_at_s = at_s
+            self._timer = self._loop.call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.on_event(TimePassed())

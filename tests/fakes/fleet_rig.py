@@ -1,0 +1,159 @@
+"""A whole fleet in one process: simulated engines behind the real link, a driver in front."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from baton.control.coordinator import Coordinator
+from baton.control.limits import CoordinatorLimits
+from baton.domain.commands import Delivery, RequestRecord
+from baton.domain.errors import BatonError
+from baton.domain.fleet import Role
+from baton.domain.request import LocalOnly, Request
+from baton.engine.sim import SimEngine, SimSettings
+from baton.policy.placement import Disaggregate, placer
+from baton.runtime.clock import MonotonicClock
+from baton.runtime.driver import Driver
+from baton.runtime.link.client import LinkClient
+from baton.runtime.link.options import LinkOptions
+from baton.runtime.replica_host import HostOptions, ReplicaHost
+from tests.fakes.scripted_engine import Watch
+
+FAST_LINK = LinkOptions(beat_s=0.05, liveness_s=1.0, reconnect_s=0.02, reconnect_max_s=0.2)
+ENGINE = SimSettings(
+    decode_step_s=0.002,
+    step_overhead_s=0.0002,
+    prefill_tokens_per_s=200_000,
+    kv_blocks=1024,
+    transfer_setup_s=0.001,
+)
+
+
+class Clients:
+    """The frontend and the recorder of a fleet: what clients saw, and how requests ended."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.errors: dict[str, BatonError] = {}
+        self.records: dict[str, RequestRecord] = {}
+        self._watch = Watch()
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            self.tokens.setdefault(delivery.request_id, []).extend(delivery.token_ids)
+        self._watch.notify()
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        self.errors[request_id] = error
+        self._watch.notify()
+
+    def record(self, record: RequestRecord) -> None:
+        assert record.request_id not in self.records, f"{record.request_id} ended twice"
+        self.records[record.request_id] = record
+        self._watch.notify()
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        await self._watch.until(holds, timeout_s)
+
+    async def ended(self, count: int, timeout_s: float = 20.0) -> None:
+        await self.until(lambda: len(self.records) >= count, timeout_s)
+
+
+class Fleet:
+    """Replicas by name, each with its engine and host; and one coordinator."""
+
+    def __init__(self, limits: CoordinatorLimits, disaggregate: Disaggregate) -> None:
+        self.clients = Clients()
+        self.hosts: dict[str, ReplicaHost] = {}
+        self.engines: dict[str, SimEngine] = {}
+        self.link = LinkClient("test", self._on_event, options=FAST_LINK)
+        self.coordinator = Coordinator(limits=limits, placer=placer(disaggregate))
+        self.driver = Driver(
+            self.coordinator,
+            link=self.link,
+            frontend=self.clients,
+            recorder=self.clients,
+            clock=MonotonicClock(),
+        )
+        self._joined = Watch()
+
+    def _on_event(self, event: object) -> None:
+        self.driver.on_event(event)  # type: ignore[arg-type] # the link emits events only
+        self._joined.notify()
+
+    async def add(self, name: str, role: Role, settings: SimSettings = ENGINE) -> None:
+        """Start a replica and wait until the coordinator knows it."""
+        engine = SimEngine(settings, replica_id=name, pool=str(role), role=role, model="tiny")
+        host = ReplicaHost(
+            engine,
+            bind="tcp://127.0.0.1:0",
+            options=HostOptions(lease_s=settings.lease_s),
+            link=FAST_LINK,
+        )
+        await host.start()
+        self.engines[name], self.hosts[name] = engine, host
+        self.link.connect(name, host.address)
+        await self._joined.until(lambda: name in self.driver.fleet().replicas, 10.0)
+
+    async def until_fleet(self, holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Wait for something that a link event brings about."""
+        await self._joined.until(holds, timeout_s)
+
+    def ask(
+        self,
+        request_id: str,
+        *,
+        prompt_tokens: int = 64,
+        max_tokens: int = 16,
+        local_only: LocalOnly | None = None,
+    ) -> Request:
+        """Send a request; its prompt is its own."""
+        offset = sum(request_id.encode()) % 50
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tuple(3 + (offset + i) % 90 for i in range(prompt_tokens)),
+            max_tokens=max_tokens,
+            arrived_at_s=0.0,
+            local_only=local_only,
+        )
+        self.driver.on_request(request)
+        return request
+
+    def used_fractions(self) -> dict[str, float]:
+        """The share of each engine's blocks that is in use right now."""
+        return {name: engine.load().kv_used_fraction for name, engine in self.engines.items()}
+
+    async def freed(self, timeout_s: float = 1.0) -> None:
+        """Wait until no engine holds a block; a second is what the failure table allows."""
+        async with asyncio.timeout(timeout_s):
+            while any(self.used_fractions().values()):
+                await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        self.driver.close()
+        await self.link.close()
+        for host in self.hosts.values():
+            await host.close()
+
+
+@asynccontextmanager
+async def running_fleet(
+    *,
+    prefill: int = 1,
+    decode: int = 1,
+    limits: CoordinatorLimits | None = None,
+    disaggregate: Disaggregate = Disaggregate.ALWAYS,
+    settings: SimSettings = ENGINE,
+) -> AsyncIterator[Fleet]:
+    """A fleet of `prefill` + `decode` replicas, ready to serve; closed on the way out."""
+    fleet = Fleet(limits or CoordinatorLimits(), disaggregate)
+    try:
+        for i in range(prefill):
+            await fleet.add(f"p{i}", Role.PREFILL, settings)
+        for i in range(decode):
+            await fleet.add(f"d{i}", Role.DECODE, settings)
+        yield fleet
+    finally:
+        await fleet.close()

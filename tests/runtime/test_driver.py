@@ -1,0 +1,151 @@
+"""The driver: events in, commands carried out, deadlines kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from baton.control.coordinator import Coordinator
+from baton.control.limits import CoordinatorLimits
+from baton.domain.commands import Delivery, RequestRecord
+from baton.domain.errors import BatonError, NoCapacity
+from baton.domain.events import ReplicaJoined, StepProduced
+from baton.domain.fleet import ReplicaFacts, Role
+from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.domain.request import FinishReason, Phase, Request
+from baton.policy.placement import Disaggregate, placer
+from baton.runtime.clock import MonotonicClock
+from baton.runtime.driver import Driver
+
+SOON_S = 5.0
+
+
+def facts(replica_id: str) -> ReplicaFacts:
+    return ReplicaFacts(
+        replica_id=replica_id,
+        pool="mixed",
+        role=Role.MIXED,
+        model="tiny",
+        engine="none",
+        engine_version="0",
+        block_size_tokens=16,
+        kv_blocks=100,
+        kv_block_bytes=1,
+        max_len_tokens=4096,
+        max_running_requests=8,
+        max_batched_tokens=2048,
+        layout="same",
+    )
+
+
+def request(request_id: str, max_tokens: int = 2) -> Request:
+    return Request(
+        request_id=request_id, prompt_token_ids=(5, 6), max_tokens=max_tokens, arrived_at_s=0.0
+    )
+
+
+class Outside:
+    """The link, the frontend and the recorder of a driver under test, in one."""
+
+    def __init__(self) -> None:
+        self.submitted: list[tuple[str, Leg]] = []
+        self.aborted: list[tuple[str, tuple[str, ...]]] = []
+        self.released: list[tuple[str, Ticket]] = []
+        self.delivered: list[Delivery] = []
+        self.failed: dict[str, BatonError] = {}
+        self.records: list[RequestRecord] = []
+        self.refuse_with: dict[str, LegFailure] = {}
+        self.ended = asyncio.Event()
+
+    def submit(self, replica_id: str, leg: Leg) -> LegFailure | None:
+        if failure := self.refuse_with.get(replica_id):
+            return failure
+        self.submitted.append((replica_id, leg))
+        return None
+
+    def abort(self, replica_id: str, leg_ids: Sequence[str]) -> None:
+        self.aborted.append((replica_id, tuple(leg_ids)))
+
+    def release(self, replica_id: str, ticket: Ticket) -> None:
+        self.released.append((replica_id, ticket))
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        self.delivered.extend(deliveries)
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        self.failed[request_id] = error
+
+    def record(self, record: RequestRecord) -> None:
+        self.records.append(record)
+        self.ended.set()
+
+
+def rig(limits: CoordinatorLimits | None = None) -> tuple[Driver, Outside]:
+    outside = Outside()
+    machine = Coordinator(
+        limits=limits or CoordinatorLimits(), placer=placer(Disaggregate.ALWAYS)
+    )
+    driver = Driver(
+        machine, link=outside, frontend=outside, recorder=outside, clock=MonotonicClock()
+    )
+    return driver, outside
+
+
+async def test_a_request_becomes_a_leg_and_its_tokens_reach_the_frontend() -> None:
+    driver, outside = rig()
+    driver.on_event(ReplicaJoined(facts=facts("m0")))
+    driver.on_request(request("r"))
+    ((replica_id, leg),) = outside.submitted
+    outputs = (LegOutput(leg.leg_id, (1, 2), FinishReason.LENGTH),)
+    driver.on_event(StepProduced(replica_id=replica_id, outputs=outputs))
+    assert [d.token_ids for d in outside.delivered] == [(1, 2)]
+    assert outside.records[0].outcome is Phase.FINISHED
+    driver.close()
+
+
+async def test_a_link_that_refuses_a_leg_sends_the_request_elsewhere() -> None:
+    driver, outside = rig()
+    for name in ("m0", "m1"):
+        driver.on_event(ReplicaJoined(facts=facts(name)))
+    outside.refuse_with["m0"] = LegFailure.OVERLOADED
+    driver.on_request(request("r"))
+    assert [replica_id for replica_id, _ in outside.submitted] == ["m1"]
+    driver.close()
+
+
+async def test_a_deadline_fires_without_any_other_event() -> None:
+    driver, outside = rig(CoordinatorLimits(queue_wait_s=0.01))
+    driver.on_request(request("r"))
+    await asyncio.wait_for(outside.ended.wait(), SOON_S)
+    assert isinstance(outside.failed["r"], NoCapacity)
+    driver.close()
+
+
+async def test_an_earlier_deadline_overtakes_a_later_one() -> None:
+    driver, outside = rig(CoordinatorLimits(first_token_s=600.0, queue_wait_s=0.01))
+    driver.on_event(ReplicaJoined(facts=facts("m0")))
+    driver.on_request(request("far"))
+    outside.refuse_with["m0"] = LegFailure.OVERLOADED
+    driver.on_request(request("near"))
+    await asyncio.wait_for(outside.ended.wait(), SOON_S)
+    assert outside.failed.keys() == {"near"}
+    driver.close()
+
+
+async def test_an_abort_frees_the_replica_and_tells_the_client_nothing() -> None:
+    driver, outside = rig()
+    driver.on_event(ReplicaJoined(facts=facts("m0")))
+    driver.on_request(request("r"))
+    ((_, leg),) = outside.submitted
+    driver.on_abort(("r",))
+    assert outside.aborted == [("m0", (leg.leg_id,))]
+    assert (outside.failed, outside.delivered) == ({}, [])
+    driver.close()
+
+
+async def test_a_closed_driver_leaves_no_timer_behind() -> None:
+    driver, outside = rig(CoordinatorLimits(queue_wait_s=0.01))
+    driver.on_request(request("r"))
+    driver.close()
+    await asyncio.sleep(0.05)
+    assert outside.records == []

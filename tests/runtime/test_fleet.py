@@ -1,0 +1,190 @@
+"""The failure table, on a whole fleet of simulated engines over the real link."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from baton.control.limits import CoordinatorLimits
+from baton.domain.errors import NoCapacity
+from baton.domain.fleet import Role
+from baton.domain.handoff import HandoffMode, RouteReason
+from baton.domain.request import LocalOnly, Phase, Request
+from baton.engine.sim import expected_tokens
+from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
+
+SLOW = replace(ENGINE, decode_step_s=0.02)
+SLOW_PULL = replace(ENGINE, transfer_setup_s=30.0)
+SLOW_PREFILL = replace(ENGINE, prefill_tokens_per_s=10.0)
+
+
+def assert_complete(fleet: Fleet, request: Request) -> None:
+    """The client got the very tokens that one undisturbed engine would have given."""
+    assert fleet.clients.tokens[request.request_id] == list(
+        expected_tokens(request.prompt_token_ids, request.max_tokens, model="tiny", settings=ENGINE)
+    )
+    assert fleet.clients.records[request.request_id].outcome is Phase.FINISHED
+
+
+async def test_prefill_and_decode_run_on_their_pools_and_the_blocks_move() -> None:
+    async with running_fleet() as fleet:
+        request = fleet.ask("r")
+        await fleet.clients.ended(1)
+        assert_complete(fleet, request)
+        (route,) = fleet.clients.records["r"].routes
+        assert (route.prefill_replica_id, route.decode_replica_id) == ("p0", "d0")
+        moved = fleet.engines["d0"].load().transfers
+        assert moved.pulls == 1
+        assert moved.moved_bytes == fleet.clients.records["r"].handed_off_blocks * (
+            ENGINE.kv_block_bytes
+        )
+        await fleet.freed()
+
+
+async def test_many_streams_share_a_fleet() -> None:
+    async with running_fleet(prefill=2, decode=2) as fleet:
+        requests = [fleet.ask(f"r{i}", prompt_tokens=10 + i) for i in range(40)]
+        await fleet.clients.ended(40)
+        for request in requests:
+            assert_complete(fleet, request)
+        used = {r.routes[-1].decode_replica_id for r in fleet.clients.records.values()}
+        assert used == {"d0", "d1"}
+        await fleet.freed()
+        assert all(v.inflight_legs == 0 for v in fleet.driver.fleet().replicas.values())
+
+
+@pytest.mark.parametrize(
+    ("phase", "settings"),
+    [
+        (Phase.PREFILL, SLOW_PREFILL),
+        (Phase.TRANSFER, SLOW_PULL),
+        (Phase.DECODE, SLOW),
+    ],
+)
+async def test_a_client_that_leaves_frees_both_engines_within_a_second(
+    phase: Phase, settings: object
+) -> None:
+    async with running_fleet(settings=settings, limits=CoordinatorLimits(transfer_s=60.0)) as fleet:  # type: ignore[arg-type]
+        fleet.ask("r", max_tokens=1000)
+        await fleet.until_fleet(lambda: fleet.driver.phases()["r"] is phase)
+        fleet.driver.on_abort(("r",))
+        await fleet.freed(timeout_s=1.0)
+        assert fleet.clients.records["r"].outcome is Phase.CANCELLED
+        assert all(v.inflight_legs == 0 for v in fleet.driver.fleet().replicas.values())
+
+
+async def test_a_decode_engine_that_dies_mid_stream_costs_no_token() -> None:
+    async with running_fleet(decode=2, settings=SLOW) as fleet:
+        requests = [fleet.ask(f"r{i}", max_tokens=40) for i in range(8)]
+        await fleet.clients.until(
+            lambda: all(len(fleet.clients.tokens.get(r.request_id, ())) >= 3 for r in requests)
+        )
+        fleet.engines["d0"].die()
+        await fleet.clients.ended(8)
+        for request in requests:
+            assert_complete(fleet, request)
+        resumed = [r for r in fleet.clients.records.values() if r.resumes]
+        assert resumed, "no stream ran on the replica that died"
+        assert fleet.clients.errors == {}
+
+
+async def test_a_prefill_engine_that_dies_during_prefill_only_delays() -> None:
+    async with running_fleet(prefill=2, settings=replace(ENGINE, prefill_tokens_per_s=200)) as fleet:
+        request = fleet.ask("r")
+        victim = fleet.driver.fleet()
+        (name,) = [n for n, v in victim.replicas.items() if v.inflight_legs]
+        fleet.engines[name].die()
+        await fleet.clients.ended(1)
+        assert_complete(fleet, request)
+
+
+async def test_a_source_that_dies_during_the_transfer_only_delays() -> None:
+    async with running_fleet(
+        settings=replace(SLOW_PULL, transfer_setup_s=3.0), limits=CoordinatorLimits(transfer_s=0.3)
+    ) as fleet:
+        request = fleet.ask("r")
+        await fleet.until_fleet(lambda: fleet.driver.phases()["r"] is Phase.TRANSFER)
+        fleet.engines["p0"].die()
+        await fleet.clients.ended(1)
+        assert_complete(fleet, request)
+
+
+async def test_a_slow_transfer_falls_back_to_local() -> None:
+    async with running_fleet(
+        settings=SLOW_PULL, limits=CoordinatorLimits(transfer_s=0.2)
+    ) as fleet:
+        request = fleet.ask("r")
+        await fleet.clients.ended(1)
+        assert_complete(fleet, request)
+        first, *_, last = fleet.clients.records["r"].routes
+        assert (first.mode, last.mode) == (HandoffMode.PULL, HandoffMode.LOCAL)
+        await fleet.freed()
+
+
+async def test_a_frozen_engine_is_given_up_and_its_stream_goes_on() -> None:
+    async with running_fleet(
+        decode=2, settings=SLOW, limits=CoordinatorLimits(stall_s=0.3)
+    ) as fleet:
+        request = fleet.ask("r", max_tokens=30)
+        await fleet.clients.until(lambda: len(fleet.clients.tokens.get("r", ())) >= 3)
+        (route,) = [v.replica_id for v in fleet.driver.fleet().replicas.values() if v.inflight_legs]
+        fleet.engines[route].freeze()
+        await fleet.clients.ended(1)
+        assert_complete(fleet, request)
+        assert fleet.clients.records["r"].resumes == 1
+        fleet.engines[route].thaw()
+        await fleet.freed(timeout_s=5.0)
+
+
+async def test_a_stream_without_any_replica_waits_for_one_and_goes_on() -> None:
+    async with running_fleet(prefill=0, decode=1, settings=SLOW) as fleet:
+        request = fleet.ask("r", max_tokens=30)
+        await fleet.clients.until(lambda: len(fleet.clients.tokens.get("r", ())) >= 3)
+        fleet.engines["d0"].die()
+        await fleet.until_fleet(lambda: fleet.driver.phases() == {"r": Phase.QUEUED})
+        await fleet.add("d1", Role.DECODE, SLOW)
+        await fleet.clients.ended(1)
+        assert_complete(fleet, request)
+
+
+async def test_without_any_replica_a_request_is_refused_within_its_queue_deadline() -> None:
+    async with running_fleet(
+        prefill=0, decode=0, limits=CoordinatorLimits(queue_wait_s=0.05)
+    ) as fleet:
+        fleet.ask("r")
+        await fleet.clients.ended(1, timeout_s=2.0)
+        assert isinstance(fleet.clients.errors["r"], NoCapacity)
+
+
+async def test_a_dead_prefill_pool_degrades_to_local() -> None:
+    async with running_fleet() as fleet:
+        fleet.engines["p0"].die()
+        await fleet.until_fleet(lambda: "p0" not in fleet.driver.fleet().replicas)
+        request = fleet.ask("r")
+        await fleet.clients.ended(1)
+        assert_complete(fleet, request)
+        assert fleet.clients.records["r"].routes[0].reason is RouteReason.NO_PREFILL_REPLICA
+
+
+async def test_a_draining_replica_finishes_its_streams_and_gets_no_more() -> None:
+    async with running_fleet(prefill=0, decode=2, settings=SLOW) as fleet:
+        old = fleet.ask("old", max_tokens=30)
+        await fleet.clients.until(lambda: len(fleet.clients.tokens.get("old", ())) >= 2)
+        (name,) = [v.replica_id for v in fleet.driver.fleet().replicas.values() if v.inflight_legs]
+        fleet.hosts[name].drain()
+        await fleet.until_fleet(lambda: fleet.driver.fleet().replicas[name].draining)
+        new = fleet.ask("new")
+        await fleet.clients.ended(2)
+        assert_complete(fleet, old)
+        assert_complete(fleet, new)
+        assert fleet.clients.records["new"].routes[-1].decode_replica_id != name
+        await asyncio.wait_for(fleet.hosts[name].drained.wait(), 5.0)
+
+
+async def test_a_prompt_that_no_engine_takes_fails_at_once() -> None:
+    async with running_fleet() as fleet:
+        fleet.ask("r", prompt_tokens=ENGINE.max_len_tokens + 1, local_only=LocalOnly.FAN_OUT)
+        await fleet.clients.ended(1, timeout_s=5.0)
+        assert fleet.clients.records["r"].outcome is Phase.FAILED
