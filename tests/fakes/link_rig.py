@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -89,12 +89,32 @@ async def hosting(
         await host.close()
 
 
+class Sessions:
+    """Names sessions, and lets a test wait until the client has opened so many."""
+
+    def __init__(self) -> None:
+        self._opened = 0
+        self._watch = Watch()
+
+    def __call__(self) -> str:
+        self._opened += 1
+        self._watch.notify()
+        return f"session-{self._opened}"
+
+    async def opened(self, count: int) -> None:
+        await self._watch.until(lambda: self._opened >= count)
+
+
 @asynccontextmanager
 async def coordinating(
-    coordinator_id: str = "c1", *, link: LinkOptions = FAST
+    coordinator_id: str = "c1",
+    *,
+    link: LinkOptions = FAST,
+    new_session: Callable[[], str] | None = None,
 ) -> AsyncIterator[tuple[LinkClient, EventLog]]:
     log = EventLog()
-    client = LinkClient(coordinator_id, log, options=link)
+    new_session = new_session or Sessions()
+    client = LinkClient(coordinator_id, log, options=link, new_session=new_session)
     try:
         yield client, log
     finally:

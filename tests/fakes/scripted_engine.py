@@ -34,7 +34,7 @@ def make_leg(
 ) -> Leg:
     return Leg(
         leg_id=leg_id,
-        request_id=leg_id.split("/")[0],
+        request_id=leg_id,
         kind=LegKind.LOCAL,
         prompt_token_ids=prompt,
         max_tokens=max_tokens,

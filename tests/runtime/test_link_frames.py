@@ -140,11 +140,7 @@ def test_truncated_bodies_are_refused(frame: frames.Frame, data: st.DataObject) 
     if len(parts[1]) < 2:
         return
     parts[1] = parts[1][: data.draw(st.integers(0, len(parts[1]) - 1))]
-    decode = (
-        frames.decode_from_coordinator
-        if parts[0] in b"HSARcG"
-        else frames.decode_from_replica
-    )
+    decode = frames.decode_from_coordinator if parts[0] in b"HSARcG" else frames.decode_from_replica
     with pytest.raises(BadFrame):
         decode(parts)
 

@@ -1,12 +1,13 @@
 """Binds an engine to the fleet link: the body of a replica.
 
-Theory of operation: legs go to the engine in the order in which they arrived, one call at a time, so
-that an abort can never overtake its leg; aborts are gathered while one is under way and go as one
-call; releases, which may wait for another replica, have a queue of their own. Each engine step is
-split by coordinator and sent before the next one is taken, so an `Aborted` frame follows every output
-of its leg. All queues are bounded: legs by `max_live_legs`, aborts by the legs that live, releases by
-`max_releases`. When the engine dies, every coordinator is told and `failed` is set; the host never
-restarts an engine. States: STARTED ─drain()─▶ DRAINING ─nothing lives─▶ DRAINED, and CLOSED from any.
+Theory of operation: legs go to the engine in the order in which they arrived, one call at a time,
+so that an abort can never overtake its leg; aborts are gathered while one is under way and go as
+one call; releases, which may wait for another replica, have a queue of their own. Each engine step
+is split by coordinator and sent before the next one is taken, so an `Aborted` frame follows every
+output of its leg. All queues are bounded: legs by `max_live_legs`, aborts by the legs that live,
+releases by `max_releases`. When the engine dies, every coordinator is told and `failed` is set; the
+host never restarts an engine. States: STARTED ─drain()─▶ DRAINING ─nothing lives─▶ DRAINED, and
+CLOSED from any.
 """
 
 from __future__ import annotations
@@ -175,8 +176,10 @@ class ReplicaHost:
 
     def _fail(self, server: LinkServer, error: BaseException) -> None:
         _LOG.error("the engine failed: %s", error, exc_info=error)
-        known = isinstance(error, BatonError)
-        reason = error if known else EngineFailed("*", f"{type(error).__name__}: {error}")
+        if isinstance(error, BatonError):
+            reason = error
+        else:
+            reason = EngineFailed("*", f"{type(error).__name__}: {error}")
         self.failed.set_result(reason)
         server.part(Parting.ENGINE_DEAD, str(reason))
         if self._draining:

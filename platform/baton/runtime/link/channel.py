@@ -29,9 +29,10 @@ class Sent(StrEnum):
     """The peer is not connected."""
 
 
-def configure(socket: zmq.Socket[bytes], options: LinkOptions) -> None:
-    """Bound a link socket's queues, message size and patience."""
+def configure(socket: zmq.Socket[bytes], address: str, options: LinkOptions) -> None:
+    """Bound a link socket's queues, message size and patience; `address` tells IPv6 by brackets."""
     socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, int("[" in address))
     socket.setsockopt(zmq.SNDHWM, options.queue_frames)
     socket.setsockopt(zmq.RCVHWM, options.queue_frames)
     socket.setsockopt(zmq.MAXMSGSIZE, options.max_part_bytes)
@@ -124,7 +125,7 @@ class Channel:
             self._loop.call_soon(self.drain)
 
     def close(self, *, linger_s: float = 0.0) -> None:
-        """Close the socket; ZMQ goes on trying to send what is queued for `linger_s`. Idempotent."""
+        """Close the socket; ZMQ goes on trying to send what is queued for `linger_s`."""
         if self._closed:
             return
         self._closed = True

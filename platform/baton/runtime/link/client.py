@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import urlsplit
 
 import zmq
 
@@ -14,9 +15,19 @@ from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.runtime.link.connection import LinkEnd, ReplicaConnection
 from baton.runtime.link.options import LinkCounters, LinkOptions
 
-_LOG = logging.getLogger(__name__)
+_HOST = re.compile(r"[0-9A-Za-z.:_-]+")
 _CLOSE_DEADLINE_S = 5.0
 _MAX_SOCKETS = 16_384  # three for each replica; ZMQ's default of 1023 ends at 340 replicas
+
+
+def _check_address(replica_id: str, address: str) -> None:
+    try:
+        url = urlsplit(address)
+        valid = url.scheme == "tcp" and _HOST.fullmatch(url.hostname or "") and url.port
+    except ValueError:  # the port is out of range, or a bracket is missing
+        valid = False
+    if not valid:
+        raise ValueError(f"address of replica {replica_id} is {address!r}, wanted tcp://HOST:PORT")
 
 
 def _random_session() -> str:
@@ -27,8 +38,8 @@ class LinkClient:
     """Keeps sessions with replicas and turns what they say into domain events.
 
     Matches `ports.ReplicaLink`. To be made, used and closed on one running event loop. Events are
-    handed to `on_event` synchronously, in the order in which each replica sent them; none is emitted
-    from inside `submit`, `abort` or `release`.
+    handed to `on_event` synchronously, in the order in which each replica sent them; none is
+    emitted from inside `submit`, `abort` or `release`.
     """
 
     def __init__(
@@ -63,7 +74,11 @@ class LinkClient:
         """Keep a session with the replica at `address` from now on.
 
         The same address again changes nothing; another address replaces the connection.
+
+        Raises:
+            ValueError: the address is not of the form tcp://HOST:PORT.
         """
+        _check_address(replica_id, address)
         known = self._connections.get(replica_id)
         if known is not None and known.address == address:
             return
@@ -134,4 +149,4 @@ class LinkClient:
         for replica_id in tuple(self._connections):
             self.disconnect(replica_id)
         async with asyncio.timeout(_CLOSE_DEADLINE_S):
-            await asyncio.to_thread(self._context.term)
+            await asyncio.to_thread(self._context.destroy, 0)

@@ -213,7 +213,7 @@ class ReplicaConnection:
         self._draining = False
         self._heard_at_s = now_s
         socket = end.context.socket(zmq.DEALER)
-        configure(socket, end.options)
+        configure(socket, self.address, end.options)
         socket.setsockopt(zmq.ROUTING_ID, f"{end.coordinator_id}/{self._session}"[-255:].encode())
         self._monitor = ConnectionMonitor(
             socket, on_connected=self._on_connected, on_disconnected=self._on_disconnected
@@ -221,8 +221,11 @@ class ReplicaConnection:
         self._channel = Channel(
             socket, self._on_message, options=end.options, counters=end.counters
         )
-        socket.connect(self.address)
         end.counters.sessions += 1
+        try:
+            socket.connect(self.address)
+        except zmq.ZMQError as error:
+            self._refuse(f"cannot connect: {error}")
 
     def _on_connected(self) -> None:
         self._connected = True

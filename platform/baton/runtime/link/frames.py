@@ -4,8 +4,9 @@ Theory of operation: a frame is a ZMQ multipart message `[kind, body, blob...]`:
 MessagePack array, and for `Submit` two blobs (prompt token ids as little-endian int32, and the
 payload that only engines read), so that a prompt of 100,000 tokens is copied as 400 kB and never
 walked as MessagePack integers. There is one decoder for each direction. Whatever is not exactly a
-frame of that direction raises `BadFrame` and nothing else. `Hello`, `Welcome` and `Goodbye` tolerate
-fields appended by later versions, so that a version mismatch can always be told in plain words.
+frame of that direction raises `BadFrame` and nothing else. `Hello`, `Welcome` and `Goodbye`
+tolerate fields appended by later versions, so that a version mismatch can always be told in plain
+words.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Release(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 
     @property
     def ticket(self) -> Ticket:
+        """The ticket as the domain knows it."""
         return Ticket(tokens=self.tokens, blocks=self.blocks, params=self.params)
 
 
@@ -283,9 +285,7 @@ def _check_version(kind: bytes, body: bytes) -> None:
         raise ProtocolMismatch(kind, theirs)
 
 
-def _unpack(
-    kind: bytes, body: bytes, decoder: msgspec.msgpack.Decoder[_Decoded]
-) -> _Decoded:
+def _unpack(kind: bytes, body: bytes, decoder: msgspec.msgpack.Decoder[_Decoded]) -> _Decoded:
     try:
         return decoder.decode(body)
     except (ValueError, RecursionError) as error:
@@ -303,7 +303,7 @@ def _encode_submit(leg: Leg) -> list[bytes]:
         max_tokens=leg.max_tokens,
         min_tokens=leg.min_tokens,
         priority=leg.priority,
-        ticket=ticket and Release(ticket.tokens, ticket.blocks, ticket.params),
+        ticket=None if ticket is None else Release(ticket.tokens, ticket.blocks, ticket.params),
     )
     body = _ENCODE(head)
     _SUBMIT_HEAD.decode(body)

@@ -1,11 +1,11 @@
 """The replica's end of the fleet link: one bound socket, a session for each coordinator.
 
 Theory of operation: a session begins with `Hello` and ends when its coordinator says goodbye, goes
-silent, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up. However
-it ends, its legs are handed to `LinkHandler.orphan` to be aborted: whoever waited for them has gone,
-or has been told to start over. A frame from a peer without a session is answered with
-`Goodbye(NO_SESSION)`, so a coordinator that missed the end of its session learns of it with its next
-beat. Nothing here waits, and one coordinator's full queue costs no other anything.
+silent, disconnects, opens a newer session, sends a bad frame, or lets its send queue fill up.
+However it ends, its legs are handed to `LinkHandler.orphan` to be aborted: whoever waited for them
+has gone, or has been told to start over. A frame from a peer without a session is answered with
+`Goodbye(NO_SESSION)`, so a coordinator that missed the end of its session learns of it with its
+next beat. Nothing here waits, and one coordinator's full queue costs no other anything.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LinkServer:
             OSError: the address cannot be bound; the text names it.
         """
         socket = self._context.socket(zmq.ROUTER)
-        configure(socket, self._options)
+        configure(socket, address, self._options)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
             socket.bind(address)
@@ -157,21 +157,14 @@ class LinkServer:
     def _give_up_output(self, session: _Session, leg_id: str, got_bytes: int) -> None:
         why = f"output of {got_bytes} bytes, wanted at most {self._options.max_part_bytes}"
         self._disown(leg_id)
-        ended = frames.LegEnded(leg_id, LegFailure.ENGINE_ERROR, why)
-        self._send(session, frames.encode(ended))
+        self._send(session, _leg_ended(leg_id, LegFailure.ENGINE_ERROR, why))
         self._handler.orphan((leg_id,))
 
     def leg_failed(self, leg_id: str, failure: LegFailure, why: str = "") -> None:
         """Tell a leg's owner that it ended without finishing; ignored when nobody owns it."""
         session = self._disown(leg_id)
         if session is not None:
-            self._send_ended(session, leg_id, failure, why)
-
-    def _send_ended(
-        self, session: _Session, leg_id: str, failure: LegFailure, why: str
-    ) -> None:
-        ended = frames.LegEnded(leg_id, failure, why[: frames.MAX_WHY_CHARS])
-        self._send(session, frames.encode(ended))
+            self._send(session, _leg_ended(leg_id, failure, why))
 
     def legs_aborted(self, leg_ids: Iterable[str]) -> None:
         """Tell whoever asked that these legs no longer run, also if they ended by themselves."""
@@ -210,7 +203,7 @@ class LinkServer:
         if self._channel is not None:
             self._channel.close(linger_s=_PARTING_LINGER_S)
         async with asyncio.timeout(_CLOSE_DEADLINE_S):
-            await asyncio.to_thread(self._context.term)
+            await asyncio.to_thread(self._context.destroy, 0)
 
     # ------------------------------------------------------------------ time
 
@@ -374,7 +367,7 @@ class LinkServer:
     def _on_submit(self, session: _Session, leg: Leg) -> None:
         if leg.leg_id in self._owners:
             why = f"a leg {leg.leg_id} runs here already"
-            self._send_ended(session, leg.leg_id, LegFailure.REFUSED, why)
+            self._send(session, _leg_ended(leg.leg_id, LegFailure.REFUSED, why))
             return
         self._owners[leg.leg_id] = session
         session.legs.add(leg.leg_id)
@@ -390,3 +383,7 @@ class LinkServer:
             session.aborting.update(fresh)
             self._abort_askers.update(dict.fromkeys(fresh, session))
             self._handler.abort(fresh)
+
+
+def _leg_ended(leg_id: str, failure: LegFailure, why: str) -> list[bytes]:
+    return frames.encode(frames.LegEnded(leg_id, failure, why[: frames.MAX_WHY_CHARS]))

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import pytest
+
+from baton.domain.errors import EngineFailed
+from baton.domain.events import LegFailed, LegsAborted, LoadReported, ReplicaLost, StepProduced
+from baton.domain.fleet import Load, LossReason
+from baton.domain.handoff import LegFailure, LegOutput
+from baton.domain.request import FinishReason
+from baton.runtime.replica_host import HostOptions, ReplicaHost
+from tests.fakes.link_rig import ANY_PORT, FAST, hosting, joined
+from tests.fakes.scripted_engine import ScriptedEngine, make_leg, make_ticket
+
+
+async def test_a_leg_that_the_engine_refuses_is_reported_as_failed() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        engine.answer = LegFailure.REFUSED
+        client.submit("decode-1", make_leg("a"))
+        failed = await log.wait(LegFailed)
+        assert (failed.leg_id, failed.failure) == ("a", LegFailure.REFUSED)
+        assert host.live_legs == 0
+
+
+async def test_an_engine_that_raises_on_submit_fails_one_leg_only() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        engine.answer = RuntimeError("no such adapter")
+        client.submit("decode-1", make_leg("a"))
+        failed = await log.wait(LegFailed)
+        assert failed.failure is LegFailure.ENGINE_ERROR
+        assert "no such adapter" in failed.why
+        engine.answer = None
+        client.submit("decode-1", make_leg("b"))
+        await engine.watch.until(lambda: "b" in engine.running)
+        assert not log.of(ReplicaLost)
+
+
+async def test_an_engine_that_never_accepts_fails_the_leg_at_the_deadline() -> None:
+    async with (
+        hosting(options=HostOptions(submit_s=0.05)) as (host, engine),
+        joined(host) as (client, log),
+    ):
+        engine.submit_gate.clear()
+        client.submit("decode-1", make_leg("a"))
+        assert (await log.wait(LegFailed)).failure is LegFailure.ENGINE_ERROR
+        await engine.watch.until(lambda: "a" in engine.aborted)
+
+
+async def test_an_abort_never_overtakes_its_leg() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        engine.submit_gate.clear()
+        client.submit("decode-1", make_leg("a"))
+        client.submit("decode-1", make_leg("b"))
+        client.abort("decode-1", ["b"])
+        client.submit("decode-1", make_leg("c"))
+        engine.submit_gate.set()
+        await log.wait_aborted("b")
+        await engine.watch.until(lambda: len(engine.submitted) == 3)
+        assert [leg.leg_id for leg in engine.submitted] == ["a", "b", "c"]
+        assert set(engine.running) == {"a", "c"}
+
+
+async def test_an_abort_is_confirmed_after_the_last_output_of_its_leg() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        engine.abort_gate.clear()
+        client.abort("decode-1", ["a"])
+        engine.emit(LegOutput("a", (1,)))
+        engine.emit(LegOutput("a", (2,)))
+        engine.abort_gate.set()
+        await log.wait_aborted("a")
+        kinds = [type(e) for e in log.events if isinstance(e, StepProduced | LegsAborted)]
+        assert kinds == [StepProduced, StepProduced, LegsAborted]
+        engine.emit(LegOutput("a", (3,)))
+        await log.wait(LoadReported, len(log.of(LoadReported)) + 2)
+        assert log.tokens("a") == [1, 2]
+        assert host.link_counters.unowned_outputs == 1
+
+
+async def test_a_slow_abort_does_not_hold_up_other_legs() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        engine.abort_gate.clear()
+        client.abort("decode-1", ["a"])
+        client.submit("decode-1", make_leg("b", prompt=(7,)))
+        await engine.watch.until(lambda: "b" in engine.running)
+        engine.emit(LegOutput("b", (8,)))
+        assert await log.wait_tokens("b", 1) == [8]
+        assert not log.aborted
+        engine.abort_gate.set()
+        await log.wait_aborted("a")
+
+
+@pytest.mark.parametrize("leg_id", ["never-seen", "finished"])
+async def test_an_abort_of_a_leg_that_does_not_live_is_confirmed(leg_id: str) -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("finished", max_tokens=1))
+        await engine.watch.until(lambda: "finished" in engine.running)
+        engine.step_all()
+        await log.wait_tokens("finished", 1)
+        client.abort("decode-1", [leg_id])
+        await log.wait_aborted(leg_id)
+
+
+async def test_a_leg_that_finishes_while_it_is_aborted_gets_both_answers() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        engine.abort_gate.clear()
+        client.abort("decode-1", ["a", "a"])
+        client.abort("decode-1", ["a"])
+        engine.emit(LegOutput("a", (1,), FinishReason.STOP, ticket=make_ticket()))
+        await log.wait_tokens("a", 1)
+        engine.abort_gate.set()
+        await log.wait_aborted("a")
+        assert host.live_legs == 0
+
+
+async def test_an_engine_that_does_not_stop_a_leg_is_taken_for_dead() -> None:
+    async with (
+        hosting(options=HostOptions(abort_s=0.05)) as (host, engine),
+        joined(host) as (client, log),
+    ):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        engine.abort_gate.clear()
+        client.abort("decode-1", ["a"])
+        assert (await log.wait_lost()).reason is LossReason.ENGINE_DEAD
+        assert host.failed.done()
+
+
+async def test_a_release_reaches_the_engine() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, _):
+        client.release("decode-1", make_ticket("t9"))
+        await engine.watch.until(lambda: engine.released == [make_ticket("t9")])
+
+
+async def test_a_leg_id_that_runs_already_is_refused_and_the_first_goes_on() -> None:
+    async with (
+        hosting() as (host, engine),
+        joined(host, "c1") as (one, log1),
+        joined(host, "c2") as (two, log2),
+    ):
+        one.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        two.submit("decode-1", make_leg("a"))
+        assert (await log2.wait(LegFailed)).failure is LegFailure.REFUSED
+        engine.step_all()
+        assert await log1.wait_tokens("a", 1) == [4]
+        assert log2.tokens("a") == []
+
+
+async def test_more_legs_than_the_bound_are_refused_as_overload() -> None:
+    async with (
+        hosting(options=HostOptions(max_live_legs=2)) as (host, _),
+        joined(host) as (client, log),
+    ):
+        for leg_id in "abc":
+            client.submit("decode-1", make_leg(leg_id))
+        failed = await log.wait(LegFailed)
+        assert (failed.leg_id, failed.failure) == ("c", LegFailure.OVERLOADED)
+
+
+async def test_a_draining_replica_takes_no_new_leg_and_finishes_its_own() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("a", max_tokens=2))
+        await engine.watch.until(lambda: "a" in engine.running)
+        host.drain()
+        client.submit("decode-1", make_leg("b"))
+        failed = await log.wait(LegFailed)
+        assert (failed.leg_id, failed.failure) == ("b", LegFailure.DRAINING)
+        engine.step_all()
+        await log.wait_tokens("a", 1)
+        assert not host.drained.is_set()
+        engine.step_all()
+        async with asyncio.timeout(5):
+            await host.drained.wait()
+        assert await log.wait_tokens("a", 2) == [4, 5]
+
+
+async def test_an_idle_replica_is_drained_at_once() -> None:
+    async with hosting() as (host, _):
+        host.drain()
+        assert host.drained.is_set()
+
+
+async def test_a_drain_that_does_not_end_by_itself_ends_at_its_deadline() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, _):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        host.drain(deadline_s=0.05)
+        async with asyncio.timeout(5):
+            await host.drained.wait()
+        assert host.live_legs == 1
+
+
+async def finish_a_prefill(host: ReplicaHost, engine: ScriptedEngine) -> None:
+    async with joined(host) as (client, log):
+        client.submit("decode-1", make_leg("p"))
+        await engine.watch.until(lambda: "p" in engine.running)
+        engine.emit(LegOutput("p", (1,), FinishReason.LENGTH, ticket=make_ticket("t1")))
+        await log.wait_tokens("p", 1)
+
+
+async def test_a_drain_waits_for_a_lease_until_the_engine_holds_no_blocks() -> None:
+    async with hosting() as (host, engine), joined(host, "watcher") as (_, log):
+        engine.current_load = Load(kv_used_fraction=0.1)
+        await finish_a_prefill(host, engine)
+        host.drain()
+        assert host.leases == 1
+        await log.wait(LoadReported, len(log.of(LoadReported)) + 5)
+        assert not host.drained.is_set()
+        engine.current_load = Load(kv_used_fraction=0.0)
+        async with asyncio.timeout(5):
+            await host.drained.wait()
+
+
+async def test_a_lease_that_nobody_pulls_holds_a_drain_only_until_it_expires() -> None:
+    async with hosting(options=HostOptions(lease_s=0.3)) as (host, engine):
+        engine.current_load = Load(kv_used_fraction=0.1)
+        await finish_a_prefill(host, engine)
+        host.drain()
+        assert not host.drained.is_set()
+        async with asyncio.timeout(5):
+            await host.drained.wait()
+        assert host.leases == 0
+
+
+async def test_a_released_ticket_is_no_lease_any_more() -> None:
+    async with hosting() as (host, engine), joined(host, "other") as (client, _):
+        engine.current_load = Load(kv_used_fraction=0.1)
+        await finish_a_prefill(host, engine)
+        client.release("decode-1", make_ticket("t1"))
+        await engine.watch.until(lambda: bool(engine.released))
+        host.drain()
+        async with asyncio.timeout(5):
+            await host.drained.wait()
+
+
+async def test_an_engine_that_dies_while_draining_ends_the_drain() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, _):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        host.drain()
+        engine.die()
+        async with asyncio.timeout(5):
+            await host.drained.wait()
+        assert isinstance(await host.failed, EngineFailed)
+
+
+async def test_an_address_in_use_is_named_and_the_engine_is_closed_again() -> None:
+    async with hosting() as (host, _):
+        second = ScriptedEngine()
+        rival = ReplicaHost(second, bind=host.address, link=FAST)
+        with pytest.raises(OSError, match=re.escape(host.address)):
+            await rival.start()
+        assert second.closed
+
+
+async def test_closing_leaves_no_task_and_no_descriptor_behind(
+    open_descriptors: Callable[[], int],
+) -> None:
+    async with hosting():
+        pass
+    before, tasks = open_descriptors(), asyncio.all_tasks()
+    for _ in range(5):
+        engine = ScriptedEngine()
+        host = ReplicaHost(engine, bind=ANY_PORT, link=FAST)
+        await host.start()
+        async with joined(host):
+            await host.close()
+            await host.close()
+        assert engine.closed
+    assert asyncio.all_tasks() == tasks
+    assert open_descriptors() <= before
