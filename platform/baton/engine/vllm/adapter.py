@@ -35,7 +35,7 @@ import msgspec
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
@@ -79,7 +79,7 @@ class VllmEngine:
     def __init__(self, settings: VllmEngineSettings) -> None:
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-parent")
-        self._client: EngineCoreClient | None = None
+        self._client: AsyncMPClient | None = None
         self._wire = EngineWire()
         self._facts: ReplicaFacts | None = None
         self._live: dict[str, _LiveLeg] = {}
@@ -105,7 +105,7 @@ class VllmEngine:
             async with asyncio.timeout(deadline_s):
                 await asyncio.shield(job)
                 # The first call also starts the client's reading of its socket.
-                await self._client.is_sleeping_async()
+                await self._core.is_sleeping_async()
         except TimeoutError:
             await self.close()
             raise EngineStartFailed(
@@ -115,7 +115,7 @@ class VllmEngine:
         except BaseException:
             await self.close()
             raise
-        self._facts = replica_facts(self._settings, self._client.vllm_config)
+        self._facts = replica_facts(self._settings, self._core.vllm_config)
         return self._facts
 
     def _construct(self) -> None:
@@ -161,7 +161,7 @@ class VllmEngine:
         self._live[leg.leg_id] = _LiveLeg(prompt_tokens)
         self._meter.waiting(prompt_tokens)
         try:
-            await self._client.add_request_async(request)
+            await self._core.add_request_async(request)
         except EngineDeadError:
             self._forget(leg.leg_id)
             return LegFailure.ENGINE_ERROR
@@ -191,9 +191,9 @@ class VllmEngine:
         deadline_s = self._settings.reply_deadline_s
         try:
             async with asyncio.timeout(deadline_s):
-                await self._client.abort_requests_async(known)
-                await self._client.is_sleeping_async()
-                self._client.outputs_queue.put_nowait(fence)
+                await self._core.abort_requests_async(known)
+                await self._core.is_sleeping_async()
+                self._core.outputs_queue.put_nowait(fence)
                 await fence.passed.wait()
         except TimeoutError:
             raise self._failed(f"no answer to an abort within {deadline_s:.0f} s") from None
@@ -211,7 +211,7 @@ class VllmEngine:
             return
         request = release_request(ticket, f"release-{next(self._release_ids)}")
         try:
-            await self._client.add_request_async(request)
+            await self._core.add_request_async(request)
         except EngineDeadError:
             logger.warning("ticket not released", extra={"reason": "engine_dead"})
 
@@ -223,7 +223,7 @@ class VllmEngine:
         """
         while not self._closed:
             try:
-                step = await self._client.get_output_async()
+                step = await self._core.get_output_async()
             except Exception as error:
                 if self._is_closed():
                     return
@@ -292,6 +292,12 @@ class VllmEngine:
         killed = process.bury(members, grace_s=1.0)
         if killed:
             logger.warning("engine processes killed", extra={"pids": killed})
+
+    @property
+    def _core(self) -> AsyncMPClient:
+        if self._client is None:
+            raise self._failed("not started")
+        return self._client
 
     def _is_closed(self) -> bool:
         """A call, so that the type checker forgets what was true before an await."""

@@ -18,6 +18,9 @@ from baton.engine.vllm.settings import VllmEngineSettings
 KILL_WAIT_S = 5.0
 """How long the kernel may take to bury a killed process."""
 
+CPU_BLOCK_TOKENS = 32
+"""Source: vLLM 0.32 refuses others ("No common block size for 16 (CPU_ATTN: [MultipleOf(32)])")."""
+
 _ENVIRONMENT_LOCK = threading.Lock()
 """`os.environ` belongs to the whole process, so two engines may not be started into it at once."""
 
@@ -80,6 +83,8 @@ def check_startable(settings: VllmEngineSettings, *, on_cpu: bool) -> None:
     _check_model(settings.model_source)
     if settings.nixl is not None:
         _check_port(settings.nixl.host, settings.nixl.port)
+    if on_cpu:
+        _check_block_size(settings)
     if on_cpu and settings.kv_cache_bytes is not None:
         # On a GPU its own memory counts; vLLM looks at that.
         _check_memory(settings)
@@ -111,6 +116,16 @@ def _check_port(host: str, port: int) -> None:
                 f"NIXL side channel cannot listen on {host}:{port}: {error.strerror}",
                 "end the process that holds the port, or choose another host or port_base",
             ) from error
+
+
+def _check_block_size(settings: VllmEngineSettings) -> None:
+    wanted = settings.block_size_tokens
+    if wanted is not None and wanted % CPU_BLOCK_TOKENS:
+        raise EngineStartFailed(
+            f"block size of {wanted} tokens: vLLM's attention on a CPU takes multiples of"
+            f" {CPU_BLOCK_TOKENS}",
+            f"choose block_size {CPU_BLOCK_TOKENS}, 64 or 128",
+        )
 
 
 def _check_memory(settings: VllmEngineSettings) -> None:

@@ -272,7 +272,7 @@ def _is_child(request: EngineCoreRequest) -> bool:
     if external is None:
         return False
     index, _, parent = request.request_id.partition("_")
-    return index.isdigit() and (parent == external or parent.startswith(external + "-"))
+    return index.isdigit() and bool(parent == external or parent.startswith(external + "-"))
 
 
 def _is_resumable(params: SamplingParams) -> bool:

@@ -1,0 +1,548 @@
+"""The wire: nothing of a client's request is lost between the frontend and the engine."""
+
+from __future__ import annotations
+
+import string
+import warnings
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.domain.commands import Delivery
+from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.request import FinishReason, LocalOnly, Request
+
+pytest.importorskip("vllm")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
+    import torch
+    from vllm.lora.request import LoRARequest
+    from vllm.pooling_params import PoolingParams
+    from vllm.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+    from vllm.v1.engine import FinishReason as EngineFinishReason
+    from vllm.v1.engine.parallel_sampling import ParentRequest
+    from vllm.v1.metrics.stats import PrefillStats
+    from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    from baton.engine.vllm.wire import (
+        PREFILL_KV_PARAMS,
+        EngineWire,
+        FrontendWire,
+        UnsupportedRequest,
+        release_request,
+    )
+
+MAX_LEN_TOKENS = 4096
+PROMPT = tuple(range(5, 45))
+TICKET_PARAMS = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[1, 2, 3]],
+    "remote_engine_id": "an-engine",
+    "remote_host": "10.0.0.1",
+    "remote_port": 20000,
+    "remote_num_tokens": len(PROMPT),
+}
+HOSTILE_PARAMS = {"do_remote_prefill": True, "remote_host": "169.254.169.254", "remote_port": 80}
+
+ids = st.integers(min_value=0, max_value=8191)
+words = st.text(string.ascii_letters, min_size=1, max_size=8)
+SAMPLING_FIELDS: dict[str, st.SearchStrategy[object]] = {
+    "n": st.integers(1, 4),
+    "presence_penalty": st.floats(-2, 2),
+    "frequency_penalty": st.floats(-2, 2),
+    "repetition_penalty": st.floats(0.1, 2),
+    "temperature": st.floats(0.1, 2),
+    "watermarking": st.none() | st.booleans(),
+    "top_p": st.floats(0.1, 1),
+    "top_k": st.integers(0, 50),
+    "min_p": st.floats(0, 1),
+    "seed": st.none() | st.integers(0, 2**31),
+    "stop": st.lists(words, max_size=3),
+    "stop_token_ids": st.lists(ids, max_size=3),
+    "ignore_eos": st.booleans(),
+    "max_tokens": st.integers(10, 500),
+    "min_tokens": st.integers(0, 9),
+    "logprobs": st.none() | st.integers(0, 20),
+    "prompt_logprobs": st.none() | st.integers(0, 20),
+    "prompt_logprob_token_ids": st.none()
+    | st.integers(1, 60).map(lambda rows: np.arange(rows * 3).reshape(rows, 3)),
+    "prompt_logprob_start": st.none() | st.integers(0, 5),
+    "logprob_token_ids": st.none() | st.lists(ids, max_size=3),
+    "flat_logprobs": st.booleans(),
+    "detokenize": st.sampled_from([True]),
+    "skip_special_tokens": st.booleans(),
+    "spaces_between_special_tokens": st.booleans(),
+    "include_stop_str_in_output": st.booleans(),
+    "output_kind": st.sampled_from(RequestOutputKind),
+    "stream_interval": st.none() | st.integers(1, 5),
+    "skip_clone": st.booleans(),
+    "output_text_buffer_length": st.just(0),
+    "_eos_token_id": st.none() | ids,
+    "_all_stop_token_ids": st.sets(ids, max_size=3),
+    "_watermarking_skipped": st.booleans(),
+    "structured_outputs": st.none()
+    | st.builds(StructuredOutputsParams, regex=words)
+    | st.just({"type": "object"}).map(lambda schema: StructuredOutputsParams(json=schema)),
+    "logit_bias": st.none() | st.dictionaries(ids, st.floats(-100, 100), max_size=3),
+    "allowed_token_ids": st.none() | st.lists(ids, min_size=1, max_size=3),
+    "extra_args": st.none() | st.dictionaries(words, st.integers(0, 9), min_size=1, max_size=3),
+    "bad_words": st.lists(words, max_size=3),
+    "_bad_words_token_ids": st.none() | st.lists(st.lists(ids, max_size=2), max_size=2),
+    "skip_reading_prefix_cache": st.booleans(),
+    "thinking_token_budget": st.none() | st.integers(0, 100),
+    "repetition_detection": st.none()
+    | st.just(RepetitionDetectionParams(max_pattern_size=4, min_pattern_size=2, min_count=3)),
+    "routed_experts_prompt_start": st.integers(0, 9),
+    "trace_decode_token_ids": st.none() | st.lists(ids, min_size=1, max_size=4),
+}
+sampling_params = st.fixed_dictionaries({}, optional=SAMPLING_FIELDS).map(
+    lambda fields: SamplingParams(**fields)
+)
+
+
+def engine_request(**changes: object) -> EngineCoreRequest:
+    fields: dict[str, object] = {
+        "request_id": "cmpl-1-0123abcd",
+        "external_req_id": "cmpl-1",
+        "prompt_token_ids": list(PROMPT),
+        "mm_features": None,
+        "sampling_params": SamplingParams(max_tokens=20),
+        "pooling_params": None,
+        "arrival_time": 12.5,
+        "lora_request": None,
+        "cache_salt": None,
+        "data_parallel_rank": None,
+    }
+    return EngineCoreRequest(**(fields | changes))
+
+
+def split(request: EngineCoreRequest) -> Request:
+    frames = MsgpackEncoder().encode(request)
+    return FrontendWire(max_len_tokens=MAX_LEN_TOKENS).split_request(frames, now_s=3.0)
+
+
+def leg_of(request: Request, kind: LegKind = LegKind.LOCAL, *, ticket: Ticket | None = None) -> Leg:
+    return Leg(
+        leg_id="leg-1",
+        request_id=request.request_id,
+        kind=kind,
+        prompt_token_ids=request.prompt_token_ids,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        priority=request.priority,
+        ticket=ticket,
+        payload=request.payload,
+    )
+
+
+def ticket(tokens: int = len(PROMPT)) -> Ticket:
+    return Ticket(tokens=tokens, blocks=3, params=msgspec.msgpack.encode(TICKET_PARAMS))
+
+
+def resumed(leg: Leg, generated: tuple[int, ...]) -> Leg:
+    return Leg(
+        leg_id="leg-2",
+        request_id=leg.request_id,
+        kind=leg.kind,
+        prompt_token_ids=leg.prompt_token_ids + generated,
+        resumed_tokens=len(generated),
+        max_tokens=leg.max_tokens - len(generated),
+        min_tokens=0,
+        payload=leg.payload,
+    )
+
+
+def plain(value: object) -> object:
+    """A value that compares by content: arrays and tensors do not."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.tolist()
+    return value
+
+
+def fields_of(struct: msgspec.Struct, *, without: tuple[str, ...] = ()) -> dict[str, object]:
+    names = set(struct.__struct_fields__) - set(without)
+    return {name: plain(getattr(struct, name)) for name in names}
+
+
+def as_sent(params: SamplingParams) -> SamplingParams:
+    """What vLLM's own wire makes of sampling parameters, without us on the way."""
+    decoder = MsgpackDecoder(EngineCoreRequest)
+    sent = MsgpackEncoder().encode(engine_request(sampling_params=params))
+    return decoder.decode([bytearray(frame) for frame in sent]).sampling_params
+
+
+# ------------------------------------------------------------------ requests
+def test_every_sampling_field_has_an_example_here() -> None:
+    assert set(SAMPLING_FIELDS) == set(SamplingParams.__struct_fields__)
+
+
+@settings(deadline=None)
+@given(params=sampling_params)
+def test_every_sampling_field_survives_the_way_to_a_local_leg(params: SamplingParams) -> None:
+    joined = EngineWire().join_leg(leg_of(split(engine_request(sampling_params=params))))
+    assert fields_of(joined.sampling_params) == fields_of(as_sent(params))
+
+
+@settings(deadline=None)
+@given(params=sampling_params)
+def test_a_decode_leg_differs_from_a_local_one_only_in_where_the_blocks_are(
+    params: SamplingParams,
+) -> None:
+    request = split(engine_request(sampling_params=params))
+    local = EngineWire().join_leg(leg_of(request)).sampling_params
+    decode = EngineWire().join_leg(leg_of(request, LegKind.DECODE, ticket=ticket()))
+    found = decode.sampling_params
+    assert fields_of(found, without=("extra_args",)) == fields_of(local, without=("extra_args",))
+    assert found.extra_args == (local.extra_args or {}) | {"kv_transfer_params": TICKET_PARAMS}
+
+
+def test_what_a_request_carries_besides_sampling_reaches_the_engine() -> None:
+    lora = LoRARequest(lora_name="a", lora_int_id=1, lora_path="/adapters/a")
+    request = engine_request(
+        lora_request=lora,
+        cache_salt="tenant-1",
+        priority=-3,
+        trace_headers={"traceparent": "00-1-2-01"},
+        session_id="chat-7",
+        reasoning_ended=True,
+        reasoning_parser_kwargs={"enable_thinking": False},
+    )
+    joined = EngineWire().join_leg(leg_of(split(request)))
+    changed = ("request_id", "external_req_id", "sampling_params")
+    assert fields_of(joined, without=changed) == fields_of(request, without=changed)
+
+
+def test_large_tensors_travel_in_frames_of_their_own_and_arrive() -> None:
+    embeds = torch.arange(40 * 64, dtype=torch.float32).reshape(40, 64)
+    request = engine_request(
+        prompt_embeds=embeds,
+        prompt_is_token_ids=[True] * 40,
+        sampling_params=SamplingParams(prompt_logprob_token_ids=np.arange(300).reshape(100, 3)),
+    )
+    assert len(MsgpackEncoder().encode(request)) == 3
+    joined = EngineWire().join_leg(leg_of(split(request)))
+    assert torch.equal(joined.prompt_embeds, embeds)
+    assert joined.sampling_params.prompt_logprob_token_ids.tolist() == (
+        np.arange(300).reshape(100, 3).tolist()
+    )
+    assert joined.prompt_token_ids == list(PROMPT)
+
+
+def test_a_request_shows_the_brain_what_it_must_know() -> None:
+    request = split(
+        engine_request(
+            sampling_params=SamplingParams(max_tokens=20, min_tokens=4),
+            priority=2,
+            cache_salt="salt",
+            session_id="s",
+        )
+    )
+    assert request.request_id == "cmpl-1-0123abcd"
+    assert request.prompt_token_ids == PROMPT
+    assert (request.max_tokens, request.min_tokens, request.priority) == (20, 4, 2)
+    assert (request.cache_salt, request.session_id) == ("salt", "s")
+    assert request.arrived_at_s == 3.0
+    assert request.local_only is None
+    assert request.resumable
+
+
+def test_the_prompt_is_not_sent_twice() -> None:
+    long = split(engine_request(prompt_token_ids=list(range(3000))))
+    short = split(engine_request(prompt_token_ids=[1]))
+    assert len(long.payload) == len(short.payload)
+
+
+def test_without_max_tokens_a_request_may_fill_the_context() -> None:
+    request = split(engine_request(sampling_params=SamplingParams(max_tokens=None)))
+    assert request.max_tokens == MAX_LEN_TOKENS - len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sampling_params": SamplingParams(prompt_logprobs=1)}, LocalOnly.PROMPT_LOGPROBS),
+        ({"sampling_params": SamplingParams(n=2)}, LocalOnly.FAN_OUT),
+        ({"prompt_embeds": torch.zeros(40, 8)}, LocalOnly.PROMPT_EMBEDS),
+        (
+            {"prompt_embeds": torch.zeros(40, 8), "prompt_token_ids": None},
+            LocalOnly.PROMPT_EMBEDS,
+        ),
+    ],
+)
+def test_what_cannot_be_disaggregated_is_marked(
+    changes: dict[str, object], reason: LocalOnly
+) -> None:
+    assert split(engine_request(**changes)).local_only is reason
+
+
+def test_children_of_a_fanned_out_request_are_recognized_by_the_ids_that_vllm_gives_them() -> None:
+    parent = engine_request(sampling_params=SamplingParams(n=2, max_tokens=3))
+    for index in range(2):
+        child_id, params = ParentRequest(parent).get_child_info(index)
+        child = engine_request(request_id=child_id, sampling_params=params)
+        assert split(child).local_only is LocalOnly.FAN_OUT
+
+
+@pytest.mark.parametrize("external", ["cmpl-1", "0_cmpl-1", "7", "7_7", "0_0_x", "1_-"])
+def test_an_odd_id_of_a_client_does_not_look_like_a_child(external: str) -> None:
+    request = engine_request(request_id=f"{external}-0123abcd", external_req_id=external)
+    assert split(request).local_only is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+")),
+        SamplingParams(presence_penalty=0.5),
+        SamplingParams(frequency_penalty=0.5),
+        SamplingParams(bad_words=["no"]),
+        SamplingParams(thinking_token_budget=5),
+        SamplingParams(
+            repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_count=3)
+        ),
+        SamplingParams(trace_decode_token_ids=[1, 2]),
+    ],
+)
+def test_generation_that_keeps_state_over_its_output_is_not_resumable(
+    params: SamplingParams,
+) -> None:
+    assert not split(engine_request(sampling_params=params)).resumable
+
+
+def test_a_client_cannot_make_an_engine_fetch_memory_or_choose_its_rank() -> None:
+    params = SamplingParams(
+        extra_args={
+            "kv_transfer_params": HOSTILE_PARAMS,
+            "ec_transfer_params": HOSTILE_PARAMS,
+            "harmless": 1,
+        }
+    )
+    request = split(
+        engine_request(sampling_params=params, data_parallel_rank=3, abort_immediately=True)
+    )
+    joined = EngineWire().join_leg(leg_of(request))
+    assert joined.sampling_params.extra_args == {"harmless": 1}
+    assert joined.data_parallel_rank is None
+    assert not joined.abort_immediately
+    assert b"169.254" not in request.payload
+
+
+def test_a_pooling_request_is_refused_by_name() -> None:
+    request = engine_request(sampling_params=None, pooling_params=PoolingParams(task="embed"))
+    with pytest.raises(UnsupportedRequest, match="cmpl-1-0123abcd: got pooling parameters"):
+        split(request)
+
+
+def test_a_prompt_streamed_in_parts_is_refused() -> None:
+    with pytest.raises(UnsupportedRequest, match="send it whole"):
+        split(engine_request(resumable=True))
+
+
+def test_garbage_is_told_from_a_request() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        FrontendWire(max_len_tokens=MAX_LEN_TOKENS).split_request([b"\xc1"], now_s=0.0)
+
+
+# ------------------------------------------------------------------ legs
+def test_a_leg_goes_by_its_own_id_and_numbers() -> None:
+    request = split(engine_request(client_index=4, current_wave=2, data_parallel_rank=1))
+    leg = Leg(
+        leg_id="leg-9",
+        request_id=request.request_id,
+        kind=LegKind.LOCAL,
+        prompt_token_ids=(1, 2, 3),
+        max_tokens=7,
+        min_tokens=2,
+        priority=5,
+        payload=request.payload,
+    )
+    joined = EngineWire().join_leg(leg)
+    assert (joined.request_id, joined.external_req_id) == ("leg-9", "leg-9")
+    assert joined.prompt_token_ids == [1, 2, 3]
+    assert (joined.sampling_params.max_tokens, joined.sampling_params.min_tokens) == (7, 2)
+    assert joined.priority == 5
+    assert (joined.client_index, joined.current_wave, joined.data_parallel_rank) == (0, 0, None)
+
+
+def test_a_prefill_leg_computes_one_token_and_nothing_costly() -> None:
+    params = SamplingParams(
+        max_tokens=20,
+        min_tokens=5,
+        logprobs=20,
+        temperature=1.5,
+        seed=1,
+        stop=["x"],
+        stop_token_ids=[9],
+        bad_words=["no"],
+        logit_bias={3: 5.0},
+        structured_outputs=StructuredOutputsParams(regex="a+"),
+        extra_args={"custom": 1},
+    )
+    request = split(engine_request(sampling_params=params, reasoning_ended=False))
+    joined = EngineWire().join_leg(leg_of(request, LegKind.PREFILL))
+    cheapest = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        detokenize=False,
+        watermarking=False,
+        extra_args={"kv_transfer_params": dict(PREFILL_KV_PARAMS)},
+    )
+    assert fields_of(joined.sampling_params) == fields_of(cheapest)
+    assert joined.reasoning_ended is None
+
+
+def test_a_resumed_leg_does_not_ask_for_the_prompts_logprobs_again() -> None:
+    request = split(engine_request(sampling_params=SamplingParams(prompt_logprobs=2)))
+    first = leg_of(request)
+    assert EngineWire().join_leg(first).sampling_params.prompt_logprobs == 2
+    again = EngineWire().join_leg(resumed(first, (7, 8))).sampling_params
+    assert again.prompt_logprobs is None
+    assert not SamplingParams(
+        skip_reading_prefix_cache=again.skip_reading_prefix_cache
+    ).skip_reading_prefix_cache
+
+
+def test_a_ticket_for_another_prompt_is_not_used() -> None:
+    request = split(engine_request())
+    leg = leg_of(request, LegKind.DECODE, ticket=ticket(tokens=len(PROMPT) - 1))
+    with pytest.raises(ValueError, match="its ticket is for 39 tokens, its prompt has 40"):
+        EngineWire().join_leg(leg)
+
+
+def test_a_leg_that_must_give_more_than_it_may_is_refused() -> None:
+    leg = Leg(
+        leg_id="leg-3",
+        request_id="r",
+        kind=LegKind.LOCAL,
+        prompt_token_ids=(1,),
+        max_tokens=2,
+        min_tokens=3,
+        payload=split(engine_request()).payload,
+    )
+    with pytest.raises(ValueError, match="min_tokens 3 over max_tokens 2"):
+        EngineWire().join_leg(leg)
+
+
+def test_releasing_a_ticket_is_a_request_that_ends_as_it_arrives() -> None:
+    request = release_request(ticket(), "release-0")
+    assert request.abort_immediately
+    assert request.sampling_params.extra_args == {"kv_transfer_params": TICKET_PARAMS}
+
+
+# ------------------------------------------------------------------ outputs
+def delivered(output: EngineCoreOutput) -> EngineCoreOutput:
+    """An output of an engine as the frontend gets it."""
+    leg_output = EngineWire().to_output(output, prompt_tokens=len(PROMPT))
+    wire = FrontendWire(max_len_tokens=MAX_LEN_TOKENS)
+    return wire.from_delivery(
+        Delivery(
+            "request-1",
+            leg_output.token_ids,
+            leg_output.finish,
+            leg_output.stop_reason,
+            leg_output.cached_tokens,
+            leg_output.detail,
+        ),
+        prompt_tokens=len(PROMPT),
+    )
+
+
+def test_a_plain_token_needs_no_detail() -> None:
+    output = EngineWire().to_output(EngineCoreOutput("leg-1", [7, 8]), prompt_tokens=3)
+    assert (output.leg_id, output.token_ids, output.finish) == ("leg-1", (7, 8), None)
+    assert output.ticket is None
+    assert output.cached_tokens is None
+    assert output.detail is None
+
+
+@pytest.mark.parametrize("reason", list(EngineFinishReason))
+def test_every_way_to_finish_comes_through(reason: EngineFinishReason) -> None:
+    output = EngineCoreOutput("leg-1", [7], finish_reason=reason, stop_reason="stop!")
+    found = delivered(output)
+    assert found.request_id == "request-1"
+    assert (found.new_token_ids, found.finish_reason, found.stop_reason) == ([7], reason, "stop!")
+
+
+def test_our_ways_to_finish_are_the_engines() -> None:
+    assert {str(reason) for reason in EngineFinishReason} == {str(r) for r in FinishReason}
+
+
+def test_logprobs_come_through_whatever_their_size() -> None:
+    for width in (3, 400):
+        logprobs = LogprobsLists(
+            logprob_token_ids=np.arange(width).reshape(1, width),
+            logprobs=np.linspace(-9, 0, width, dtype=np.float32).reshape(1, width),
+            sampled_token_ranks=np.array([1]),
+        )
+        prompt = LogprobsTensors(
+            logprob_token_ids=torch.arange(width).reshape(1, width),
+            logprobs=torch.zeros(1, width),
+            selected_token_ranks=torch.ones(1),
+        )
+        output = EngineCoreOutput(
+            "leg-1", [7], new_logprobs=logprobs, new_prompt_logprobs_tensors=prompt
+        )
+        found = delivered(output)
+        assert [plain(part) for part in found.new_logprobs] == [plain(part) for part in logprobs]
+        assert [plain(part) for part in found.new_prompt_logprobs_tensors] == (
+            [plain(part) for part in prompt]
+        )
+
+
+def test_everything_else_an_output_may_say_comes_through() -> None:
+    output = EngineCoreOutput(
+        "leg-1",
+        [7],
+        finish_reason=EngineFinishReason.LENGTH,
+        trace_headers={"traceparent": "00-1-2-01"},
+        routed_experts=np.arange(12).reshape(3, 4),
+        num_nans_in_logits=2,
+        mm_cache_miss_hashes=["h"],
+        prompt_token_id_logprobs=torch.zeros(2, 3),
+    )
+    found = delivered(output)
+    assert fields_of(found, without=("request_id",)) == fields_of(output, without=("request_id",))
+
+
+def test_what_the_client_may_not_see_stays_behind() -> None:
+    output = EngineCoreOutput("leg-1", [7], kv_transfer_params=dict(TICKET_PARAMS))
+    found = delivered(output)
+    assert found.kv_transfer_params is None
+
+
+def test_a_finished_prefill_hands_out_a_ticket_for_its_prompt() -> None:
+    output = EngineCoreOutput(
+        "leg-1",
+        [7],
+        finish_reason=EngineFinishReason.LENGTH,
+        kv_transfer_params=TICKET_PARAMS | {"remote_block_ids": [[4, 5], [6]]},
+    )
+    found = EngineWire().to_output(output, prompt_tokens=len(PROMPT)).ticket
+    assert found is not None
+    assert (found.tokens, found.blocks) == (len(PROMPT), 3)
+    leg = leg_of(split(engine_request()), LegKind.DECODE, ticket=found)
+    params = EngineWire().join_leg(leg).sampling_params.extra_args["kv_transfer_params"]
+    assert params == TICKET_PARAMS | {"remote_block_ids": [[4, 5], [6]]}
+
+
+def test_cached_tokens_are_said_once_and_reach_the_usage_of_the_client() -> None:
+    stats = PrefillStats()
+    stats.set(len(PROMPT), num_local_cached_tokens=16, num_external_cached_tokens=8)
+    output = EngineCoreOutput("leg-1", [7], prefill_stats=stats)
+    assert EngineWire().to_output(output, prompt_tokens=len(PROMPT)).cached_tokens == 24
+    found = delivered(output).prefill_stats
+    assert (found.num_prompt_tokens, found.num_cached_tokens) == (len(PROMPT), 24)
+    assert delivered(EngineCoreOutput("leg-1", [7])).prefill_stats is None

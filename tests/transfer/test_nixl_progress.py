@@ -1,0 +1,91 @@
+"""NIXL's progress threads: slowed down where we say so, and only there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from types import SimpleNamespace
+
+import pytest
+
+from baton.engine.vllm import plugin, settings
+from baton.transfer import nixl_progress
+
+IDLE_PAIR = """
+import time
+from baton.transfer.nixl_progress import install
+install()
+import nixl._api as api
+agents = [api.nixl_agent(name, api.nixl_agent_config()) for name in ("a", "b")]
+cpu, wall = time.process_time(), time.monotonic()
+time.sleep(1.5)
+print((time.process_time() - cpu) / (time.monotonic() - wall))
+"""
+"""Two agents that do nothing; prints the cores they use for it."""
+
+
+def binding() -> SimpleNamespace:
+    return SimpleNamespace(nixlAgent=lambda name, config: (name, config.pthrDelay))
+
+
+def config() -> SimpleNamespace:
+    return SimpleNamespace(pthrDelay=0)
+
+
+def idle_cores(**variables: str) -> float:
+    pytest.importorskip("nixl")
+    environment = {name: value for name, value in os.environ.items() if "BATON_" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", IDLE_PAIR],
+        env=environment | variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return float(done.stdout.splitlines()[-1])
+
+
+def test_two_idle_agents_use_next_to_nothing_where_a_delay_is_set() -> None:
+    assert idle_cores(**{nixl_progress.PROGRESS_DELAY_VARIABLE: "1000"}) < 0.2
+
+
+def test_two_idle_agents_burn_a_core_where_none_is_set() -> None:
+    # The day this fails, NIXL no longer polls without pause, and all this can go.
+    assert idle_cores() > 0.5
+
+
+def test_agents_get_the_delay_that_was_set_last() -> None:
+    fake = binding()
+    assert nixl_progress.delay_in_force_us(fake) is None
+    nixl_progress.slow_down(fake, 1000)
+    nixl_progress.slow_down(fake, 5000)
+    assert nixl_progress.delay_in_force_us(fake) == 5000
+    assert fake.nixlAgent("agent", config()) == ("agent", 5000)
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "soon", ""])
+def test_a_delay_that_is_no_time_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(nixl_progress.PROGRESS_DELAY_VARIABLE, value)
+    with pytest.raises(ValueError, match="wanted microseconds"):
+        nixl_progress.install()
+
+
+def test_the_process_that_asks_for_an_engine_does_not_load_nixl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(nixl_progress.PROGRESS_DELAY_VARIABLE, "no number, so it would be refused")
+    monkeypatch.setenv(nixl_progress.ADAPTER_PID_VARIABLE, str(os.getpid()))
+    nixl_progress.install()
+
+
+def test_the_engine_adapter_speaks_of_the_same_variables() -> None:
+    assert settings.NIXL_DELAY_VARIABLE == nixl_progress.PROGRESS_DELAY_VARIABLE
+    assert plugin.ADAPTER_PID_VARIABLE == nixl_progress.ADAPTER_PID_VARIABLE
+
+
+def test_vllm_finds_both_of_our_plugins() -> None:
+    found = {entry.load() for entry in entry_points(group="vllm.general_plugins")}
+    assert {plugin.install, nixl_progress.install} <= found
