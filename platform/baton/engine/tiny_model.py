@@ -1,10 +1,10 @@
 """Write a small random Llama with its own tokenizer: a real model for engines, without a download.
 
 Theory of operation: the weights are random, but not of the usual kind. In a plain random model the
-two best next tokens are often so close that bfloat16 rounding decides between them, so that two
-correct engines disagree. Here every token votes for one successor of its own: the output layer holds
-the embeddings in shuffled order, and attention carries the votes of earlier tokens along. The winner
-is nearly always clear, and still depends on the context, so that wrong KV blocks show in the text.
+two best next tokens are often so close that bfloat16 rounding decides between them, and two correct
+engines disagree. Here every token votes for one successor of its own: the output layer holds the
+embeddings in shuffled order, and attention carries the votes of earlier tokens along. The winner is
+nearly always clear, and still depends on the context, so that wrong KV blocks show in the text.
 Weights are stored as bfloat16; an engine that runs them as float32 leaves rounding no say at all.
 """
 
