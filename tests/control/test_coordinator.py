@@ -138,6 +138,16 @@ def test_more_requests_than_the_bound_are_shed() -> None:
     assert world.records["second"].outcome is Phase.SHED
 
 
+def test_a_prompt_over_the_bound_is_shed_as_a_client_error() -> None:
+    world = World(replace(LIMITS, max_prompt_tokens=39))
+    world.pd()
+    world.arrive(request("r", prompt_tokens=40))
+    assert world.records["r"].outcome is Phase.SHED
+    assert world.errors["r"].http_status == 400
+    world.arrive(request("fits", prompt_tokens=39))
+    assert world.machine.phases() == {"fits": Phase.PREFILL}
+
+
 def test_a_duplicate_id_does_not_disturb_the_stream_that_has_it() -> None:
     world = World()
     world.pd()

@@ -22,7 +22,7 @@ from baton.control.ledger import Entry, request_of
 from baton.control.legs import ClosingLeg, LegBook
 from baton.control.limits import CoordinatorLimits
 from baton.domain.commands import Command, Deliver, Delivery
-from baton.domain.errors import EngineFailed, Rejected
+from baton.domain.errors import EngineFailed, PromptTooLong, QueueFull, Rejected
 from baton.domain.events import (
     Event,
     LegFailed,
@@ -129,12 +129,21 @@ class Coordinator:
         entry = Entry(request=request, local_only=request.local_only)
         entry.total_deadline_at_s = now_s + self._limits.total_s
         entries[request.request_id] = entry
-        if len(entries) > self._limits.max_requests:
-            why = f"{self._limits.max_requests} requests are in flight"
-            error = self._journeys.queue_full(request.request_id, why)
-            self._journeys.end(entry, Phase.SHED, now_s, reason=why, error=error)
+        if (error := self._refusal_of(request)) is not None:
+            self._journeys.end(entry, Phase.SHED, now_s, reason=error.why, error=error)
         else:
             self._journeys.place(entry, now_s)
+
+    def _refusal_of(self, request: Request) -> QueueFull | PromptTooLong | None:
+        limits = self._limits
+        if len(self._journeys.entries) > limits.max_requests:
+            why = f"{limits.max_requests} requests are in flight"
+            return self._journeys.queue_full(request.request_id, why)
+        tokens = len(request.prompt_token_ids)
+        if limits.max_prompt_tokens is not None and tokens > limits.max_prompt_tokens:
+            why = f"the prompt has {tokens} tokens, at most {limits.max_prompt_tokens} are let in"
+            return PromptTooLong(request.request_id, why)
+        return None
 
     def _on_cancel(self, request_ids: tuple[str, ...], now_s: float) -> None:
         for request_id in request_ids:

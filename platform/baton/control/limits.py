@@ -13,6 +13,8 @@ class CoordinatorLimits:
     """Requests in flight, of all phases."""
     max_queued: int = 1024
     """Requests waiting for a replica."""
+    max_prompt_tokens: int | None = None
+    """Longer prompts are shed; None leaves it to the model's context."""
     queue_wait_s: float = 2.0
     """How long a new request waits for a replica before it is evicted."""
     resume_wait_s: float = 60.0

@@ -7,9 +7,11 @@
     ├── Evicted           taken out of the queue: it waited past its deadline
     ├── EngineFailed      an engine could not go on and no other could take over
     │   └── NotResumable  tokens had reached the client and generation cannot be carried over
+    ├── PromptTooLong     longer than this deployment lets in
     ├── DeadlineExceeded  the request's own time limit ran out
     ├── TransferFailed    KV blocks could not be moved
     ├── LinkFailed        a fleet link refused a frame or is down
+    ├── EngineStartFailed an engine could not be started
     ├── EngineStartFailed an engine could not be started
     ├── NotRunning        no deployment answers where one was looked for
     ├── TimedOut          an operator's command did not finish in its time
@@ -76,6 +78,12 @@ class EngineFailed(_RequestFailed):
 
 class NotResumable(EngineFailed):
     """Tokens had reached the client and generation cannot be carried over to another engine."""
+
+
+class PromptTooLong(_RequestFailed):
+    """The prompt is longer than this deployment lets in."""
+
+    http_status = 400
 
 
 class DeadlineExceeded(_RequestFailed):

@@ -1,1 +1,1 @@
-"""The metrics catalogue, exporters, tracing and logs."""
+"""What baton says of itself: logs and the stories of requests."""
