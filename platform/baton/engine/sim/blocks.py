@@ -3,8 +3,9 @@
 Theory of operation: a block is *empty* (nothing worth keeping), *idle* (in the prefix cache, used
 by nobody) or *used* (by one or more owners; in the prefix cache too once it is full). Allocation
 takes empty blocks first, then evicts the idle one that was given back longest ago. Owners give
-their blocks back tail first, so that a prompt's tail is evicted before its head.
-empty + idle + used = total, always.
+their blocks back tail first, and equal full blocks are merged, so whoever uses a block uses all
+before it too: a prompt's tail is always evicted before its head, and a cached block's predecessors
+are cached. empty + idle + used = total, always.
 """
 
 from __future__ import annotations
@@ -79,13 +80,20 @@ class BlockPool:
             else:
                 self._empty.append(block)
 
-    def remember(self, block: int, block_hash: BlockHash) -> bool:
-        """Put a used, full block into the prefix cache; False when an equal one is there."""
-        if block_hash in self._block_of:
-            return False
-        self._block_of[block_hash] = block
-        self._hash_of[block] = block_hash
-        return True
+    def remember(self, block: int, block_hash: BlockHash) -> int:
+        """Put a used, full block into the prefix cache and return the block to use from now on.
+
+        That is another one when an equal block is cached already: the caller's own is empty again.
+        """
+        cached = self._block_of.setdefault(block_hash, block)
+        if cached == block:
+            self._hash_of[block] = block_hash
+            return block
+        if not self._owners[cached]:
+            del self._idle[cached]
+        self._owners[cached] += 1
+        self.give_back((block,))
+        return cached
 
     def take_evicted(self) -> tuple[BlockHash, ...]:
         """The hashes evicted since this was last called."""

@@ -82,11 +82,12 @@ class KvMemory:
         self._extend_hashes(run)
         first_new: int | None = None
         for index in range(run.remembered_blocks, full):
-            if self._pool.remember(run.blocks[index], run.hashes[index]):
+            own = run.blocks[index]
+            run.blocks[index] = self._pool.remember(own, run.hashes[index])
+            if run.blocks[index] == own:
                 first_new = index if first_new is None else first_new
             elif first_new is not None:
-                self._note_stored(run, first_new, index)
-                first_new = None
+                raise AssertionError(f"block {index} was cached and the one before it was not")
         if first_new is not None:
             self._note_stored(run, first_new, full)
         run.remembered_blocks = full

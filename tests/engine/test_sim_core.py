@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.request import FinishReason
+from baton.engine.sim import OnTransferFailure, SimSettings, expected_tokens
+from baton.engine.sim.core import SimCore
+from baton.engine.sim.orders import CancelPull, FreeSource, SimTicket, StartPull
+from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
+
+SETTINGS = SimSettings(
+    max_len_tokens=200,
+    block_size_tokens=4,
+    kv_blocks=50,
+    max_running_requests=4,
+    max_waiting_requests=3,
+    max_batched_tokens=16,
+)
+PROMPT = tuple(range(3, 33))
+
+
+def new_core(settings: SimSettings = SETTINGS, engine_id: str = "e0") -> SimCore:
+    return SimCore(
+        settings, engine_id=engine_id, model="tiny", address="nowhere:1", write_ticket=write_ticket
+    )
+
+
+def local(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 1) -> Leg:
+    return Leg(
+        leg_id=leg_id,
+        request_id="r",
+        kind=LegKind.LOCAL,
+        prompt_token_ids=prompt,
+        max_tokens=max_tokens,
+    )
+
+
+def decode(leg_id: str, ticket: Ticket, max_tokens: int = 3) -> tuple[Leg, SimTicket]:
+    leg = replace(local(leg_id, max_tokens=max_tokens), kind=LegKind.DECODE, ticket=ticket)
+    return leg, read_ticket(ticket)
+
+
+def run_dry(core: SimCore, now_s: float = 0.0) -> list[LegOutput]:
+    """Step until there is nothing to do; the outputs in order."""
+    outputs: list[LegOutput] = []
+    while (step := core.begin_step(now_s)) is not None:
+        now_s += step.duration_s
+        outputs += core.finish_step(now_s)
+        core.check_integrity()
+    return outputs
+
+
+def prefilled(core: SimCore, leg_id: str = "p", prompt: tuple[int, ...] = PROMPT) -> Ticket:
+    assert core.add(replace(local(leg_id, prompt), kind=LegKind.PREFILL)) is None
+    (output,) = run_dry(core)
+    assert output.ticket is not None
+    return output.ticket
+
+
+def tokens_of(outputs: list[LegOutput], leg_id: str) -> tuple[int, ...]:
+    return tuple(token for out in outputs if out.leg_id == leg_id for token in out.token_ids)
+
+
+# ---------------------------------------------------------------------- what is not accepted
+@pytest.mark.parametrize(("tokens", "failure"), [(199, None), (200, LegFailure.REFUSED)])
+def test_a_prompt_must_leave_room_for_a_token(tokens: int, failure: LegFailure | None) -> None:
+    assert new_core().add(local("a", (5,) * tokens)) is failure
+
+
+def test_the_id_of_a_live_leg_is_refused_and_that_of_an_ended_one_is_not() -> None:
+    core = new_core()
+    assert core.add(local("a")) is None
+    assert core.add(local("a")) is LegFailure.REFUSED
+    run_dry(core)
+    assert core.add(local("a")) is None
+
+
+def test_the_id_of_a_leased_leg_is_refused() -> None:
+    core = new_core()
+    prefilled(core, "p")
+    assert core.add(local("p")) is LegFailure.REFUSED
+
+
+def test_one_leg_more_than_may_wait_is_turned_away() -> None:
+    core = new_core()
+    assert [core.add(local(str(n))) for n in range(4)] == [None] * 3 + [LegFailure.OVERLOADED]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layout": "sim/other/bfloat16/4x1"},
+        {"prompt_digest": b"of another prompt"},
+        {"tokens": len(PROMPT) + 1},
+        {"blocks": 3},
+    ],
+)
+def test_a_ticket_for_something_else_is_not_accepted(change: dict[str, object]) -> None:
+    leg, ticket = decode("d", prefilled(new_core()))
+    core = new_core()
+    assert core.add(leg, replace(ticket, **change)) is LegFailure.KV_LOAD_FAILED  # type: ignore[arg-type]  # parametrized
+    assert core.add(leg, ticket) is None
+
+
+@pytest.mark.parametrize("params", [b"", b"\xc1", b"\x92\xa1x\x80", b"\x92\xa1\xff\x80", b"nixl"])
+def test_bytes_that_are_no_ticket_are_recognised(params: bytes) -> None:
+    with pytest.raises(UnreadableTicketError):
+        read_ticket(Ticket(tokens=1, blocks=1, params=params))
+
+
+# ---------------------------------------------------------------------- batching
+def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget() -> None:
+    core = new_core()
+    core.add(local("a", (5,) * 40))
+    steps = []
+    while (step := core.begin_step(0.0)) is not None:
+        steps.append(step.tokens)
+        core.finish_step(0.0)
+    assert steps == [16, 16, 8]
+
+
+def test_running_legs_are_served_before_newcomers() -> None:
+    core = new_core()
+    core.add(local("old", (5,) * 8, max_tokens=5))
+    core.begin_step(0.0)
+    core.finish_step(0.0)
+    core.add(local("new", (6,) * 30))
+    step = core.begin_step(0.0)
+    assert step is not None
+    assert (step.decode_requests, step.prefill_tokens) == (1, 15)
+    assert [output.leg_id for output in core.finish_step(0.0)] == ["old"]
+
+
+def test_no_more_legs_run_at_once_than_may() -> None:
+    core = new_core(replace(SETTINGS, max_running_requests=2))
+    for n in range(3):
+        core.add(local(str(n), (5 + n,) * 3, max_tokens=2))
+    step = core.begin_step(0.0)
+    assert step is not None
+    assert core.load().running_requests == 2
+    assert core.load().queued_requests == 1
+
+
+def test_a_step_takes_the_time_of_its_tokens() -> None:
+    settings = replace(
+        SETTINGS,
+        prefill_tokens_per_s=100.0,
+        decode_step_s=0.5,
+        decode_request_s=0.01,
+        step_overhead_s=0.002,
+        speed=2.0,
+    )
+    core = new_core(settings)
+    core.add(local("a", (5,) * 8, max_tokens=3))
+    core.add(local("b", (6,) * 4, max_tokens=3))
+    first = core.begin_step(1.0)
+    assert first is not None
+    assert first.duration_s == pytest.approx((0.002 + 12 / 100) / 2)
+    core.finish_step(1.0 + first.duration_s)
+    second = core.begin_step(2.0)
+    assert second is not None
+    assert second.duration_s == pytest.approx((0.002 + 0.5 + 2 * 0.01) / 2)
+
+
+def test_the_average_step_time_follows_the_steps() -> None:
+    core = new_core()
+    core.add(local("a", max_tokens=100))
+    assert core.load().step_s == 0.0
+    for n in range(40):
+        core.begin_step(n)
+        core.finish_step(n + 0.25)
+    assert core.load().step_s == pytest.approx(0.25)
+
+
+def test_without_legs_there_is_no_step() -> None:
+    assert new_core().begin_step(0.0) is None
+
+
+def test_steps_do_not_overlap() -> None:
+    core = new_core()
+    core.add(local("a"))
+    core.begin_step(0.0)
+    with pytest.raises(AssertionError, match="under way"):
+        core.begin_step(0.0)
+    core.finish_step(0.0)
+    with pytest.raises(AssertionError, match="no step"):
+        core.finish_step(0.0)
+
+
+def test_a_leg_aborted_during_a_step_says_nothing_at_its_end() -> None:
+    core = new_core()
+    core.add(local("a", (5,) * 3, max_tokens=9))
+    core.add(local("b", (6,) * 3, max_tokens=9))
+    core.begin_step(0.0)
+    core.abort(["a"])
+    assert [output.leg_id for output in core.finish_step(0.0)] == ["b"]
+    core.check_integrity()
+
+
+def test_the_load_is_counted() -> None:
+    core = new_core()
+    core.add(local("a", (5,) * 20, max_tokens=2))
+    core.add(local("b", (6,) * 7))
+    core.begin_step(0.0)
+    core.finish_step(0.0)
+    load = core.load()
+    assert (load.running_requests, load.queued_requests) == (1, 1)
+    assert load.queued_tokens == (20 - 16) + 7
+    assert load.kv_used_fraction == 5 / 50
+
+
+# ---------------------------------------------------------------------- memory
+def test_out_of_blocks_the_youngest_leg_recomputes_and_loses_no_token() -> None:
+    settings = replace(SETTINGS, kv_blocks=12, max_len_tokens=48, max_batched_tokens=64)
+    core = new_core(settings)
+    prompts = {"old": (5,) * 16, "young": (6,) * 16}
+    for leg_id, prompt in prompts.items():
+        core.add(local(leg_id, prompt, max_tokens=20))
+    outputs = run_dry(core)
+    ends = [output.leg_id for output in outputs if output.finish is FinishReason.LENGTH]
+    assert ends == ["old", "young"]
+    for leg_id, prompt in prompts.items():
+        wanted = expected_tokens(prompt, 20, model="tiny", settings=settings)
+        assert tokens_of(outputs, leg_id) == wanted
+    # 2 x 36 tokens do not fit into 48: the young one paused until the old one was done.
+    order = [output.leg_id for output in outputs]
+    assert order[: order.index("old", 20) + 1].count("young") < 12
+    assert order[-8:] == ["young"] * 8
+
+
+def test_leased_blocks_are_kept_while_others_need_room_until_the_lease_ends() -> None:
+    settings = replace(SETTINGS, kv_blocks=10, max_len_tokens=40, lease_s=5.0)
+    core = new_core(settings)
+    prefilled(core, "p", (5,) * 20)
+    core.add(local("big", (6,) * 36))
+    assert core.begin_step(4.0) is None
+    assert core.next_expiry_s is not None
+    assert core.next_expiry_s < 5.1
+    assert core.load().transfers.expired_leases == 0
+    assert run_dry(core, 5.1)[-1].finish is FinishReason.LENGTH
+    assert core.load().transfers.expired_leases == 1
+    assert core.next_expiry_s is None
+
+
+def test_a_lease_is_released_once() -> None:
+    core = new_core()
+    prefilled(core, "p")
+    assert core.load().kv_used_fraction > 0
+    assert core.release("p", 1.0)
+    assert core.load().kv_used_fraction == 0
+    assert not core.release("p", 1.0)
+    assert not core.release("never was", 1.0)
+
+
+@given(
+    prompts=st.lists(st.lists(st.integers(3, 4), min_size=1, max_size=24), min_size=1, max_size=12),
+    max_tokens=st.integers(1, 6),
+)
+@hypothesis_settings(deadline=None)
+def test_what_is_cached_is_the_longest_common_prefix_in_full_blocks(
+    prompts: list[list[int]], max_tokens: int
+) -> None:
+    settings = replace(SETTINGS, kv_blocks=150)  # so many that nothing is evicted
+    core = new_core(settings)
+    computed: list[tuple[int, ...]] = []
+    for number, prompt in enumerate(prompts):
+        core.add(local(str(number), tuple(prompt), max_tokens))
+        outputs = run_dry(core)
+        usable = prompt[:-1]  # the last token is computed for its logits
+        common = 0
+        for earlier in computed:
+            shared = 0
+            while shared < min(len(usable), len(earlier)) and usable[shared] == earlier[shared]:
+                shared += 1
+            common = max(common, shared)
+        assert outputs[0].cached_tokens == common // 4 * 4
+        # The last token was drawn and never computed.
+        computed.append((*prompt, *tokens_of(outputs, str(number))[:-1]))
+
+
+# ---------------------------------------------------------------------- transfers
+def test_only_blocks_that_are_not_here_are_pulled() -> None:
+    ticket = prefilled(new_core())
+    core = new_core()
+    core.add(local("warm", (*PROMPT[:17], 90)))
+    run_dry(core)
+    leg, sim_ticket = decode("d", ticket)
+    core.add(leg, sim_ticket)
+    assert core.begin_step(0.0) is None
+    (order,) = core.take_orders()
+    assert isinstance(order, StartPull)
+    assert (ticket.blocks, order.blocks) == (8, 4)
+    core.pull_done("d", blocks=order.blocks, took_s=0.5)
+    outputs = run_dry(core)
+    assert outputs[0].cached_tokens == len(PROMPT) - 1
+    assert tokens_of(outputs, "d") == expected_tokens(PROMPT, 3, model="tiny", settings=SETTINGS)
+    totals = core.load().transfers
+    assert (totals.pulls, totals.moved_bytes) == (1, 4 * SETTINGS.kv_block_bytes)
+    assert totals.busy_s == 0.5
+
+
+def test_a_decode_leg_whose_blocks_are_all_here_pulls_nothing_and_frees_the_source() -> None:
+    prompt = PROMPT[:28]
+    ticket = prefilled(new_core(), prompt=prompt)
+    core = new_core()
+    core.add(local("warm", (*prompt, 90)))
+    run_dry(core)
+    leg = replace(local("d", (*prompt, 91)), kind=LegKind.DECODE, ticket=ticket)
+    core.add(leg, read_ticket(ticket))
+    run_dry(core)
+    assert core.take_orders() == (FreeSource(ticket=read_ticket(ticket)),)
+    assert core.load().transfers.pulls == 0
+
+
+@pytest.mark.parametrize("policy", list(OnTransferFailure))
+def test_a_failed_pull_is_counted_and_ends_or_recomputes_the_leg(
+    policy: OnTransferFailure,
+) -> None:
+    core = new_core(replace(SETTINGS, on_transfer_failure=policy))
+    core.add(*decode("d", prefilled(new_core())))
+    core.begin_step(0.0)
+    output = core.pull_failed("d")
+    outputs = run_dry(core)
+    assert core.load().transfers.failures == 1
+    assert core.load().kv_used_fraction == 0
+    if policy is OnTransferFailure.FAIL:
+        assert output == LegOutput("d", finish=FinishReason.ERROR)
+        assert outputs == []
+    else:
+        assert output is None
+        assert outputs[0].cached_tokens == 0
+        wanted = expected_tokens(PROMPT, 3, model="tiny", settings=SETTINGS)
+        assert tokens_of(outputs, "d") == wanted
+
+
+def test_aborting_a_leg_in_its_transfer_cancels_the_pull_and_frees_both_sides() -> None:
+    core = new_core()
+    leg, ticket = decode("d", prefilled(new_core()))
+    core.add(leg, ticket)
+    core.begin_step(0.0)
+    core.take_orders()
+    core.abort(["d"])
+    assert core.take_orders() == (CancelPull(leg_id="d"), FreeSource(ticket=ticket))
+    assert core.load().kv_used_fraction == 0
+    core.pull_done("d", blocks=8, took_s=0.1)
+    assert core.pull_failed("d") is None
+    assert core.load().transfers == new_core().load().transfers
+
+
+def test_aborting_a_decode_leg_that_waits_frees_the_source() -> None:
+    core = new_core()
+    leg, ticket = decode("d", prefilled(new_core()))
+    core.add(leg, ticket)
+    core.abort(["d"])
+    assert core.take_orders() == (FreeSource(ticket=ticket),)
+
+
+def test_aborting_a_leg_that_is_ready_to_run_frees_its_blocks() -> None:
+    core = new_core()
+    core.add(*decode("d", prefilled(new_core())))
+    core.begin_step(0.0)
+    core.pull_done("d", blocks=8, took_s=0.1)
+    core.abort(["d"])
+    core.check_integrity()
+    assert core.load().kv_used_fraction == 0
+    assert run_dry(core) == []
+
+
+def test_aborting_a_finished_prefill_leg_leaves_its_lease() -> None:
+    core = new_core()
+    prefilled(core, "p")
+    core.abort(["p"])
+    assert core.holds("p", 1.0)

@@ -1,0 +1,511 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import EngineFailed, EngineStartFailed
+from baton.domain.fleet import Role
+from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
+from baton.domain.request import FinishReason
+from baton.engine.kv_events import BlocksStored, KvEventBatch
+from baton.engine.sim import OnTransferFailure, SimEngine, SimSettings, expected_tokens
+from baton.engine.sim.outbox import KvEventFeed
+from tests.contracts.engine_contract import DEADLINE_S, Listener, running
+
+SETTINGS = SimSettings(max_len_tokens=1024, kv_blocks=512, max_waiting_requests=8, speed=10.0)
+SLOW = 1e6
+"""Slows a transfer of milliseconds down to hours."""
+PROMPT = tuple(range(3, 90))
+
+
+def new_engine(settings: SimSettings = SETTINGS, replica_id: str = "e0") -> SimEngine:
+    return SimEngine(settings, replica_id=replica_id, pool="test", role=Role.MIXED, model="tiny")
+
+
+def engine_of(listener: Listener) -> SimEngine:
+    assert isinstance(listener.engine, SimEngine)
+    return listener.engine
+
+
+@asynccontextmanager
+async def running_two(
+    source: SimSettings = SETTINGS, target: SimSettings = SETTINGS
+) -> AsyncIterator[tuple[Listener, Listener]]:
+    async with (
+        running(new_engine(source, "p0")) as prefill,
+        running(new_engine(target, "d0")) as decode,
+    ):
+        yield prefill, decode
+
+
+def leg(
+    leg_id: str,
+    kind: LegKind = LegKind.LOCAL,
+    *,
+    prompt: tuple[int, ...] = PROMPT,
+    max_tokens: int = 5,
+    ticket: Ticket | None = None,
+) -> Leg:
+    return Leg(
+        leg_id=leg_id,
+        request_id="r",
+        kind=kind,
+        prompt_token_ids=prompt,
+        max_tokens=max_tokens,
+        ticket=ticket,
+    )
+
+
+def wanted(count: int = 5, prompt: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
+    return expected_tokens(prompt, count, model="tiny", settings=SETTINGS)
+
+
+async def prefilled(listener: Listener) -> Ticket:
+    await listener.run(leg("p", LegKind.PREFILL))
+    ticket = listener.outputs("p")[-1].ticket
+    assert ticket is not None
+    return ticket
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Wait for what no event tells; nothing is sent to any engine meanwhile."""
+    for _ in range(int(DEADLINE_S / 0.005)):
+        if holds():
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("did not become true in time")
+
+
+async def until_free(listener: Listener) -> None:
+    """Wait until an engine holds no block."""
+    await eventually(lambda: listener.engine.load().kv_used_fraction == 0)
+
+
+async def until_transferring(listener: Listener) -> None:
+    """Wait until an idle engine's new leg has left the queue for its transfer."""
+    await eventually(lambda: listener.engine.load().kv_used_fraction > 0)
+
+
+# ---------------------------------------------------------------------- tokens and time
+async def test_every_way_through_the_fleet_gives_the_expected_tokens() -> None:
+    async with running_two() as (prefill, decode):
+        ticket = await prefilled(prefill)
+        handed_off = await decode.run(leg("d", LegKind.DECODE, ticket=ticket))
+        assert handed_off == wanted()
+        assert decode.engine.load().transfers.pulls == 1
+        assert prefill.tokens("p") == wanted(1)
+        assert await prefill.run(leg("l")) == wanted()
+        assert await decode.run(leg("r", prompt=PROMPT + wanted(2), max_tokens=3)) == wanted()[2:]
+
+
+async def test_a_step_takes_its_time() -> None:
+    settings = replace(SETTINGS, speed=1.0, decode_step_s=0.004, step_overhead_s=0.001)
+    async with running(new_engine(settings)) as listener:
+        begun_at_s = time.monotonic()
+        await listener.run(leg("a", max_tokens=21))
+        # 20 of the 21 tokens are decode steps; a timer may be early by its resolution.
+        assert time.monotonic() - begun_at_s > 20 * 0.005 * 0.95
+
+
+async def test_a_transfer_takes_the_time_of_its_bytes_and_counts_them() -> None:
+    settings = replace(SETTINGS, speed=1.0, transfer_setup_s=0.0)
+    blocks = -(-len(PROMPT) // settings.block_size_tokens)
+    settings = replace(settings, transfer_bytes_per_s=blocks * settings.kv_block_bytes / 0.05)
+    async with running_two(target=settings) as (prefill, decode):
+        ticket = await prefilled(prefill)
+        await decode.run(leg("d", LegKind.DECODE, ticket=ticket))
+        totals = decode.engine.load().transfers
+        assert totals.moved_bytes == blocks * settings.kv_block_bytes
+        assert totals.busy_s >= 0.05 * 0.95
+
+
+async def test_a_slow_transfer_does_not_stall_the_batch() -> None:
+    async with running_two() as (prefill, decode):
+        ticket = await prefilled(prefill)
+        engine_of(decode).transfer_slowdown(SLOW)
+        assert await decode.engine.submit(leg("d", LegKind.DECODE, ticket=ticket)) is None
+        assert await decode.run(leg("a", max_tokens=50)) == wanted(50)
+        assert decode.outputs("d") == ()
+        await decode.engine.abort(["d"])
+
+
+async def test_a_hundred_idle_engines_use_no_cpu() -> None:
+    engines = [new_engine(replica_id=str(n)) for n in range(100)]
+    try:
+        for engine in engines:
+            await engine.start()
+        await asyncio.sleep(0.1)
+        begun_s = time.process_time()
+        await asyncio.sleep(0.5)
+        # One wake-up of each engine would already take longer.
+        assert time.process_time() - begun_s < 0.01
+    finally:
+        for engine in engines:
+            await engine.close()
+
+
+def test_it_runs_on_uvloop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+    uvloop.run(test_every_way_through_the_fleet_gives_the_expected_tokens())
+
+
+# ---------------------------------------------------------------------- refusals
+async def test_a_leg_too_many_and_a_leg_twice_are_turned_away() -> None:
+    async with running(new_engine()) as listener:
+        engine = engine_of(listener)
+        engine.freeze()
+        assert await engine.submit(leg("0")) is None
+        assert await engine.submit(leg("0")) is LegFailure.REFUSED
+        failures = [await engine.submit(leg(str(n))) for n in range(1, 9)]
+        assert failures == [None] * 7 + [LegFailure.OVERLOADED]
+        engine.thaw()
+
+
+async def test_a_foreign_ticket_fails_to_load_and_releasing_it_is_harmless() -> None:
+    foreign = Ticket(tokens=4, blocks=1, params=b"\x81\xa1a\x01")
+    async with running(new_engine()) as listener:
+        decode = leg("d", LegKind.DECODE, ticket=foreign)
+        assert await listener.engine.submit(decode) is LegFailure.KV_LOAD_FAILED
+        await listener.engine.release(foreign)
+        assert await listener.run(leg("a")) == wanted()
+
+
+async def test_a_taken_port_is_one_clear_error() -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(EngineStartFailed, match=f"127.0.0.1:{port}.*side_channel_port"):
+            await new_engine(replace(SETTINGS, side_channel_port=port)).start()
+
+
+# ---------------------------------------------------------------------- abort and back-pressure
+async def test_aborting_a_leg_in_its_transfer_frees_both_engines() -> None:
+    async with running_two() as (prefill, decode):
+        ticket = await prefilled(prefill)
+        engine_of(decode).transfer_slowdown(SLOW)
+        assert await decode.engine.submit(leg("d", LegKind.DECODE, ticket=ticket)) is None
+        await until_transferring(decode)
+        await decode.engine.abort(["d"])
+        assert decode.engine.load().kv_used_fraction == 0
+        await until_free(prefill)
+        assert decode.outputs("d") == ()
+        assert decode.engine.load().transfers.failures == 0
+
+
+async def test_aborting_a_waiting_leg_lets_it_never_start() -> None:
+    async with running(new_engine()) as listener:
+        engine = engine_of(listener)
+        engine.freeze()
+        await engine.submit(leg("a"))
+        await engine.abort(["a"])
+        engine.thaw()
+        await listener.run(leg("b"))
+        assert listener.outputs("a") == ()
+
+
+async def test_an_output_under_way_is_yielded_before_abort_returns() -> None:
+    engine = new_engine()
+    await engine.start()
+    steps = engine.steps()
+    try:
+        assert await engine.submit(leg("a", LegKind.PREFILL)) is None
+        await eventually(lambda: bool(engine._outbox._steps))
+        async with asyncio.timeout(DEADLINE_S):
+            aborting = asyncio.create_task(engine.abort(["a"]))
+            await asyncio.sleep(0)
+            assert not aborting.done()
+            (output,) = await anext(steps)
+            assert output.ticket is not None
+            await aborting
+        assert engine.load().kv_used_fraction > 0
+    finally:
+        await engine.close()
+
+
+async def test_an_abort_that_nobody_reads_drops_the_output_and_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.engine.sim.engine._FLUSH_DEADLINE_S", 0.02)
+    engine = new_engine()
+    await engine.start()
+    try:
+        assert await engine.submit(leg("a", LegKind.PREFILL)) is None
+        await eventually(lambda: bool(engine._outbox._steps))
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.abort(["a"])
+        assert engine.load().kv_used_fraction == 0
+    finally:
+        await engine.close()
+    assert [outputs async for outputs in engine.steps()] == []
+
+
+async def test_an_engine_stops_when_nobody_takes_its_steps_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.engine.sim.engine._OUTBOX_STEPS", 4)
+    engine = new_engine()
+    await engine.start()
+    try:
+        assert await engine.submit(leg("a", max_tokens=30)) is None
+        await eventually(lambda: len(engine._outbox._steps) == 4)
+        async with running(new_engine()) as other:
+            await other.run(leg("b", max_tokens=30))
+        assert len(engine._outbox._steps) == 4
+        async with asyncio.timeout(DEADLINE_S):
+            tokens: list[int] = []
+            async for (output,) in engine.steps():
+                tokens += output.token_ids
+                if output.finish is not None:
+                    break
+        assert tuple(tokens) == wanted(30)
+    finally:
+        await engine.close()
+
+
+# ---------------------------------------------------------------------- leases and sources
+async def test_a_lease_ends_by_itself_and_its_ticket_then_recomputes() -> None:
+    async with running_two(source=replace(SETTINGS, lease_s=0.05)) as (prefill, decode):
+        ticket = await prefilled(prefill)
+        assert prefill.engine.load().kv_used_fraction > 0
+        await until_free(prefill)
+        assert prefill.engine.load().transfers.expired_leases == 1
+        assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == wanted()
+        assert decode.outputs("d")[0].cached_tokens == 0
+        totals = decode.engine.load().transfers
+        assert (totals.pulls, totals.moved_bytes, totals.failures) == (0, 0, 1)
+
+
+async def test_a_lease_that_ends_during_the_transfer_fails_the_pull() -> None:
+    async with running_two(source=replace(SETTINGS, lease_s=0.1)) as (prefill, decode):
+        ticket = await prefilled(prefill)
+        engine_of(decode).transfer_slowdown(0.2 / SETTINGS.transfer_s(6 * 2 * 1024 * 1024))
+        assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == wanted()
+        assert decode.engine.load().transfers.failures == 1
+
+
+async def test_a_source_that_is_gone_means_recomputing() -> None:
+    async with running_two() as (prefill, decode):
+        ticket = await prefilled(prefill)
+        await prefill.engine.close()
+        assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == wanted()
+        assert decode.engine.load().transfers.failures == 1
+        await decode.engine.release(ticket)
+
+
+async def test_a_source_that_dies_during_the_transfer_means_recomputing_at_once() -> None:
+    source = new_engine(replica_id="p0")
+    await source.start()
+    steps = source.steps()
+    async with running(new_engine()) as decode:
+        assert await source.submit(leg("p", LegKind.PREFILL)) is None
+        async with asyncio.timeout(DEADLINE_S):
+            (output,) = await anext(steps)
+        engine_of(decode).transfer_slowdown(SLOW)
+        handoff = leg("d", LegKind.DECODE, ticket=output.ticket)
+        assert await decode.engine.submit(handoff) is None
+        await until_transferring(decode)
+        source.die()
+        await decode.finished("d")
+        assert decode.tokens("d") == wanted()
+        assert decode.engine.load().transfers.failures == 1
+    await source.close()
+
+
+async def test_a_frozen_source_means_recomputing_after_the_deadline() -> None:
+    impatient = replace(SETTINGS, side_channel_deadline_s=0.05)
+    async with running_two(target=impatient) as (prefill, decode):
+        ticket = await prefilled(prefill)
+        engine_of(prefill).freeze()
+        assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == wanted()
+        assert decode.engine.load().transfers.failures == 1
+        engine_of(prefill).thaw()
+
+
+async def test_a_failed_pull_ends_the_leg_where_it_is_set_so() -> None:
+    failing = replace(SETTINGS, on_transfer_failure=OnTransferFailure.FAIL)
+    async with running_two(target=failing) as (prefill, decode):
+        ticket = await prefilled(prefill)
+        await prefill.engine.close()
+        assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == ()
+        assert decode.outputs("d")[-1].finish is FinishReason.ERROR
+        assert decode.engine.load().kv_used_fraction == 0
+
+
+SOURCE_PROCESS = """
+import asyncio, sys
+from baton.domain.fleet import Role
+from baton.domain.handoff import Leg, LegKind
+from baton.engine.sim import SimEngine, SimSettings
+
+async def main():
+    settings = SimSettings(max_len_tokens=1024, kv_blocks=512)
+    engine = SimEngine(settings, replica_id="far", pool="test", role=Role.PREFILL, model="tiny")
+    await engine.start()
+    for leg_id in ("one", "two"):
+        leg = Leg(leg_id=leg_id, request_id="r", kind=LegKind.PREFILL,
+                  prompt_token_ids=tuple(range(3, 90)), max_tokens=1)
+        assert await engine.submit(leg) is None
+    tickets = []
+    async for outputs in engine.steps():
+        tickets += [output.ticket.params.hex() for output in outputs]
+        if len(tickets) == 2:
+            print(*tickets, flush=True)
+            await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_blocks_are_pulled_from_another_process_until_it_is_killed() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SOURCE_PROCESS, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(DEADLINE_S):
+            line = await process.stdout.readline()
+        first, second = (
+            Ticket(tokens=87, blocks=6, params=bytes.fromhex(text))
+            for text in line.decode().split()
+        )
+        async with running(new_engine()) as one, running(new_engine()) as two:
+            assert await one.run(leg("d", LegKind.DECODE, ticket=first)) == wanted()
+            assert one.engine.load().transfers.pulls == 1
+            engine_of(two).transfer_slowdown(SLOW)
+            await two.engine.submit(leg("d", LegKind.DECODE, ticket=second))
+            await until_transferring(two)
+            os.kill(process.pid, signal.SIGKILL)
+            await two.finished("d")
+            assert two.tokens("d") == wanted()
+            assert two.engine.load().transfers.failures == 1
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_garbage_on_the_side_channel_hurts_nobody_else() -> None:
+    rng = random.Random(7)
+    async with running_two() as (prefill, decode):
+        ticket = await prefilled(prefill)
+        address = engine_of(prefill)._side_channel._server
+        assert address is not None
+        port = address.sockets[0].getsockname()[1]
+        framed = [b"\x00\x00\x00\x04" + rng.randbytes(4) for _ in range(20)]
+        for garbage in [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, rng.randbytes(5000), *framed]:
+            async with asyncio.timeout(DEADLINE_S):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(garbage)
+                writer.write_eof()
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+                writer.close()
+        assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == wanted()
+        assert decode.engine.load().transfers.pulls == 1
+
+
+# ---------------------------------------------------------------------- freezing and dying
+async def test_a_frozen_engine_says_nothing_and_goes_on_when_thawed() -> None:
+    async with running(new_engine()) as listener, running(new_engine()) as other:
+        assert await listener.engine.submit(leg("a", max_tokens=60)) is None
+        await listener.started("a")
+        engine_of(listener).freeze()
+        said = listener.outputs("a")
+        await other.run(leg("b", max_tokens=60))
+        assert len(listener.outputs("a")) <= len(said) + 1  # one may have been on its way
+        assert listener.outputs("a")[-1].finish is None
+        engine_of(listener).thaw()
+        await listener.finished("a")
+        assert listener.tokens("a") == wanted(60)
+
+
+async def test_a_dead_engine_fails_its_steps_and_takes_no_legs() -> None:
+    engine = new_engine()
+    await engine.start()
+    server = engine._side_channel._server
+    assert server is not None
+    port = server.sockets[0].getsockname()[1]
+    engine.die("test")
+    with pytest.raises(EngineFailed, match=r"replica e0 died: test"):
+        await anext(engine.steps())
+    assert await engine.submit(leg("a")) is LegFailure.ENGINE_ERROR
+    with pytest.raises(OSError, match=r"refused|reset|Connect"):
+        await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), DEADLINE_S)
+    await engine.abort(["a"])
+    await engine.close()
+
+
+async def test_a_defect_in_the_engine_fails_its_steps_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    engine = new_engine()
+    await engine.start()
+    monkeypatch.setattr(engine._core, "finish_step", broken)
+    await engine.submit(leg("a"))
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(EngineFailed, match="a defect"):
+            await anext(engine.steps())
+    await engine.close()
+    assert "simulated engine of replica e0 failed" in caplog.text
+
+
+async def test_an_engine_that_was_never_started_can_be_closed() -> None:
+    engine = new_engine()
+    assert await engine.submit(leg("a")) is LegFailure.ENGINE_ERROR
+    await engine.close()
+    assert [outputs async for outputs in engine.steps()] == []
+
+
+# ---------------------------------------------------------------------- KV events
+async def test_kv_events_tell_what_was_stored_here_and_what_was_pulled() -> None:
+    async with running_two() as (prefill, decode):
+        feeds = [engine_of(listener).kv_events() for listener in (prefill, decode)]
+        ticket = await prefilled(prefill)
+        await decode.run(leg("d", LegKind.DECODE, ticket=ticket, max_tokens=1))
+        batches = [await anext(feed) for feed in feeds]
+        assert [(batch.replica_id, batch.sequence) for batch in batches] == [("p0", 0), ("d0", 0)]
+        (stored,), (pulled,) = (batch.events for batch in batches)
+        assert isinstance(stored, BlocksStored)
+        assert stored.token_ids == PROMPT[:80]
+        assert stored.parent_hash is None
+        assert pulled == stored
+        for feed in feeds:
+            await feed.aclose()
+
+
+async def test_a_feed_ends_when_the_engine_closes() -> None:
+    engine = new_engine()
+    await engine.start()
+    feed = engine.kv_events()
+    await engine.close()
+    assert [batch async for batch in feed] == []
+    assert [batch async for batch in engine.kv_events()] == []
+
+
+async def test_a_closed_feed_is_forgotten() -> None:
+    engine = new_engine()
+    feed = engine.kv_events()
+    await feed.aclose()
+    await feed.aclose()
+    assert engine._feeds == []
+
+
+async def test_a_feed_that_nobody_reads_drops_the_oldest_and_shows_the_hole() -> None:
+    feed = KvEventFeed(2, on_close=lambda _: None)
+    for sequence in range(5):
+        feed.put(KvEventBatch(replica_id="e0", sequence=sequence, events=()))
+    feed.end()
+    assert [batch.sequence async for batch in feed] == [3, 4]
