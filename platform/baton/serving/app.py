@@ -1,0 +1,115 @@
+"""The composition root: from a configuration to a Ray Serve application.
+
+One deployment for the ingress, one for each pool, one for the controller. Requests and tokens do
+not pass through Serve's handles: the ingress finds the replicas through Serve's membership and
+speaks with them over the fleet link.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from baton.config.schema import DeploymentConfig, PoolConfig
+from baton.serving.controller import Controller
+from baton.serving.ingress import Ingress
+from baton.serving.replica import EngineReplica
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+APP = "baton"
+INGRESS = "ingress"
+CONTROLLER = "controller"
+Options = dict[str, object]
+
+_MARGIN_S = 60.0
+"""What a replica may take to stop after its last stream has ended."""
+_STARTS = 3
+"""An engine that does not start three times in a row will not start the fourth time."""
+_INGRESS_REQUESTS = 4096
+_SMALL = 0.01
+"""Logical CPUs of actors that do next to nothing; on a small machine a whole one would be missed."""
+
+
+def build_app(config: DeploymentConfig) -> Application:
+    """Bind every deployment into one application."""
+    from ray import serve
+
+    pools = {
+        name: serve.deployment(EngineReplica).options(**pool_options(config, name)).bind(config, name)  # type: ignore[arg-type]
+        for name in config.pools
+    }
+    controller = serve.deployment(Controller).options(**controller_options()).bind(config)  # type: ignore[arg-type]
+    ingress = serve.deployment(serve.ingress()(Ingress))
+    # The handles are not used; passing them makes all deployments parts of one application.
+    return ingress.options(**ingress_options(config)).bind(  # type: ignore[arg-type]
+        config, tuple(pools.values()), controller
+    )
+
+
+def ingress_options(config: DeploymentConfig) -> Options:
+    """Serve's options for the ingress."""
+    return {
+        "name": INGRESS,
+        "num_replicas": config.server.replicas.min,
+        "max_ongoing_requests": _INGRESS_REQUESTS,
+        "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _MARGIN_S,
+        "max_constructor_retry_count": _STARTS,
+        "ray_actor_options": {"num_cpus": _SMALL},
+    }
+
+
+def controller_options() -> Options:
+    """Serve's options for the controller."""
+    return {
+        "name": CONTROLLER,
+        "num_replicas": 1,
+        "ray_actor_options": {"num_cpus": _SMALL},
+    }
+
+
+def pool_options(config: DeploymentConfig, name: str) -> Options:
+    """Serve's options for one pool."""
+    pool = config.pools[name]
+    options: Options = {
+        "name": name,
+        "num_replicas": pool.replicas.start,
+        "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _MARGIN_S,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "health_check_period_s": 2.0,
+        "max_constructor_retry_count": _STARTS * max(1, pool.replicas.start),
+    }
+    if pool.parallel.workers > 1:
+        return options | _spread_over_workers(pool)
+    return options | {"ray_actor_options": _actor(pool)}
+
+
+def _actor(pool: PoolConfig) -> Options:
+    """What the actor of a replica with a single worker takes."""
+    resources = pool.resources
+    actor: Options = {"num_cpus": resources.cpus}
+    if resources.gpus:
+        actor["num_gpus"] = resources.gpus
+    if resources.accelerator:
+        actor["accelerator_type"] = resources.accelerator
+    if resources.memory_bytes:
+        actor["memory"] = resources.memory_bytes
+    return actor
+
+
+def _spread_over_workers(pool: PoolConfig) -> Options:
+    """A placement group: the replica's actor in the first bundle, an engine worker in each."""
+    resources, workers = pool.resources, pool.parallel.workers
+    bundle: dict[str, float] = {"CPU": resources.cpus / workers}
+    if resources.gpus:
+        bundle["GPU"] = resources.gpus / workers
+    if resources.memory_bytes:
+        bundle["memory"] = resources.memory_bytes / workers
+    if resources.accelerator:
+        # Ray's own resource of nodes with this accelerator; a sliver of it ties a bundle to one.
+        bundle[f"accelerator_type:{resources.accelerator}"] = 0.001
+    return {
+        "ray_actor_options": {"num_cpus": 0},
+        "placement_group_bundles": [dict(bundle) for _ in range(workers)],
+        "placement_group_strategy": str(pool.placement.strategy).upper(),
+    }

@@ -1,0 +1,174 @@
+"""From the configuration to an engine: which kind, how large, on which ports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton.config.schema import DeploymentConfig, EngineConfig, EngineKind, ModelConfig, OnFailure
+from baton.control.limits import CoordinatorLimits
+from baton.runtime.ports import Engine
+
+if TYPE_CHECKING:
+    from baton.engine.sim import SimSettings
+    from baton.engine.vllm.settings import VllmEngineSettings
+
+TINY = "tiny"
+"""The reserved model source: a small random model that is made on this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSite:
+    """Where a replica runs and what it is called."""
+
+    replica_id: str
+    pool: str
+    host: str
+    """The address at which other nodes reach this one."""
+    reserve_ports: Callable[[str, int, int], int]
+    """`(host, base, count)` → the first of `count` ports in a row that are this replica's."""
+
+
+def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
+    """What the configuration says of the coordinator's bounds."""
+    admission, timeouts = config.admission, config.admission.timeouts
+    return CoordinatorLimits(
+        max_queued=admission.max_queue,
+        max_prompt_tokens=admission.max_prompt_tokens,
+        queue_wait_s=admission.max_queue_wait_s,
+        resume_wait_s=timeouts.resume_s,
+        first_token_s=timeouts.first_token_s,
+        stall_s=timeouts.stall_s,
+        total_s=timeouts.total_s,
+        transfer_s=config.transfer.deadline_s,
+        lease_s=config.transfer.lease_s,
+    )
+
+
+def model_path(model: ModelConfig) -> str:
+    """Where the model is: a hub id or a path; `tiny` is made first if it is not there yet."""
+    if model.source != TINY:
+        return model.source
+    from baton.engine.tiny_model import write_tiny_model
+
+    return str(write_tiny_model(tiny_model_folder()))
+
+
+def tiny_model_folder() -> Path:
+    """Where the tiny model is kept on this machine."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "baton" / "tiny-model"
+
+
+def build_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
+    """Make the engine of one replica; nothing is started yet."""
+    kind = config.pools[site.pool].engine.kind
+    match kind:
+        case EngineKind.SIM:
+            return _sim_engine(config, site)
+        case EngineKind.VLLM:
+            from baton.engine.vllm.adapter import VllmEngine
+
+            return VllmEngine(vllm_settings(config, site))
+
+
+def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
+    from baton.engine.sim import SimEngine
+
+    pool = config.pools[site.pool]
+    return SimEngine(
+        sim_settings(config, site),
+        replica_id=site.replica_id,
+        pool=site.pool,
+        role=pool.role,
+        model=pool.model,
+    )
+
+
+def sim_settings(config: DeploymentConfig, site: ReplicaSite) -> SimSettings:
+    """The settings of a simulated engine; what is not configured keeps its default."""
+    from baton.engine.sim import OnTransferFailure, SimSettings
+
+    pool = config.pools[site.pool]
+    model, engine = config.models[pool.model], pool.engine
+    timings = engine.sim
+    chosen: dict[str, object] = (
+        {}
+        if timings is None
+        else {item.name: getattr(timings, item.name) for item in fields(timings)}
+    )
+    chosen |= {
+        "max_len_tokens": model.max_len_tokens,
+        "block_size_tokens": engine.block_size_tokens,
+        "max_running_requests": engine.max_num_seqs,
+        "max_batched_tokens": engine.max_num_batched_tokens,
+        "lease_s": config.transfer.lease_s,
+        "side_channel_host": site.host,
+        "side_channel_deadline_s": config.transfer.deadline_s,
+        "on_transfer_failure": OnTransferFailure(str(config.transfer.on_failure)),
+    }
+    return SimSettings(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
+
+
+def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:
+    """The settings of a vLLM engine, with its side channel's ports reserved."""
+    from baton.engine.vllm.settings import Nixl, OnLoadFailure, VllmEngineSettings
+
+    pool = config.pools[site.pool]
+    model, engine, transfer = config.models[pool.model], pool.engine, config.transfer
+    on_failure = (
+        OnLoadFailure.RECOMPUTE
+        if transfer.on_failure is OnFailure.RECOMPUTE
+        else OnLoadFailure.FAIL
+    )
+    side = transfer.side_channel
+    host = site.host if side.bind == "private" else side.bind
+    nixl = Nixl(
+        host=host,
+        port=site.reserve_ports(host, side.port_base, pool.parallel.workers),
+        lease_s=max(1, round(transfer.lease_s)),
+        on_load_failure=on_failure,
+    )
+    return VllmEngineSettings(
+        replica_id=site.replica_id,
+        pool=site.pool,
+        model_source=model_path(model),
+        model_name=pool.model,
+        role=pool.role,
+        revision=model.revision,
+        max_len_tokens=model.max_len_tokens,
+        block_size_tokens=engine.block_size_tokens,
+        dtype=str(engine.dtype),
+        kv_cache_bytes=engine.kv_cache_bytes,
+        tensor_parallel=pool.parallel.tp,
+        pipeline_parallel=pool.parallel.pp,
+        prefix_caching=engine.prefix_caching,
+        max_running_requests=engine.max_num_seqs,
+        max_batched_tokens=engine.max_num_batched_tokens,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        nixl=nixl,
+        extra=_vllm_extra(engine, workers=pool.parallel.workers),
+        env=engine_environment(config, site.pool),
+    )
+
+
+def _vllm_extra(engine: EngineConfig, *, workers: int) -> dict[str, object]:
+    """Raw arguments; the workers of a split engine live in the replica's placement group."""
+    spread: dict[str, object] = {"distributed_executor_backend": "ray"} if workers > 1 else {}
+    return spread | dict(engine.extra)
+
+
+def engine_environment(config: DeploymentConfig, pool_name: str) -> dict[str, str]:
+    """Environment of a pool's engine processes."""
+    pool = config.pools[pool_name]
+    on_cpu = {
+        # Left alone, vLLM binds each engine to all cores, and engines on one machine fight.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, int(pool.resources.cpus))),
+    }
+    offline = {"HF_HUB_OFFLINE": "1"} if config.models[pool.model].source == TINY else {}
+    chosen = {name: str(value) for name, value in config.transfer.env.items()}
+    return (on_cpu if pool.resources.gpus == 0 else {}) | offline | chosen

@@ -1,0 +1,55 @@
+"""Keeps the fleet link in step with the membership that Ray reports.
+
+A replica that leaves the membership has been told to stop, but may still be finishing streams: its
+link is kept, and no new work is sent there, until the link itself breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.domain.events import Event, ReplicaDraining, ReplicaLost
+from baton.serving.membership import Member
+from baton.serving.replica import LINK_ADDRESS
+
+
+class Links(Protocol):
+    """The part of the link client that membership drives."""
+
+    def connect(self, replica_id: str, address: str) -> None: ...
+
+    def disconnect(self, replica_id: str) -> None: ...
+
+
+class FleetWatch:
+    """Connects members, drains leavers, forgets the dead."""
+
+    def __init__(self, links: Links, on_event: Callable[[Event], None]) -> None:
+        self._links = links
+        self._on_event = on_event
+        self._members: frozenset[str] = frozenset()
+        self._leaving: set[str] = set()
+
+    def on_members(self, members: frozenset[Member]) -> None:
+        """Take in a new view of the membership."""
+        addresses = {
+            member.replica_id: str(member.metadata[LINK_ADDRESS])
+            for member in members
+            if LINK_ADDRESS in member.metadata
+        }
+        gone = self._members - addresses.keys()
+        self._members = frozenset(addresses)
+        self._leaving -= self._members
+        for replica_id, address in addresses.items():
+            self._links.connect(replica_id, address)
+        for replica_id in sorted(gone):
+            self._leaving.add(replica_id)
+            self._on_event(ReplicaDraining(replica_id=replica_id))
+
+    def on_link_event(self, event: Event) -> None:
+        """Pass an event of the link on; a leaver whose link breaks is forgotten."""
+        self._on_event(event)
+        if isinstance(event, ReplicaLost) and event.replica_id in self._leaving:
+            self._leaving.discard(event.replica_id)
+            self._links.disconnect(event.replica_id)

@@ -1,0 +1,197 @@
+"""One ingress replica: vLLM's API server in front, a coordinator behind it, links to every replica."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from baton.config.schema import DeploymentConfig
+from baton.control.coordinator import Coordinator
+from baton.domain.commands import Delivery
+from baton.domain.errors import BatonError, LinkFailed
+from baton.domain.events import Event, ReplicaJoined
+from baton.domain.fleet import ReplicaFacts
+from baton.engine.vllm.app import VllmFrontend
+from baton.engine.vllm.frontend_gate import AsgiApp
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.policy.placement import placer
+from baton.runtime.clock import MonotonicClock
+from baton.runtime.driver import Driver
+from baton.runtime.link.client import LinkClient
+from baton.serving.engines import coordinator_limits, model_path
+from baton.serving.fleet_watch import FleetWatch
+from baton.serving.membership import Membership
+from baton.serving.reports import fleet_report
+from baton.telemetry.logs import LogFormat, configure_logs, log_event
+from baton.telemetry.records import RecordBook, Story, story
+
+_LOGGER = logging.getLogger(__name__)
+_FIRST_REPLICA_S = 1800.0
+
+
+class IngressBody:
+    """Everything an ingress replica owns; `start` builds it up, `close` takes it down.
+
+    It stands between the driver and the frontend, because the link may speak before the frontend
+    is there to be spoken to: a frontend takes seconds to import.
+    """
+
+    def __init__(self, config: DeploymentConfig, *, app: str, coordinator_id: str) -> None:
+        self._config = config
+        self._clock = MonotonicClock()
+        self._records = RecordBook()
+        self._frontend: VllmFrontend | None = None
+        self._first_facts: asyncio.Future[ReplicaFacts] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._link = LinkClient(coordinator_id, self._on_link_event)
+        self._driver = Driver(
+            Coordinator(
+                limits=coordinator_limits(config), placer=placer(config.router.disaggregate)
+            ),
+            link=self._link,
+            frontend=self,
+            recorder=self._records,
+            clock=self._clock,
+        )
+        self._watch = FleetWatch(self._link, self._driver.on_event)
+        self._membership = Membership(
+            app=app, deployments=tuple(config.pools), on_change=self._watch.on_members
+        )
+
+    async def start(self) -> AsgiApp:
+        """Follow the fleet and bring the API up.
+
+        Raises:
+            EngineStartFailed: the frontend cannot be started.
+        """
+        await self._membership.start()
+        settings = await asyncio.to_thread(self._frontend_settings)
+        self._frontend = VllmFrontend(
+            settings, await self._fleet_facts(), hooks=self._hooks(), clock=self._clock
+        )
+        return await self._frontend.start()
+
+    async def close(self) -> None:
+        """Stop taking requests and free everything. Idempotent."""
+        await self._membership.stop()
+        if self._frontend is not None:
+            await self._frontend.close()
+        self._driver.close()
+        await self._link.close()
+
+    def status(self) -> dict[str, object]:
+        """The fleet as this ingress sees it, and what it has done."""
+        phases: dict[str, int] = {}
+        for phase in self._driver.phases().values():
+            phases[str(phase)] = phases.get(str(phase), 0) + 1
+        return {
+            "healthy": self._frontend is not None and self._frontend.healthy(),
+            "replicas": fleet_report(self._driver.fleet()),
+            "unjoined": {
+                replica_id: self._link.refusals.get(replica_id, "connecting")
+                for replica_id in sorted(self._link.replica_ids - self._link.joined_ids)
+            },
+            "in_flight": phases,
+            "ended": self._records.totals(),
+        }
+
+    def explain(self, request_id: str) -> list[Story]:
+        """The stories of a request, oldest first; empty when it is unknown or long gone."""
+        return [story(record) for record in self._records.find(request_id)]
+
+    # -------------------------------------------------------------- ports.Frontend
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Stream tokens to clients."""
+        if self._frontend is not None:
+            self._frontend.deliver(deliveries)
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        """End a request with an error the client can read."""
+        if self._frontend is not None:
+            self._frontend.fail(request_id, error)
+
+    # -------------------------------------------------------------- wiring
+
+    def _hooks(self) -> FrontendHooks:
+        return FrontendHooks(
+            on_request=self._driver.on_request,
+            on_abort=self._driver.on_abort,
+            admit=self._driver.refusal,
+            healthy=self._can_serve,
+        )
+
+    def _frontend_settings(self) -> FrontendSettings:
+        name = self._config.model_name
+        return FrontendSettings(
+            model=model_path(self._config.models[name]),
+            served_name=name,
+            routes=tuple(str(route) for route in self._config.server.routes),
+            max_body_bytes=self._config.admission.max_body_bytes,
+        )
+
+    async def _fleet_facts(self) -> FleetFacts:
+        """What the frontend is told of its engine, which is the whole fleet.
+
+        Only the context's length matters to it. Where the configuration does not say it, the first
+        replica that joins does; an engine start can take minutes.
+        """
+        max_len_tokens = self._config.models[self._config.model_name].max_len_tokens
+        if max_len_tokens is None:
+            async with asyncio.timeout(_FIRST_REPLICA_S):
+                return FleetFacts.of([await self._first_facts])
+        return FleetFacts(
+            max_len_tokens=max_len_tokens,
+            block_size_tokens=16,
+            kv_blocks=max_len_tokens // 16,
+            max_running_requests=1024,
+            max_batched_tokens=8192,
+        )
+
+    def _can_serve(self) -> bool:
+        return any(not view.draining for view in self._driver.fleet().replicas.values())
+
+    def _on_link_event(self, event: Event) -> None:
+        self._watch.on_link_event(event)
+        if isinstance(event, ReplicaJoined) and not self._first_facts.done():
+            self._first_facts.set_result(event.facts)
+
+
+class Ingress:
+    """The class behind the ingress deployment; `app` decorates it."""
+
+    def __init__(self, config: DeploymentConfig, *_handles: object) -> None:
+        logs = config.observability.logs
+        configure_logs(LogFormat(str(logs.format)), str(logs.level))
+        self._config = config
+        self._body: IngressBody | None = None
+
+    async def __serve_build_asgi_app__(self) -> AsgiApp:  # noqa: PLW3201 - Serve's own name
+        """Called once by Serve when the replica starts."""
+        from baton.serving.ray_context import app_name, replica_name
+
+        self._body = IngressBody(self._config, app=app_name(), coordinator_id=replica_name())
+        app = await self._body.start()
+        log_event(_LOGGER, logging.INFO, "ingress_started", {"ingress": replica_name()})
+        return app
+
+    async def status(self) -> dict[str, object]:
+        """See `IngressBody.status`."""
+        return self._started().status()
+
+    async def explain(self, request_id: str) -> list[Story]:
+        """See `IngressBody.explain`."""
+        return self._started().explain(request_id)
+
+    async def __del__(self) -> None:
+        """Serve's shutdown hook."""
+        body, self._body = self._body, None
+        if body is not None:
+            await body.close()
+
+    def _started(self) -> IngressBody:
+        if self._body is None:
+            raise LinkFailed("ingress", "the ingress is starting or stopping")
+        return self._body

@@ -1,0 +1,24 @@
+"""What a Ray Serve replica knows of itself."""
+
+from __future__ import annotations
+
+
+def replica_name() -> str:
+    """This replica's id, unique among all replicas of the app, now and later."""
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_id.unique_id)
+
+
+def app_name() -> str:
+    """The name of the Serve application that this replica belongs to."""
+    from ray import serve
+
+    return str(serve.get_replica_context().app_name)
+
+
+def node_address() -> str:
+    """The address under which the cluster knows this node."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())

@@ -1,0 +1,90 @@
+"""One replica: an engine, the fleet link in front of it, and what Ray Serve wants to know."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import asdict
+
+from baton.config.schema import DeploymentConfig
+from baton.domain.errors import EngineFailed
+from baton.runtime.replica_host import HostOptions, ReplicaHost
+from baton.serving.engines import ReplicaSite, build_engine
+from baton.serving.ports import PortReservation
+from baton.telemetry.logs import LogFormat, configure_logs, log_event
+
+_LOGGER = logging.getLogger(__name__)
+LINK_ADDRESS = "link"
+"""The key of a replica's metadata under which coordinators find its link."""
+
+
+class EngineReplica:
+    """The class behind each pool's deployment; `app` decorates it."""
+
+    async def __init__(self, config: DeploymentConfig, pool: str) -> None:  # type: ignore[misc]
+        from baton.serving.ray_context import node_address, replica_name
+
+        logs = config.observability.logs
+        configure_logs(LogFormat(str(logs.format)), str(logs.level))
+        self._config, self._pool = config, pool
+        self._ports = PortReservation()
+        self._host: ReplicaHost | None = None
+        host = node_address()
+        site = ReplicaSite(
+            replica_id=replica_name(), pool=pool, host=host, reserve_ports=self._ports.reserve
+        )
+        engine = await asyncio.to_thread(build_engine, config, site)
+        self._host = ReplicaHost(
+            engine,
+            bind=f"tcp://{host}:0",
+            options=HostOptions(lease_s=config.transfer.lease_s),
+        )
+        self._facts = await self._host.start()
+        fields = {"replica_id": site.replica_id, "pool": pool, "link": self._host.address}
+        log_event(_LOGGER, logging.INFO, "replica_started", fields)
+
+    def record_replica_metadata(self) -> dict[str, object]:
+        """What coordinators need to reach this replica; Serve hands it to them."""
+        return {
+            LINK_ADDRESS: self._started().address,
+            "replica_id": self._facts.replica_id,
+            "pool": self._pool,
+            "role": str(self._facts.role),
+            "pid": os.getpid(),
+        }
+
+    async def check_health(self) -> None:
+        """Raise when the engine is dead, so that Serve replaces this replica."""
+        host = self._started()
+        if host.failed.done():
+            raise EngineFailed(self._facts.replica_id, str(host.failed.result()))
+
+    async def status(self) -> dict[str, object]:
+        """Facts and counters, for operators."""
+        host = self._started()
+        return {
+            "facts": asdict(self._facts),
+            "live_legs": host.live_legs,
+            "leases": host.leases,
+            "coordinators": host.coordinators,
+            "counters": asdict(host.counters),
+            "link": asdict(host.link_counters),
+        }
+
+    async def __del__(self) -> None:
+        """Serve's shutdown hook: finish what runs here, then stop the engine."""
+        host, self._host = self._host, None
+        if host is None:
+            return
+        host.drain(deadline_s=self._config.admission.timeouts.total_s)
+        await host.drained.wait()
+        await host.close()
+        self._ports.release()
+        fields = {"replica_id": self._facts.replica_id, "pool": self._pool}
+        log_event(_LOGGER, logging.INFO, "replica_stopped", fields)
+
+    def _started(self) -> ReplicaHost:
+        if self._host is None:
+            raise EngineFailed(self._pool, "the replica is stopping")
+        return self._host

@@ -1,0 +1,34 @@
+"""The fleet in plain values, for operators."""
+
+from __future__ import annotations
+
+from baton.domain.fleet import FleetView, ReplicaView
+
+
+def fleet_report(fleet: FleetView) -> list[dict[str, object]]:
+    """One row a replica, in order of pool and id."""
+    views = sorted(fleet.replicas.values(), key=lambda v: (v.facts.pool, v.replica_id))
+    return [_row(view, fleet.at_s) for view in views]
+
+
+def _row(view: ReplicaView, at_s: float) -> dict[str, object]:
+    facts, load = view.facts, view.load
+    return {
+        "replica_id": view.replica_id,
+        "pool": facts.pool,
+        "role": str(facts.role),
+        "engine": f"{facts.engine} {facts.engine_version}",
+        "draining": view.draining,
+        "running_requests": load.running_requests,
+        "queued_requests": load.queued_requests,
+        "pulling_requests": load.pulling_requests,
+        "kv_used_fraction": round(load.kv_used_fraction, 4),
+        "step_s": round(load.step_s, 6),
+        "inflight_legs": view.inflight_legs,
+        "pulls": load.transfers.pulls,
+        "moved_bytes": load.transfers.moved_bytes,
+        "transfer_s": load.transfers.busy_s,
+        "transfer_failures": load.transfers.failures,
+        "expired_leases": load.transfers.expired_leases,
+        "load_age_s": round(at_s - view.load_at_s, 3),
+    }
