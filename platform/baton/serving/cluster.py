@@ -10,8 +10,6 @@ Ray ends its head processes when the *thread* that started them ends: call `star
 lives as long as the cluster, best the main thread.
 """
 
-# ruff: noqa: PLC0415 - Ray reads its environment when it is imported, and takes a second
-
 from __future__ import annotations
 
 import contextlib
@@ -24,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +30,7 @@ from typing import cast
 import psutil
 
 from baton.domain.errors import BatonError
-from baton.serving import reaper
+from baton.serving import reaper, serve_control
 from baton.serving.cluster_state import ClusterState, remove_state, state_folder, write_state
 from baton.serving.data_path import (
     DataPath,
@@ -55,7 +52,6 @@ _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _LONGEST_RUN_DIR = 24
 """So that a socket's path below it, with Ray's session name, stays within 107 bytes."""
 _RAY_SHUTDOWN_S = 15.0
-_POLL_S = 0.05
 
 
 class ClusterFailed(BatonError):
@@ -150,7 +146,9 @@ class LocalCluster:
         self._run_dir = run_dir = make_run_dir()
         ports = pick_front_ports()
         self._apply_environment(run_dir, data_path, ports)
-        self._guardian = start_guardian(run_dir, state_folder())
+        self._guardian = reaper.start_guardian(
+            str(run_dir), str(state_folder() / f"{run_dir.name}.json")
+        )
         self._progress("starting Ray")
         with _marked(run_dir), _own_sigterm():
             address, session_name = _init_ray(run_dir, settings)
@@ -199,7 +197,9 @@ class LocalCluster:
         if run_dir is None:
             return frozenset()
         if self._serve_started and serve_timeout_s > 0:
-            _within(serve_timeout_s + 1.0, "stop-serve", lambda: stop_serve(serve_timeout_s))
+            _within(
+                serve_timeout_s + 1.0, "stop-serve", lambda: serve_control.stop(serve_timeout_s)
+            )
         if "ray" in sys.modules:
             _within(_RAY_SHUTDOWN_S, "stop-ray", _shutdown_ray)
         left = reaper.reap(str(run_dir), grace_s=2.0)
@@ -245,7 +245,7 @@ def attach(
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
     import ray
 
-    _set_loopback_mode(on=is_loopback(address))
+    _reread_environment(loopback=is_loopback(address))
     try:
         ray.init(
             address=address,
@@ -266,46 +266,12 @@ def detach() -> None:
     _shutdown_ray()
 
 
-def stop_serve(timeout_s: float) -> bool:
-    """Ask Serve to stop all replicas and itself; whether it was gone in time.
-
-    Serve's own `shutdown` waits by a call that fails when the controller dies as it should, which
-    Ray reports on the terminal as an error: hence the flag and the polling.
-    """
-    import ray
-    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-
-    until_s = time.monotonic() + timeout_s
-    try:
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-        ray.get(controller.graceful_shutdown.remote(wait=False), timeout=timeout_s)
-        while time.monotonic() < until_s:
-            ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-            time.sleep(_POLL_S)
-    except (ValueError, ray.exceptions.RayActorError):
-        return True
-    except ray.exceptions.RayError as error:
-        _LOGGER.warning("Ray Serve did not stop by itself: %s", error)
-    return False
-
-
 def make_run_dir() -> Path:
     """A new directory with a short path, readable by this user only."""
     parent = tempfile.gettempdir()
     if len(parent) + len("/baton-xxxxxxxx") > _LONGEST_RUN_DIR:
         parent = "/tmp"  # noqa: S108 - a fresh 0700 directory is made inside, by mkdtemp
     return Path(tempfile.mkdtemp(prefix="baton-", dir=parent))
-
-
-def start_guardian(run_dir: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """Start the process that cleans up when this one is killed."""
-    return subprocess.Popen(  # noqa: S603 - our own program
-        [sys.executable, "-I", reaper.__file__, str(run_dir), str(folder / f"{run_dir.name}.json")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 @contextlib.contextmanager
@@ -340,11 +306,8 @@ def _exit_on_signal(number: int, _frame: object) -> None:
 
 def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
     import ray
-    from ray._raylet import Config  # type: ignore[attr-defined]  # it is in the extension
 
-    _set_loopback_mode(on=True)
-    # The authentication mode was read when Ray was first imported, maybe before it was set.
-    Config.initialize("")
+    _reread_environment(loopback=True)
     ray.init(
         address="local",
         num_cpus=settings.cpus,
@@ -361,11 +324,17 @@ def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
     return cast("str", context.gcs_address), cast("str", context.get_session_name())
 
 
-def _set_loopback_mode(*, on: bool) -> None:
-    # Ray reads the variable of `local_ray_environment` when it is imported; that may be past.
+def _reread_environment(*, loopback: bool) -> None:
+    """Make an already imported Ray forget what it had read from its environment."""
     from ray._private import ray_constants
+    from ray._raylet import (  # type: ignore[attr-defined]  # they are in the extension
+        AuthenticationTokenLoader,
+        Config,
+    )
 
-    ray_constants.ENABLE_RAY_CLUSTER = not on
+    ray_constants.ENABLE_RAY_CLUSTER = not loopback
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _start_serve(host: str, port: int) -> None:

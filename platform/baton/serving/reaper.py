@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -87,6 +88,17 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def start_guardian(run_dir: str, state_file: str) -> subprocess.Popen[bytes]:
+    """Start the process that cleans up when this one ends without having done so."""
+    return subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-I", __file__, run_dir, state_file],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def main(run_dir: str, state_file: str) -> int:
