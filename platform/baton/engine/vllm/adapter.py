@@ -26,8 +26,9 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,7 +216,7 @@ class VllmEngine:
         except EngineDeadError:
             logger.warning("ticket not released", extra={"reason": "engine_dead"})
 
-    async def steps(self) -> AsyncIterator[tuple[LegOutput, ...]]:
+    async def steps(self) -> AsyncGenerator[tuple[LegOutput, ...], None]:
         """Yield the outputs of each engine step that produced any; ends when the engine closes.
 
         Raises:
@@ -260,12 +261,14 @@ class VllmEngine:
         """The current load; cheap, never blocks."""
         return self._meter.load(live_legs=len(self._live))
 
-    async def kv_events(self) -> AsyncIterator[KvEventBatch]:
+    async def kv_events(self) -> AsyncGenerator[KvEventBatch, None]:
         """Yield what the engine's prefix cache gains and loses; nothing if events are off."""
         if self._folder is None:
             return
-        async for batch in subscribe(f"ipc://{self._folder}/events", self._settings.replica_id):
-            yield batch
+        endpoint = f"ipc://{self._folder}/events"
+        async with aclosing(subscribe(endpoint, self._settings.replica_id)) as batches:
+            async for batch in batches:
+                yield batch
 
     def processes(self) -> tuple[int, ...]:
         """Ids of the engine's processes that live now: EngineCore and what it started."""
@@ -277,6 +280,8 @@ class VllmEngine:
             return
         self._closed = True
         await asyncio.to_thread(self._end)
+        if self._client is not None:
+            await _end_context(self._client)
         self._thread.shutdown(wait=False)
         self._live.clear()
         if self._folder is not None:
@@ -305,3 +310,11 @@ class VllmEngine:
 
     def _failed(self, why: str) -> EngineFailed:
         return EngineFailed(self._settings.replica_id, why)
+
+
+async def _end_context(client: AsyncMPClient) -> None:
+    """Free the client's ZMQ context with its threads; vLLM leaves that to the garbage collector."""
+    # The client closes its sockets in a callback of this loop.
+    await asyncio.sleep(0)
+    if client.input_socket.closed and client.resources.output_socket.closed:
+        client.resources.ctx.term()

@@ -9,7 +9,7 @@ that sees a gap asks nobody, it distrusts what it knew (see `baton.engine.kv_eve
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 import zmq
@@ -32,7 +32,7 @@ _QUEUED_BATCHES = 10_000
 """Batches kept for a slow reader; more are dropped, visibly."""
 
 
-async def subscribe(endpoint: str, replica_id: str) -> AsyncIterator[KvEventBatch]:
+async def subscribe(endpoint: str, replica_id: str) -> AsyncGenerator[KvEventBatch, None]:
     """Yield the batches that an engine publishes at `endpoint` from now on, until closed."""
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.SUB)

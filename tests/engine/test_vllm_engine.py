@@ -1,0 +1,303 @@
+"""Real vLLM engines behind the port: the contract, and what only they can show."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+
+from baton.domain.errors import EngineFailed, EngineStartFailed
+from baton.domain.fleet import Role
+from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.request import FinishReason
+from baton.engine.kv_events import BlocksStored
+from baton.engine.vllm.settings import OnLoadFailure
+from baton.runtime.ports import Engine
+from tests.contracts.engine_contract import (
+    DEADLINE_S,
+    EngineContract,
+    Listener,
+    RunningPair,
+    running,
+    running_pair,
+)
+from tests.engine.vllm_engines import (
+    VllmEngine,
+    engine_settings,
+    free_port,
+    tiny_model,
+    with_payload,
+)
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(420),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+IDLE_CORES = 0.35
+"""A NIXL worker that polls without pause uses 0.65 and up; one with a pause 0.15 and less."""
+IDLE_WINDOW_S = 4.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestVllmEngine(EngineContract):
+    @pytest.fixture(scope="class", autouse=True)
+    def _model(self, model: Path, request: pytest.FixtureRequest) -> None:
+        request.cls.model = model
+
+    @pytest_asyncio.fixture(scope="class", loop_scope="module")
+    async def engine_pair(self, model: Path) -> AsyncIterator[RunningPair]:
+        prefill = VllmEngine(engine_settings(model, Role.PREFILL, kv_events=True))
+        decode = VllmEngine(engine_settings(model, Role.DECODE))
+        async with running_pair(prefill, decode) as pair:
+            yield pair
+
+    model: Path
+
+    def new_engine(self) -> Engine:
+        # Python's own helper for spawned processes; it stays as long as this process.
+        resource_tracker.ensure_running()
+        return VllmEngine(engine_settings(self.model, Role.MIXED))
+
+    def make_leg(
+        self,
+        kind: LegKind,
+        prompt: tuple[int, ...],
+        *,
+        max_tokens: int,
+        ticket: Ticket | None = None,
+        resumed_tokens: int = 0,
+    ) -> Leg:
+        leg = super().make_leg(
+            kind, prompt, max_tokens=max_tokens, ticket=ticket, resumed_tokens=resumed_tokens
+        )
+        return with_payload(leg)
+
+    async def test_both_engines_of_a_pair_say_that_they_fit_together(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill, decode = engine_pair.prefill.facts, engine_pair.decode.facts
+        assert prefill.layout == decode.layout
+        assert prefill.block_size_tokens == 32
+        assert prefill.kv_blocks * prefill.kv_block_bytes == 64 << 20
+
+    async def test_tokens_after_a_handoff_are_those_of_one_engine_and_every_block_moved(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill, decode = engine_pair.prefill, engine_pair.decode
+        before = decode.engine.load().transfers
+        blocks = 0
+        for tokens in (31, 64, 200, 777):
+            prompt = self.new_prompt(tokens)
+            ticket = await self.prefilled(engine_pair, prompt)
+            blocks += ticket.blocks
+            leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=16, ticket=ticket)
+            handed_off = await decode.run(leg)
+            local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=16)
+            assert handed_off == await prefill.run(local)
+        await self.until(decode, lambda: decode.engine.load().transfers.pulls >= before.pulls + 4)
+        moved = decode.engine.load().transfers.moved_bytes - before.moved_bytes
+        assert moved == blocks * decode.facts.kv_block_bytes
+
+    async def test_an_engine_told_to_consume_prefills_for_one_told_to_produce(
+        self, engine_pair: RunningPair
+    ) -> None:
+        # The day this fails, vLLM enforces `kv_role`, and a replica cannot change its role alive.
+        swapped = RunningPair(prefill=engine_pair.decode, decode=engine_pair.prefill)
+        before = swapped.decode.engine.load().transfers
+        prompt = self.new_prompt(100)
+        ticket = await self.prefilled(swapped, prompt)
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=8, ticket=ticket)
+        handed_off = await swapped.decode.run(leg)
+        local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=8)
+        assert handed_off == await swapped.prefill.run(local)
+        load = swapped.decode.engine.load
+        await self.until(swapped.decode, lambda: load().transfers.pulls > before.pulls)
+
+    async def test_a_prompt_whose_blocks_cannot_be_fetched_is_recomputed(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prompt = self.new_prompt(70)
+        ticket = await self.prefilled(engine_pair, prompt)
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=6, ticket=_to_nowhere(ticket))
+        recomputed = await engine_pair.decode.run(leg)
+        local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=6)
+        assert recomputed == await engine_pair.prefill.run(local)
+        assert engine_pair.decode.engine.load().transfers.failures > 0
+        await engine_pair.decode.engine.release(ticket)
+
+    async def test_logprobs_come_as_detail(self, engine_pair: RunningPair) -> None:
+        leg = self.make_leg(LegKind.LOCAL, self.new_prompt(10), max_tokens=3)
+        await engine_pair.decode.run(with_payload(leg, logprobs=2))
+        details = [output.detail for output in engine_pair.decode.outputs(leg.leg_id)]
+        assert len(details) == 3
+        assert all(details)
+
+    async def test_a_leg_under_an_id_in_use_is_refused(self, engine_pair: RunningPair) -> None:
+        decode = engine_pair.decode
+        leg = self.make_leg(LegKind.LOCAL, self.new_prompt(10), max_tokens=200)
+        assert await decode.engine.submit(leg) is None
+        assert await decode.engine.submit(leg) is not None
+        await decode.finished(leg.leg_id)
+        assert len(decode.tokens(leg.leg_id)) == 200
+
+    async def test_the_load_counts_legs_tokens_and_step_time(
+        self, engine_pair: RunningPair
+    ) -> None:
+        decode = engine_pair.decode
+        leg = self.make_leg(LegKind.LOCAL, self.new_prompt(300), max_tokens=1500)
+        assert await decode.engine.submit(leg) is None
+        assert decode.engine.load().queued_tokens == 300
+        assert decode.engine.load().queued_requests == 1
+        await decode.started(leg.leg_id)
+        running_load = decode.engine.load()
+        assert (running_load.queued_tokens, running_load.running_requests) == (0, 1)
+        assert running_load.kv_used_fraction > 0
+        assert 0 < running_load.step_s < DEADLINE_S
+        await self._aborted(decode, leg)
+        assert decode.engine.load().running_requests == 0
+
+    async def test_stored_blocks_are_published_with_their_tokens(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill = engine_pair.prefill
+        assert isinstance(prefill.engine, VllmEngine)
+        prompt = self.new_prompt(64)
+        events = prefill.engine.kv_events()
+        first = asyncio.ensure_future(anext(events))
+        async with asyncio.timeout(DEADLINE_S):
+            while not first.done():  # a subscription takes effect at an unknown time
+                leg = self.make_leg(LegKind.LOCAL, self.new_prompt(40), max_tokens=2)
+                await prefill.run(leg)
+            await prefill.run(self.make_leg(LegKind.LOCAL, prompt, max_tokens=2))
+            last = first.result().sequence
+            async for batch in events:
+                assert batch.sequence == last + 1
+                last = batch.sequence
+                stored = [e for e in batch.events if isinstance(e, BlocksStored)]
+                if any(event.token_ids == prompt for event in stored):
+                    break
+        await events.aclose()
+
+    async def test_idle_engines_leave_the_processor_alone_after_a_transfer(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prompt = self.new_prompt(100)
+        ticket = await self.prefilled(engine_pair, prompt)
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=4, ticket=ticket)
+        await engine_pair.decode.run(leg)
+        for listener in (engine_pair.prefill, engine_pair.decode):
+            await self.nudge(listener)
+        members = [
+            psutil.Process(pid)
+            for listener in (engine_pair.prefill, engine_pair.decode)
+            for pid in _processes(listener)
+        ]
+        assert len(members) >= 4
+        before = {member.pid: _cpu_s(member) for member in members}
+        await asyncio.sleep(IDLE_WINDOW_S)
+        cores = {m.pid: (_cpu_s(m) - before[m.pid]) / IDLE_WINDOW_S for m in members}
+        assert max(cores.values()) < IDLE_CORES, cores
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_an_engine_whose_process_is_killed_fails_its_steps_and_its_legs(model: Path) -> None:
+    settings = engine_settings(model, Role.DECODE, on_load_failure=OnLoadFailure.FAIL)
+    engine = VllmEngine(settings)
+    listener = Listener(engine, await engine.start())
+    listening = asyncio.create_task(listener.listen())
+    try:
+        leg = _leg(LegKind.LOCAL, "alive", (5, 6, 7), max_tokens=2)
+        await listener.run(leg)
+        doomed = _leg(LegKind.LOCAL, "doomed", (5, 6, 7), max_tokens=2000)
+        assert await engine.submit(doomed) is None
+        await listener.started(doomed.leg_id)
+        os.kill(engine.processes()[0], signal.SIGKILL)
+        with pytest.raises(EngineFailed, match="engine died"):
+            async with asyncio.timeout(5):
+                await listening
+        late = _leg(LegKind.LOCAL, "late", (5, 6, 7), max_tokens=2)
+        assert await engine.submit(late) is not None
+    finally:
+        await engine.close()
+    assert engine.processes() == ()
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_a_leg_whose_blocks_cannot_be_fetched_ends_in_error_where_that_is_asked_for(
+    model: Path,
+) -> None:
+    settings = engine_settings(model, Role.MIXED, on_load_failure=OnLoadFailure.FAIL)
+    async with running(VllmEngine(settings)) as listener:
+        prompt = tuple(range(5, 75))
+        prefill = _leg(LegKind.PREFILL, "prefill", prompt, max_tokens=1)
+        await listener.run(prefill)
+        ticket = listener.outputs(prefill.leg_id)[-1].ticket
+        assert ticket is not None
+        other = tuple(range(6, 76))
+        decode = _leg(LegKind.DECODE, "decode", other, max_tokens=4, ticket=_to_nowhere(ticket))
+        assert await listener.engine.submit(decode) is None
+        assert (await listener.finished(decode.leg_id)).finish is FinishReason.ERROR
+
+
+# vLLM leaves the ZMQ context of a client whose construction failed to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.asyncio(loop_scope="function")
+async def test_a_start_that_takes_too_long_is_given_up_and_leaves_no_process(model: Path) -> None:
+    settings = replace(engine_settings(model, Role.MIXED), start_deadline_s=3.0)
+    engine = VllmEngine(settings)
+    with pytest.raises(EngineStartFailed, match="not ready within 3 s"):
+        await engine.start()
+    assert engine.processes() == ()
+
+
+def _leg(
+    kind: LegKind,
+    leg_id: str,
+    prompt: tuple[int, ...],
+    *,
+    max_tokens: int,
+    ticket: Ticket | None = None,
+) -> Leg:
+    return with_payload(
+        Leg(
+            leg_id=leg_id,
+            request_id=leg_id,
+            kind=kind,
+            prompt_token_ids=prompt,
+            max_tokens=max_tokens,
+            ticket=ticket,
+        )
+    )
+
+
+def _to_nowhere(ticket: Ticket) -> Ticket:
+    """The ticket, but issued by an engine that is not there."""
+    params = msgspec.msgpack.decode(ticket.params)
+    params |= {"remote_engine_id": "nobody", "remote_port": free_port()}
+    return Ticket(tokens=ticket.tokens, blocks=ticket.blocks, params=msgspec.msgpack.encode(params))
+
+
+def _processes(listener: Listener) -> tuple[int, ...]:
+    assert isinstance(listener.engine, VllmEngine)
+    return listener.engine.processes()
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
