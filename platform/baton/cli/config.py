@@ -20,7 +20,7 @@ def validate(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Check a configuration; everything that is wrong is said at once."""
-    from baton.config import load_config  # noqa: PLC0415 - keeps --help fast
+    from baton.config import load_config  # here: keeps --help fast
 
     with reported_errors():
         try:
@@ -51,8 +51,8 @@ def show(
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Print the effective configuration: every key, with defaults and layers applied."""
-    from baton.config import load_config, render  # noqa: PLC0415 - keeps --help fast
-    from baton.config.render import origin_lines, plain  # noqa: PLC0415
+    from baton.config import load_config, render  # here: keeps --help fast
+    from baton.config.render import origin_lines, plain
 
     with reported_errors():
         loaded = load_config(config, env=seam_of(context).environ, sets=sets or ())
@@ -68,6 +68,6 @@ def show(
 
 def schema() -> None:
     """Print the JSON Schema of a configuration file, for editors."""
-    from baton.config import schema as schema_of_config  # noqa: PLC0415 - keeps --help fast
+    from baton.config import schema as schema_of_config  # here: keeps --help fast
 
     typer.echo(json.dumps(schema_of_config(), indent=2))

@@ -32,7 +32,7 @@ def demo(
     """
     seam = seam_of(context)
     with reported_errors():
-        from baton.config import load_config  # noqa: PLC0415 - keeps --help fast
+        from baton.config import load_config  # here: keeps --help fast
 
         loaded = load_config(config or [_quickstart()], env=seam.environ, sets=sets or ())
         report = seam.commands().demo(loaded, once=once, progress=ProgressLines())

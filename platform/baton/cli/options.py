@@ -45,7 +45,7 @@ def seconds(text: str) -> float:
     Raises:
         BadParameter: it is none.
     """
-    from baton.config.units import Unit, parse_quantity  # noqa: PLC0415 - keeps --help fast
+    from baton.config.units import Unit, parse_quantity  # here: keeps --help fast
 
     duration_s = parse_quantity(text, Unit.SECONDS)
     if not duration_s:

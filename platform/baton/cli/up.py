@@ -25,7 +25,7 @@ def up(
     timeout_s = seconds(timeout)
     seam = seam_of(context)
     with reported_errors():
-        from baton.config import load_config  # noqa: PLC0415 - keeps --help fast
+        from baton.config import load_config  # here: keeps --help fast
 
         loaded = load_config(config, env=seam.environ, sets=sets or ())
         report = seam.commands().up(

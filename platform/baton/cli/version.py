@@ -29,7 +29,7 @@ def version(*, output: Output = OutputFormat.TEXT) -> None:
 
 def _installed(*distributions: str) -> str:
     """The version of the first that is installed, read without importing it."""
-    from importlib import metadata  # noqa: PLC0415 - keeps --help fast
+    from importlib import metadata  # here: keeps --help fast
 
     for distribution in distributions:
         try:

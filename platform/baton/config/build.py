@@ -145,6 +145,7 @@ class Builder:
         return {key: value for key, value in made.items() if value is not None}
 
     def _check_names(self, names: Names, entry: Entry, path: Path) -> None:
+        self.sections[path] = entry.origin
         for key, value in self._mapping(entry, path).entries.items():
             if not re.fullmatch(names.pattern, key):
                 what = f"got the name {key[:60]!r}, wanted {names.meaning}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from baton.config.schema import (
 from baton.config.tree import DefaultOrigin, Finding, Origin, Path, Section
 from baton.domain.fleet import Role
 
-_OWN_KEYS: Mapping[str, str] = {
+_OWN_ENGINE_KEYS: Mapping[str, str] = {
     "model": "source of the model",
     "served_model_name": "name of the model",
     "revision": "revision of the model",
@@ -47,7 +47,12 @@ _OWN_KEYS: Mapping[str, str] = {
     "data_parallel_size": "replicas of the pool",
     "kv_transfer_config": "transfer",
 }
-"""vLLM arguments that have a key of their own, and which."""
+"""vLLM engine arguments that have a key of their own, and which."""
+_OWN_SERVER_KEYS: Mapping[str, str] = {
+    **_OWN_ENGINE_KEYS,
+    "host": "server.host",
+    "port": "server.port",
+}
 
 _T = TypeVar("_T")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -148,10 +153,7 @@ def _engine(seen: _Seen, owner: Path) -> Iterator[Finding]:
     engine = seen.get(EngineConfig, *path)
     if engine is None:
         return
-    for argument in engine.extra:
-        if argument in _OWN_KEYS:
-            what = f"cannot be passed on, use '{_OWN_KEYS[argument]}'"
-            yield seen.wrong((*path, "extra", argument), what)
+    yield from _passed_on(seen, (*path, "extra"), engine.extra, own=_OWN_ENGINE_KEYS)
     if engine.kind is EngineKind.VLLM:
         if engine.sim is not None:
             yield seen.wrong((*path, "sim"), "given for kind 'vllm', wanted kind: sim or no sim")
@@ -166,6 +168,15 @@ def _engine(seen: _Seen, owner: Path) -> Iterator[Finding]:
             what = "has no effect on a simulated engine, remove it"
             yield seen.wrong((*path, key), what)
     yield from _sim(seen, owner, engine)
+
+
+def _passed_on(
+    seen: _Seen, path: Path, extra: Iterable[str], *, own: Mapping[str, str]
+) -> Iterator[Finding]:
+    for argument in extra:
+        if argument in own:
+            what = f"cannot be passed on, use '{own[argument]}'"
+            yield seen.wrong((*path, argument), what)
 
 
 def _sim(seen: _Seen, owner: Path, engine: EngineConfig) -> Iterator[Finding]:
@@ -192,9 +203,15 @@ def _agreement(seen: _Seen) -> Iterator[Finding]:
         mine, theirs = _block_shape(pool.engine), _block_shape(other.engine)
         for key, value in mine.items():
             if value != theirs[key]:
-                what = f"got {value}, wanted {theirs[key]} as in pool '{other_name}'"
+                what = (
+                    f"got {_shown(value)}, wanted {_shown(theirs[key])} as in pool '{other_name}'"
+                )
                 path = ("pools", name, "engine", *key.split("."))
                 yield seen.wrong(path, f"{what}: they exchange KV blocks")
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)
 
 
 def _block_shape(engine: EngineConfig) -> dict[str, object]:
@@ -232,6 +249,9 @@ def _endpoint(seen: _Seen) -> Iterator[Finding]:
     if server is not None and not (_address(server.host) or _HOST.fullmatch(server.host)):
         what = f"got {server.host!r}, wanted a host name or an IP address"
         yield seen.wrong(("server", "host"), what)
+    if server is not None:
+        path = ("server", "extra")
+        yield from _passed_on(seen, path, server.extra, own=_OWN_SERVER_KEYS)
     side_channel = seen.get(SideChannel, "transfer", "side_channel")
     if side_channel is not None and side_channel.bind != "private":
         bind = side_channel.bind
@@ -261,7 +281,9 @@ def _ports(seen: _Seen) -> Iterator[Finding]:
     engines = sum(pool.replicas.max * pool.parallel.workers for pool in seen.pools().values())
     path = ("transfer", "side_channel", "port_base")
     if base + engines - 1 > _LAST_PORT:
-        what = f"got {base} for {engines} engine workers, wanted at most {_LAST_PORT - engines + 1}"
+        most = _LAST_PORT - engines + 1
+        wanted = f"at most {most}" if most >= 1 else "fewer replicas or workers"
+        what = f"got {base} for {engines} engine workers, a port for each, wanted {wanted}"
         yield seen.wrong(path, what)
     elif server is not None and base <= server.port < base + engines:
         what = f"got {server.port}, which is one of the side channel's ({base} and up)"

@@ -24,6 +24,7 @@ def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
     admission, timeouts = config.admission, config.admission.timeouts
     return CoordinatorLimits(
         max_queued=admission.max_queue,
+        max_prompt_tokens=admission.max_prompt_tokens,
         queue_wait_s=admission.max_queue_wait_s,
         resume_wait_s=timeouts.resume_s,
         first_token_s=timeouts.first_token_s,

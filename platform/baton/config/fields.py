@@ -8,6 +8,7 @@ time or size (`deadline_s`, `max_body_bytes`) is written without it and with a u
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -102,11 +103,16 @@ NOT_YET = "NOT_YET"
 """Name of the class attribute that maps a section's planned keys to what to do until then."""
 
 
-def fields_of(schema: type) -> dict[str, Field]:
+def fields_of(schema: type) -> Mapping[str, Field]:
     """The keys of a section, in the order of the dataclass."""
+    return _fields_of(schema)
+
+
+@functools.cache
+def _fields_of(schema: type) -> Mapping[str, Field]:
     hints = typing.get_type_hints(schema, include_extras=True)
     fields = [_field(field, hints[field.name]) for field in dataclasses.fields(schema)]
-    return {field.key: field for field in fields}
+    return types.MappingProxyType({field.key: field for field in fields})
 
 
 def not_yet_of(schema: type) -> Mapping[str, str]:

@@ -23,7 +23,7 @@ from baton.config.tree import (
     Section,
     describe,
     format_path,
-    sorted_findings,
+    in_order,
 )
 from baton.domain.errors import ConfigInvalid
 
@@ -99,11 +99,26 @@ def _start(files: Sequence[FilePath]) -> Origin:
 def _invalid(findings: Sequence[Finding], short_name: str | None) -> ConfigInvalid:
     shown = [
         str(Finding(finding.origin, _as_written(finding.path, short_name), finding.what))
-        for finding in sorted_findings(findings)
+        for finding in sorted(_once(findings), key=in_order)
     ]
     if len(shown) > MAX_FINDINGS:
         shown = [*shown[:MAX_FINDINGS], f"and {len(shown) - MAX_FINDINGS} more"]
     return ConfigInvalid(tuple(shown))
+
+
+def _once(findings: Sequence[Finding]) -> list[Finding]:
+    """Each finding once: what a pool inherits from its model is wrong where the model says it."""
+    of_models = {
+        (finding.origin, finding.path[2:], finding.what)
+        for finding in findings
+        if finding.path[:1] == ("models",)
+    }
+    return [
+        finding
+        for finding in dict.fromkeys(findings)
+        if finding.path[:1] != ("pools",)
+        or (finding.origin, finding.path[2:], finding.what) not in of_models
+    ]
 
 
 def _as_written(path: Path, short_name: str | None) -> Path:

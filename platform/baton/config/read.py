@@ -256,6 +256,7 @@ def _tag(event: NodeEvent) -> str:
 
 
 def _scalar(event: ScalarEvent, origin: Origin) -> Scalar:
-    text = str(event.value)
+    # The parser leaves an escaped pair of surrogates, as JSON writes U+10000 and up, a pair.
+    text = str(event.value).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     plain = event.style is None and not _tag(event)
     return Scalar(resolve(text) if plain else text, origin, text)

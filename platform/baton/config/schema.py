@@ -17,6 +17,8 @@ from baton.config.leaves import Bounds
 from baton.control.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.engine.sim.settings import SimSettings
+from baton.policy.placement import Disaggregate
+from baton.telemetry.logs import LogFormat
 
 _LIMITS = CoordinatorLimits()
 _SIM = SimSettings()
@@ -24,6 +26,7 @@ _SIM = SimSettings()
 Positive = Bounds(low=1)
 NotNegative = Bounds(low=0)
 Port = Bounds(low=1, high=65535)
+Workers = Bounds(low=1, high=256)
 # Shorter waits than this are an error of unit, not a wish.
 Wait = Bounds(low=0.001, high=86_400)
 
@@ -61,13 +64,6 @@ class PlacementStrategy(StrEnum):
     STRICT_SPREAD = "strict_spread"
 
 
-class Disaggregate(StrEnum):
-    """Which requests are prefilled and decoded by different replicas."""
-
-    ALWAYS = "always"
-    NEVER = "never"
-
-
 class Connector(StrEnum):
     """What moves KV blocks."""
 
@@ -100,13 +96,6 @@ class Route(StrEnum):
     TOKENIZE = "tokenize"
     HEALTH = "health"
     METRICS = "metrics"
-
-
-class LogFormat(StrEnum):
-    """How log events are written."""
-
-    JSON = "json"
-    TEXT = "text"
 
 
 class LogLevel(StrEnum):
@@ -149,7 +138,7 @@ class EngineConfig:
     block_size_tokens: Annotated[int | None, Key("block_size"), Positive] = None
     gpu_memory_utilization: Annotated[float | None, Bounds(low=0.01, high=1)] = None
     kv_cache_bytes: Annotated[int | None, Positive] = None
-    """Memory for KV blocks of one engine, instead of a share of the GPU's or the machine's."""
+    """Memory for KV blocks of one worker, instead of a share of the GPU's or the machine's."""
     prefix_caching: bool = True
     max_num_seqs: Annotated[int | None, Positive] = None
     max_num_batched_tokens: Annotated[int | None, Positive] = None
@@ -181,7 +170,7 @@ class ReplicaCounts:
 
     min: Annotated[int, NotNegative] = 1
     start: Annotated[int, NotNegative] = 1
-    max: Annotated[int, Positive] = 1
+    max: Annotated[int, Bounds(low=1, high=10_000)] = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +188,8 @@ class Resources:
 class Parallel:
     """How one engine is split over workers."""
 
-    tp: Annotated[int, Positive] = 1
-    pp: Annotated[int, Positive] = 1
+    tp: Annotated[int, Workers] = 1
+    pp: Annotated[int, Workers] = 1
 
     @property
     def workers(self) -> int:
@@ -337,6 +326,8 @@ class ServerConfig:
     ] = FrontendKind.PYTHON
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
+    extra: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
+    """Raw arguments of vLLM's API server that have no key of their own, e.g. tool_call_parser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

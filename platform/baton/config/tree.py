@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 Path = tuple[str, ...]
@@ -109,19 +109,8 @@ def format_path(path: Path) -> str:
     return ".".join(key if _PLAIN_KEY.fullmatch(key) else f'"{key}"' for key in path)
 
 
-def sorted_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """In the order of the files and of the lines in them; each thing said once.
-
-    The same text may be met at two paths: pools inherit their model's engine options.
-    """
-    unique: dict[tuple[str, str], Finding] = {}
-    for finding in findings:
-        path = finding.path if isinstance(finding.origin, DefaultOrigin) else ()
-        unique.setdefault((f"{finding.origin} {path}", finding.what), finding)
-    return sorted(unique.values(), key=_place)
-
-
-def _place(finding: Finding) -> tuple[int, str, int, int]:
+def in_order(finding: Finding) -> tuple[int, str, int, int]:
+    """A sort key: by file and line, then environment variables, options, and what nobody said."""
     match finding.origin:
         case FileOrigin(file, line, column):
             return 0, file, line, column

@@ -1,0 +1,370 @@
+"""The command line: what is asked of serving, what is printed where, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import baton
+from baton.cli.main import build_app
+from baton.cli.output import text_lines
+from baton.cli.seam import Commands, Progress, Report, Seam
+from baton.config import LoadedConfig
+from baton.domain.errors import (
+    BatonError,
+    DeadlineExceeded,
+    EngineStartFailed,
+    LinkFailed,
+    NotRunning,
+    TimedOut,
+)
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+BATON = (sys.executable, "-c", "from baton.cli.main import main; main()")
+
+
+@dataclass
+class ScriptedCommands:
+    """Answers every verb with one report or one error, and remembers what it was asked."""
+
+    answer: Report | Exception = field(default_factory=dict)
+    asked: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+
+    def _answer(self, verb: str, **asked: object) -> Report:
+        self.asked.append((verb, asked))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def up(
+        self, config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progress
+    ) -> Report:
+        progress("starting engines")
+        return self._answer("up", config=config, block=block, timeout_s=timeout_s)
+
+    def status(self, *, address: str | None) -> Report:
+        return self._answer("status", address=address)
+
+    def down(self, *, timeout_s: float) -> Report:
+        return self._answer("down", timeout_s=timeout_s)
+
+    def demo(self, config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
+        progress("asking")
+        return self._answer("demo", config=config, once=once)
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Runs the command line in this process, in front of scripted commands."""
+
+    def _run(
+        *arguments: str,
+        commands: ScriptedCommands | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Result:
+        scripted: Commands = commands or ScriptedCommands()
+        seam = Seam(commands=lambda: scripted, environ=environ or {})
+        return CliRunner().invoke(build_app(), arguments, obj=seam)
+
+    return _run
+
+
+# ---------------------------------------------------------------------------------- the verbs
+
+
+def test_up_hands_over_the_configuration_with_all_its_layers(run: Run) -> None:
+    commands = ScriptedCommands({"healthy": True})
+    result = run(
+        *("up", "-c", QUICKSTART, "--set", "server.port=9001", "--timeout", "90s", "--detach"),
+        commands=commands,
+        environ={"BATON__ROUTER__SEED": "7"},
+    )
+    assert result.exit_code == 0
+    ((verb, asked),) = commands.asked
+    loaded = asked.pop("config")
+    assert isinstance(loaded, LoadedConfig)
+    assert (loaded.config.server.port, loaded.config.router.seed) == (9001, 7)
+    assert (verb, asked) == ("up", {"block": False, "timeout_s": 90.0})
+
+
+def test_up_stays_unless_told_to_detach(run: Run) -> None:
+    commands = ScriptedCommands()
+    run("up", "-c", QUICKSTART, commands=commands)
+    assert commands.asked[0][1]["block"] is True
+
+
+def test_nothing_is_started_with_a_wrong_configuration(run: Run) -> None:
+    commands = ScriptedCommands()
+    result = run("up", "-c", QUICKSTART, "--set", "server.prot=1", commands=commands)
+    assert result.exit_code == 2
+    assert commands.asked == []
+    assert "server.prot: unknown key, did you mean 'port'?" in result.stderr
+    assert result.stdout == ""
+
+
+def test_status_and_down_pass_their_options_on(run: Run) -> None:
+    commands = ScriptedCommands()
+    run("status", "--address", "h:1", commands=commands)
+    run("status", commands=commands)
+    run("down", "--timeout", "2m", commands=commands)
+    assert commands.asked == [
+        ("status", {"address": "h:1"}),
+        ("status", {"address": None}),
+        ("down", {"timeout_s": 120.0}),
+    ]
+
+
+def test_the_last_line_of_a_demo_is_its_figures_as_json(run: Run) -> None:
+    figures = {"requests": 4, "ok": 4, "bytes_moved": 8192, "ttft_p50_s": 0.25}
+    result = run("demo", "--once", "-c", QUICKSTART, commands=ScriptedCommands(figures))
+    assert json.loads(result.stdout.splitlines()[-1]) == figures
+    assert "asking" in result.stderr
+
+
+def test_a_demo_finds_the_quickstart_from_any_folder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = ScriptedCommands()
+    assert run("demo", commands=commands).exit_code == 0
+    assert commands.asked[0][1]["once"] is False
+
+
+# ------------------------------------------------------------------------------ data and progress
+
+
+def test_data_goes_to_stdout_and_progress_to_stderr(run: Run) -> None:
+    result = run("up", "-c", QUICKSTART, "-o", "json", commands=ScriptedCommands({"a": 1}))
+    assert json.loads(result.stdout) == {"a": 1}
+    assert "starting engines" in result.stderr
+
+
+def test_text_shows_reports_as_lines_and_lists_of_reports_as_tables() -> None:
+    report: dict[str, object] = {
+        "healthy": True,
+        "model": None,
+        "pools": {"decode": {"replicas": 2, "load": 0.123456789}},
+        "replicas": [{"id": "a", "running": 1}, {"id": "bcd", "running": 22, "why": "x"}],
+        "files": ["a", "b"],
+        "none": [],
+    }
+    assert list(text_lines(report)) == [
+        "healthy: yes",
+        "model: -",
+        "pools:",
+        "  decode:",
+        "    replicas: 2",
+        "    load: 0.123457",
+        "replicas:",
+        "  id   running  why",
+        "  a    1        -",
+        "  bcd  22       x",
+        "files: a, b",
+        "none: -",
+    ]
+
+
+# ------------------------------------------------------------------------------------- exit codes
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EngineStartFailed("no memory", "free some"), 1),
+        (BatonError("odd"), 1),
+        (PermissionError("not yours"), 1),
+        (NotRunning("nothing runs here", "start it"), 3),
+        (LinkFailed("d-1", "gone"), 3),
+        (ConnectionRefusedError("refused"), 3),
+        (TimedOut("not healthy after 90 s", "wait longer"), 4),
+        (DeadlineExceeded("r-1", "too slow"), 4),
+        (TimeoutError("too slow"), 4),
+    ],
+)
+def test_an_error_has_an_exit_code_of_its_kind_and_ends_with_a_next_step(
+    run: Run, error: Exception, code: int
+) -> None:
+    result = run("status", commands=ScriptedCommands(error))
+    assert result.exit_code == code
+    assert result.stdout == ""
+    *lines, last = result.stderr.splitlines()
+    assert lines
+    assert all(line.startswith("error: ") for line in lines)
+    assert last.startswith("next: ")
+
+
+def test_the_remedy_of_an_error_is_the_next_step(run: Run) -> None:
+    result = run("status", commands=ScriptedCommands(NotRunning("nothing runs here", "start it")))
+    assert result.stderr == "error: nothing runs here\nnext: start it\n"
+
+
+def test_a_mistake_of_ours_is_not_dressed_up_as_an_error_of_the_user(run: Run) -> None:
+    result = run("status", commands=ScriptedCommands(KeyError("bug")))
+    assert isinstance(result.exception, KeyError)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("up",),
+        ("up", "--config"),
+        ("up", "-c", QUICKSTART, "--timeout", "90"),
+        ("down", "--timeout", "0s"),
+        ("status", "-o", "yaml"),
+        ("start",),
+        ("config", "validate", QUICKSTART),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_with_2(run: Run, arguments: tuple[str, ...]) -> None:
+    commands = ScriptedCommands()
+    result = run(*arguments, commands=commands)
+    assert result.exit_code == 2
+    assert commands.asked == []
+
+
+# ------------------------------------------------------------------------------------------ config
+
+
+def test_validate_says_what_it_found(run: Run) -> None:
+    result = run("config", "validate", "-c", QUICKSTART, "-o", "json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "ok": True,
+        "files": [QUICKSTART],
+        "models": ["tiny"],
+        "pools": ["prefill", "decode"],
+        "replicas": 2,
+    }
+
+
+def test_validate_lists_everything_that_is_wrong(run: Run) -> None:
+    wrong = ("config", "validate", "-c", QUICKSTART, "--set", "a=1", "--set", "b=1")
+    result = run(*wrong)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["error", "error", "next"]
+    as_json = run(*wrong, "-o", "json")
+    assert as_json.exit_code == 2
+    report = json.loads(as_json.stdout)
+    assert report["ok"] is False
+    assert len(report["findings"]) == 2
+
+
+def test_show_prints_a_configuration_that_validates(run: Run, tmp_path: Path) -> None:
+    shown = run("config", "show", "-c", QUICKSTART, "--set", "server.port=9001")
+    file = tmp_path / "shown.yaml"
+    file.write_text(shown.stdout)
+    again = run("config", "show", "-c", str(file))
+    assert again.exit_code == 0
+    assert again.stdout == shown.stdout
+    assert "port: 9001" in shown.stdout
+
+
+def test_show_tells_where_each_value_came_from(run: Run) -> None:
+    arguments = ("config", "show", "-c", QUICKSTART, "--origins", "--set", "server.port=9001")
+    environ = {"BATON__ROUTER__SEED": "7"}
+    lines = run(*arguments, environ=environ).stdout.splitlines()
+    assert "server.port: 9001  # --set" in lines
+    assert "router.seed: 7  # env BATON__ROUTER__SEED" in lines
+    assert "router.disaggregate: always  # default" in lines
+    assert f"version: 1  # {QUICKSTART}:2:10" in lines
+    report = json.loads(run(*arguments, "-o", "json", environ=environ).stdout)
+    assert report["config"]["server"]["port"] == 9001
+    assert report["origins"]["server.port"] == "--set"
+
+
+def test_schema_prints_a_json_schema(run: Run) -> None:
+    assert json.loads(run("config", "schema").stdout)["title"] == "baton"
+
+
+def test_version_needs_nothing_installed_but_baton(run: Run) -> None:
+    assert run("version").stdout.startswith(f"baton {baton.__version__}\n")
+    report = json.loads(run("version", "-o", "json").stdout)
+    assert report["baton"] == baton.__version__
+    assert {"python", "ray", "vllm", "nixl", "torch"} <= set(report)
+
+
+# --------------------------------------------------------------------------------- a real process
+
+
+def baton_process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*BATON, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | environ,
+        cwd=ROOT,
+    )
+
+
+def imported_by(code: str) -> set[str]:
+    """Top-level packages that are imported after running `code` in a new process."""
+    code += "; import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    return set(done.stdout.split())
+
+
+HEAVY = {"ray", "torch", "vllm", "nixl", "nixl_cu12", "transformers", "pydantic", "fastapi"}
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    found = imported_by("import baton.cli.main")
+    assert "typer" in found
+    assert not found & (HEAVY | {"zmq", "asyncio", "ruamel", "msgspec", "rich"})
+
+
+def test_help_of_every_verb_imports_nothing_heavy() -> None:
+    verbs = [(), ("up",), ("status",), ("down",), ("demo",), ("config",), ("config", "show")]
+    for verb in verbs:
+        found = imported_by(
+            "from contextlib import redirect_stdout; from io import StringIO\n"
+            "from baton.cli.main import build_app\n"
+            "with redirect_stdout(StringIO()):\n"
+            f"    build_app()([*{verb!r}, '--help'], standalone_mode=False)\n"
+            "pass"
+        )
+        # pydantic is typer's own way to convert options.
+        heavy = HEAVY - {"pydantic"} | {"zmq", "asyncio", "ruamel", "msgspec"}
+        assert not found & heavy, (verb, found & heavy)
+
+
+def test_configurations_are_checked_where_no_vendor_is_installed() -> None:
+    found = imported_by(f"from baton.config import load_config; load_config([{QUICKSTART!r}])")
+    assert not found & HEAVY
+
+
+def test_a_process_exits_with_the_code_of_its_error() -> None:
+    assert baton_process("--help").returncode == 0
+    assert baton_process("config", "validate", "-c", "configs/sim.yaml").returncode == 0
+    wrong = baton_process("config", "validate", "-c", "none.yaml")
+    assert wrong.returncode == 2
+    assert "none.yaml:1:1: cannot be read: no such file or directory" in wrong.stderr
+    assert wrong.stdout == ""
+
+
+def test_environment_variables_of_the_process_are_a_layer() -> None:
+    done = baton_process("config", "validate", "-c", QUICKSTART, BATON__SERVER__PORT="x")
+    assert done.returncode == 2
+    assert "env BATON__SERVER__PORT: server.port: got 'x'" in done.stderr
+
+
+def test_nothing_is_coloured_where_colour_is_not_wanted() -> None:
+    done = baton_process("config", "validate", "-c", "none.yaml", NO_COLOR="1")
+    assert "\x1b" not in done.stdout + done.stderr

@@ -1,0 +1,57 @@
+"""Writing configurations and loading them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from baton.config import LoadedConfig, load_config
+from baton.domain.errors import ConfigInvalid
+
+LEAST = "version: 1\nmodel: {source: tiny, max_len: 4096}\npools: {main: {role: mixed}}\n"
+"""The least that can be deployed."""
+
+
+class Load(Protocol):
+    """Loads texts as files x0.yaml, x1.yaml and so on."""
+
+    def __call__(
+        self, *texts: str, env: Mapping[str, str] | None = None, sets: Sequence[str] = ()
+    ) -> LoadedConfig: ...
+
+
+@pytest.fixture
+def least() -> str:
+    return LEAST
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    monkeypatch.chdir(tmp_path)
+
+    def _load(
+        *texts: str, env: Mapping[str, str] | None = None, sets: Sequence[str] = ()
+    ) -> LoadedConfig:
+        files = [Path(f"x{index}.yaml") for index in range(len(texts))]
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text, encoding="utf-8")
+        return load_config(files, env=env, sets=sets)
+
+    return _load
+
+
+@pytest.fixture
+def refuse(load: Load) -> Callable[..., tuple[str, ...]]:
+    """Loads what cannot be loaded; returns the findings."""
+
+    def _refuse(
+        *texts: str, env: Mapping[str, str] | None = None, sets: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        with pytest.raises(ConfigInvalid) as error:
+            load(*texts, env=env, sets=sets)
+        return error.value.findings
+
+    return _refuse

@@ -1,0 +1,340 @@
+"""Round trips, layers and unknown keys, on configurations made up by Hypothesis."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.config import DeploymentConfig, LoadedConfig, load_config, render, schema
+from baton.config.fields import Anything, Environment, Field, Named, Nested, fields_of
+from baton.config.leaves import Choice, Flag, Leaf, Quantity, Real, Several, Text, Whole
+from baton.config.render import plain
+from baton.config.schema import (
+    EngineConfig,
+    IngressCounts,
+    ModelConfig,
+    Parallel,
+    PoolConfig,
+    ReplicaCounts,
+    Resources,
+    ServerConfig,
+    SideChannel,
+    SimTimings,
+    Timeouts,
+    TransferConfig,
+)
+from baton.config.tree import format_path
+from baton.config.units import Unit, format_quantity
+from baton.domain.errors import ConfigInvalid
+
+Tree = dict[str, object]
+Path_ = tuple[str, ...]
+slow_machines = settings(deadline=None)
+
+
+def load(
+    *trees: Tree, env: Mapping[str, str] | None = None, sets: Sequence[str] = ()
+) -> LoadedConfig:
+    """Loads trees as files x0.yaml and so on; JSON is YAML."""
+    return load_texts(*(json.dumps(tree) for tree in trees), env=env, sets=sets)
+
+
+def load_texts(
+    *texts: str, env: Mapping[str, str] | None = None, sets: Sequence[str] = ()
+) -> LoadedConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"x{index}.yaml") for index in range(len(texts))]
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text, encoding="utf-8")
+        return load_config(files, env=env, sets=sets)
+
+
+# ----------------------------------------------------------------- configurations that are right
+
+TEXT = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn"]), min_size=1, max_size=20
+)
+RAW = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**15), 10**15)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8"), max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text("abc-. é", min_size=1, max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+NAMES = st.from_regex(r"x(_?[a-z0-9]){0,6}", fullmatch=True)
+
+
+def durations(low_s: float, high_s: float) -> st.SearchStrategy[object]:
+    return st.floats(low_s, high_s).map(lambda number: format_quantity(number, Unit.SECONDS))
+
+
+def counts(*names: str) -> st.SearchStrategy[object]:
+    several = st.lists(st.integers(1, 9), min_size=len(names), max_size=len(names)).map(sorted)
+    return several.map(lambda numbers: dict(zip(names, numbers, strict=True)))
+
+
+IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
+    (DeploymentConfig, "version"): st.just(1),
+    (PoolConfig, "model"): st.just("m.1"),
+    (PoolConfig, "role"): st.sampled_from(["mixed", "decode"]),
+    (PoolConfig, "replicas"): counts("min", "start", "max"),
+    (ServerConfig, "replicas"): counts("min", "max"),
+    (ServerConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "front.example"]),
+    (ServerConfig, "port"): st.integers(1, 10_000),
+    (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fe80::1"]),
+    (SideChannel, "port_base"): st.integers(20_000, 40_000),
+    (Parallel, "tp"): st.integers(1, 16),
+    (Parallel, "pp"): st.integers(1, 16),
+    (Resources, "gpus"): st.just(0),
+    (Resources, "accelerator"): st.none(),
+    (EngineConfig, "kind"): st.just("vllm"),
+    (EngineConfig, "sim"): st.none(),
+    (TransferConfig, "deadline"): durations(0.001, 30),
+    (TransferConfig, "lease"): durations(30, 86_400),
+    (Timeouts, "first_token"): durations(0.001, 600),
+    (Timeouts, "total"): durations(600, 86_400),
+    (ModelConfig, "max_len"): st.none() | st.integers(5_000, 10**6),
+}
+"""Keys that other keys set bounds to; everything else is drawn from the schema alone."""
+SIM_ENGINE = st.fixed_dictionaries(
+    {"kind": st.just("sim"), "block_size": st.integers(1, 64)},
+    optional={
+        "sim": st.fixed_dictionaries(
+            {"kv_blocks": st.integers(10**6, 10**7)},
+            optional={
+                "prefill_rate": st.sampled_from(["1/s", "20k/s", "90k/min"]),
+                "transfer_rate": st.sampled_from(["1B/s", "1.5GB/s", "2GiB/s"]),
+                "decode_step": durations(0, 10),
+                "speed": st.floats(0.001, 1000),
+                "vocab_size": st.integers(10, 10**6),
+            },
+        ),
+    },
+)
+
+
+def values(of: type, field: Field) -> st.SearchStrategy[object]:
+    """What may stand in the file for this field."""
+    if (of, field.key) in IN_AGREEMENT:
+        return IN_AGREEMENT[of, field.key]
+    match field.kind:
+        case Nested(nested):
+            return sections(nested)
+        case Named(nested):
+            name = "m.1" if nested is ModelConfig else "a-1"
+            return st.fixed_dictionaries({name: sections(nested)})
+        case Anything():
+            return st.dictionaries(NAMES, RAW, max_size=3)
+        case Environment():
+            secrets = st.fixed_dictionaries({"env": TEXT}) | st.fixed_dictionaries({"file": TEXT})
+            return st.dictionaries(NAMES, TEXT | secrets, max_size=3)
+        case leaf:
+            some = leaf_values(leaf)
+            return st.none() | some if field.optional else some
+
+
+def leaf_values(leaf: Leaf) -> st.SearchStrategy[object]:
+    match leaf:
+        case Quantity(unit, bounds, whole):
+            low, high = bounds.low or 0, bounds.high or 2**50
+            numbers = st.integers(int(low), int(high)) if whole else st.floats(low, high)
+            return numbers.map(lambda number: format_quantity(number, unit))
+        case Choice(enum):
+            return st.sampled_from([str(member) for member in enum])
+        case Several(item):
+            members = [str(member) for member in item.enum]
+            return st.lists(st.sampled_from(members), min_size=1, unique=True)
+        case Whole(bounds):
+            return st.integers(int(bounds.low or 0), int(bounds.high or 4000))
+        case Real(bounds):
+            return st.floats(bounds.low or 0, bounds.high or 1e6)
+        case Text() | Flag():
+            return TEXT if isinstance(leaf, Text) else st.booleans()
+
+
+def sections(of: type) -> st.SearchStrategy[Tree]:
+    """A section with its required keys and any of the others."""
+    required: dict[str, st.SearchStrategy[object]] = {}
+    optional: dict[str, st.SearchStrategy[object]] = {}
+    for key, field in fields_of(of).items():
+        (required if field.required else optional)[key] = values(of, field)
+    return st.fixed_dictionaries(required, optional=optional)
+
+
+def simulated(tree: Tree) -> st.SearchStrategy[Tree]:
+    """The same with simulated engines."""
+    model = {"source": "x", "max_len": 4096}
+    pools = SIM_ENGINE.map(lambda engine: {"a-1": {"role": "mixed", "engine": engine}})
+    return pools.map(lambda pools: {**tree, "models": {"m.1": model}, "pools": pools})
+
+
+CONFIGS = sections(DeploymentConfig) | sections(DeploymentConfig).flatmap(simulated).filter(
+    lambda tree: "admission" not in tree
+)
+
+
+@slow_machines
+@given(tree=CONFIGS)
+def test_a_rendered_configuration_loads_as_an_equal_one(tree: Tree) -> None:
+    config = load(tree).config
+    again = load_texts(render(config))
+    assert again.config == config
+    for path, _value in keys(DeploymentConfig, plain(config)):
+        assert again.origins.get(format_path(path)) != "default"
+
+
+# ------------------------------------------------------------------------------------ the layers
+
+
+def keys(of: type, tree: Mapping[str, object], at: Path_ = ()) -> Iterator[tuple[Path_, object]]:
+    """Each key with its value, down to where the schema ends."""
+    for key, field in fields_of(of).items():
+        value = tree[key]
+        match field.kind:
+            case Nested(nested) if isinstance(value, Mapping):
+                yield from keys(nested, value, (*at, key))
+            case Named(nested) if isinstance(value, Mapping):
+                for name, section in value.items():
+                    yield from keys(nested, section, (*at, key, name))
+            case _:
+                yield (*at, key), value
+
+
+def variable(path: Path_) -> str:
+    return "BATON__" + "__".join(re.sub(r"[^A-Z0-9_]", "_", key.upper()) for key in path)
+
+
+@slow_machines
+@given(tree=CONFIGS, data=st.data())
+def test_a_key_means_the_same_in_a_file_an_overlay_a_variable_and_an_option(
+    tree: Tree, data: st.DataObject
+) -> None:
+    config = load(tree).config
+    said = dict(keys(DeploymentConfig, plain(config)))
+    places = data.draw(
+        st.lists(st.sampled_from("fose"), min_size=len(said), max_size=len(said)), label="places"
+    )
+    # The names of the pool and the model are in the file, so that variables can find them.
+    trees: list[Tree] = [{"models": {"m.1": {}}, "pools": {"a-1": {}}}, {}]
+    env: dict[str, str] = {}
+    sets: list[str] = []
+    for (path, value), place in zip(said.items(), places, strict=True):
+        match place:
+            case "s":
+                sets.append(f"{format_path(path)}={json.dumps(value)}")
+            case "e":
+                env[variable(path)] = json.dumps(value)
+            case _:
+                put(trees["fo".index(place)], path, value)
+    loaded = load(*trees, env=env, sets=sets)
+    assert loaded.config == config
+    origins = {"e": "env ", "s": "--set"}
+    for path, place in zip(said, places, strict=True):
+        origin = loaded.origins.get(format_path(path), "")
+        assert origin == "" or origin.startswith(origins.get(place, "/"))
+
+
+def put(tree: Tree, path: Path_, value: object) -> None:
+    for key in path[:-1]:
+        inner = tree.setdefault(key, {})
+        assert isinstance(inner, dict)
+        tree = inner
+    tree[path[-1]] = value
+
+
+# ------------------------------------------------------------------------------------ unknown keys
+
+WHOLE = plain(
+    load(
+        {
+            "version": 1,
+            "model": {"source": "x", "max_len": 4096, "engine": {"kind": "sim"}},
+            "pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}},
+        }
+    ).config
+)
+"""A configuration that has every section."""
+
+
+def section_paths(
+    of: type, tree: Mapping[str, object], at: Path_ = ()
+) -> Iterator[tuple[Path_, type]]:
+    yield at, of
+    for key, field in fields_of(of).items():
+        value = tree[key]
+        match field.kind:
+            case Nested(nested) if isinstance(value, Mapping):
+                yield from section_paths(nested, value, (*at, key))
+            case Named(nested) if isinstance(value, Mapping):
+                for name, section in value.items():
+                    yield from section_paths(nested, section, (*at, key, name))
+
+
+SECTIONS = list(section_paths(DeploymentConfig, WHOLE))
+
+
+def findings_of(path: Path_, value: object) -> tuple[str, tuple[str, ...]]:
+    """The whole configuration with one more key: its text and what is found wrong."""
+    tree: Tree = json.loads(json.dumps(WHOLE))
+    put(tree, path, value)
+    text = json.dumps(tree, indent=1)
+    with pytest.raises(ConfigInvalid) as error:
+        load_texts(text)
+    return text, error.value.findings
+
+
+def test_the_whole_configuration_has_every_section_of_the_schema() -> None:
+    assert {of for _path, of in SECTIONS} >= {SimTimings, IngressCounts, ReplicaCounts, Resources}
+    assert len(SECTIONS) > 25
+
+
+@pytest.mark.parametrize("path", [path for path, _of in SECTIONS], ids=format_path)
+def test_an_unknown_key_is_reported_at_every_level_with_its_position(path: Path_) -> None:
+    text, findings = findings_of((*path, "zz_unknown"), "some value")
+    lines = text.splitlines()
+    (line,) = (number for number, line in enumerate(lines) if "zz_unknown" in line)
+    column = lines[line].index('"zz_unknown"')
+    (finding,) = findings
+    where = f"x0.yaml:{line + 1}:{column + 1}: {format_path((*path, 'zz_unknown'))}: unknown key"
+    assert where in finding
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ((*path, key), key)
+        for path, of in SECTIONS
+        for key in fields_of(of)
+        if len(key) >= 6 and path[:2] != ("pools", "p")  # as long as a typing mistake is small
+    ],
+    ids=str,
+)
+def test_a_misspelt_key_is_answered_with_the_right_one(path: Path_, key: str) -> None:
+    _text, findings = findings_of((*path[:-1], key[:-2] + key[-1] + key[-2] + "s"), 1)
+    assert any(f"did you mean '{key}'?" in finding for finding in findings), findings
+
+
+def test_the_json_schema_knows_the_same_keys() -> None:
+    def check(of: type, found: object) -> None:
+        assert isinstance(found, dict)
+        properties = found["properties"]
+        assert set(fields_of(of)) <= set(properties) <= {*fields_of(of), "model"}
+        for key, field in fields_of(of).items():
+            if isinstance(field.kind, Nested | Named):
+                inner = properties[key]["anyOf"][0]
+                named = isinstance(field.kind, Named)
+                check(field.kind.schema, inner["additionalProperties"] if named else inner)
+
+    check(DeploymentConfig, schema())

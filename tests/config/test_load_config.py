@@ -1,0 +1,634 @@
+"""Files, environment and options to one configuration, or to everything that is wrong."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from baton.config import (
+    SecretRef,
+    coordinator_limits,
+    engine_env,
+    load_config,
+    render,
+    sim_settings,
+)
+from baton.config.load import MAX_FINDINGS
+from baton.config.schema import EngineKind, SimTimings
+from baton.control.limits import CoordinatorLimits
+from baton.domain.errors import ConfigInvalid
+from baton.domain.fleet import Role
+from baton.engine.sim.settings import SimSettings
+from tests.config.conftest import LEAST, Load
+
+Refuse = Callable[..., tuple[str, ...]]
+PD = LEAST.replace("{main: {role: mixed}}", "{p: {role: prefill}, d: {role: decode}}")
+"""A prefill and a decode pool."""
+
+
+def with_key(path: str, value: str) -> str:
+    """The least configuration with a top-level section added."""
+    return LEAST + f"{path}: {value}\n"
+
+
+# ---------------------------------------------------------------------------------- what is read
+
+
+def test_the_least_configuration_is_completed_with_defaults(load: Load) -> None:
+    config = load(LEAST).config
+    assert config.model_name == "tiny"
+    pool = config.pools["main"]
+    assert (pool.model, pool.role) == ("tiny", Role.MIXED)
+    assert (pool.replicas.min, pool.replicas.start, pool.replicas.max) == (1, 1, 1)
+    assert config.server.port == 8000
+
+
+def test_a_configuration_cannot_be_changed_and_travels_by_pickle(load: Load) -> None:
+    config = load(PD).config
+    with pytest.raises(FrozenInstanceError):
+        config.version = 2  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("{source: org/Some-Model-1.5B}", "Some-Model-1.5B"),
+        ("{source: /data/models/llama/}", "llama"),
+        ("{source: x, name: chat}", "chat"),
+    ],
+)
+def test_the_short_form_names_the_model_by_its_source(load: Load, model: str, name: str) -> None:
+    config = load(f"version: 1\nmodel: {model}\npools: {{main: {{role: mixed}}}}").config
+    assert config.model_name == name
+    assert config.pools["main"].model == name
+
+
+def test_pools_inherit_engine_options_key_by_key(load: Load) -> None:
+    config = load(
+        "version: 1\n"
+        "models: {m: {source: s, engine: {block_size: 32, extra: {seed: 1, a: 2}}}}\n"
+        "pools: {p: {role: mixed, model: m, engine: {max_num_seqs: 8, extra: {a: 3}}}}\n"
+    ).config
+    engine = config.pools["p"].engine
+    assert (engine.block_size_tokens, engine.max_num_seqs) == (32, 8)
+    assert engine.extra == {"seed": 1, "a": 3}
+    assert config.models["m"].engine.max_num_seqs is None
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ("{}", (1, 1, 1)),
+        ("{min: 2}", (2, 2, 2)),
+        ("{start: 3}", (1, 3, 3)),
+        ("{max: 4}", (1, 1, 4)),
+        ("{min: 0, start: 2}", (0, 2, 2)),
+    ],
+)
+def test_counts_that_are_left_out_follow_the_others(
+    load: Load, given: str, counts: tuple[int, int, int]
+) -> None:
+    replicas = (
+        load(LEAST.replace("mixed", f"mixed, replicas: {given}")).config.pools["main"].replicas
+    )
+    assert (replicas.min, replicas.start, replicas.max) == counts
+
+
+def test_a_pool_may_rest_at_zero_beside_one_that_serves(load: Load) -> None:
+    replicas = load(PD.replace("prefill", "prefill, replicas: {min: 0}")).config.pools["p"].replicas
+    assert (replicas.min, replicas.start, replicas.max) == (0, 0, 1)
+
+
+def test_a_section_with_everything_commented_out_is_its_defaults(load: Load) -> None:
+    assert load(LEAST + "server:\n  # port: 1\nrouter:\n").config == load(LEAST).config
+
+
+def test_environment_variables_keep_their_text_and_their_case(load: Load) -> None:
+    text = with_key("transfer", "{env: {UCX_TLS: tcp, A: 1.50, B: true, C_KEY: {env: MINE}}}")
+    env = load(text).config.transfer.env
+    assert env == {"UCX_TLS": "tcp", "A": "1.50", "B": "true", "C_KEY": SecretRef(env="MINE")}
+
+
+# ------------------------------------------------------------------------------------- the layers
+
+
+def test_later_layers_win_key_by_key_and_lists_are_replaced(load: Load) -> None:
+    base = LEAST + "server: {host: h, port: 1, routes: [chat, models]}\nrouter: {seed: 1}\n"
+    overlay = "server: {port: 2, routes: [health]}\nrouter: {seed: 2}\n"
+    loaded = load(
+        base,
+        overlay,
+        env={"BATON__ROUTER__SEED": "3", "BATON__SERVER__PORT": "3", "BATON_OTHER": "x"},
+        sets=["router.seed=4", "router.seed=5"],
+    )
+    server = loaded.config.server
+    assert (server.host, server.port, server.routes) == ("h", 3, ("health",))
+    assert loaded.config.router.seed == 5
+    assert loaded.origins["server.host"] == "x0.yaml:4:16"
+    assert loaded.origins["server.routes"] == "x1.yaml:1:27"
+    assert loaded.origins["server.port"] == "env BATON__SERVER__PORT"
+    assert loaded.origins["router.seed"] == "--set"
+    assert loaded.origins["router.disaggregate"] == "default"
+
+
+def test_every_leaf_has_an_origin(load: Load) -> None:
+    loaded = load(PD, env={"BATON__TRANSFER__ENV__UCX_TLS": "tcp"})
+    assert loaded.origins["pools.p.model"] == "default (the only model)"
+    assert loaded.origins["transfer.env.UCX_TLS"] == "env BATON__TRANSFER__ENV__UCX_TLS"
+    assert loaded.origins["admission.timeouts.stall"] == "default"
+
+
+def test_environment_variables_reach_names_that_they_cannot_spell(load: Load) -> None:
+    text = (
+        "version: 1\nmodels: {Llama-3.1: {source: x}}\n"
+        "pools: {my-pool: {role: mixed, model: Llama-3.1}}\n"
+    )
+    env = {"BATON__MODELS__LLAMA_3_1__MAX_LEN": "64", "BATON__POOLS__MY_POOL__PARALLEL__TP": "2"}
+    config = load(text, env=env).config
+    assert config.models["Llama-3.1"].max_len_tokens == 64
+    assert config.pools["my-pool"].parallel.tp == 2
+
+
+def test_set_reaches_names_with_dots_in_quotes(load: Load) -> None:
+    text = "version: 1\nmodels: {a.b: {source: x}}\npools: {p: {role: mixed}}\n"
+    loaded = load(text, sets=['models."a.b".max_len=64'])
+    assert loaded.config.models["a.b"].max_len_tokens == 64
+    assert loaded.origins['models."a.b".max_len'] == "--set"
+
+
+def test_a_variable_for_one_key_wins_over_one_for_its_section(load: Load) -> None:
+    names = {"BATON__SERVER__PORT": "2", "BATON__SERVER": "{port: 1, host: h}"}
+    for env in (names, dict(reversed(names.items()))):
+        server = load(LEAST, env=env).config.server
+        assert (server.host, server.port) == ("h", 2)
+
+
+def test_everything_can_be_said_without_a_file() -> None:
+    loaded = load_config([], sets=["version=1", "model={source: x}", "pools.p.role=decode"])
+    assert loaded.config.pools["p"].role is Role.DECODE
+
+
+# -------------------------------------------------------------------------------- what is refused
+
+
+def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
+    refuse: Refuse,
+) -> None:
+    findings = refuse(
+        "version: 1\n"
+        "slo: {}\n"
+        "model: {source: tiny, max_len: many}\n"
+        "pools:\n"
+        "  p: {role: mixt, gpu: 1, replicas: {min: 3, start: 2}}\n"
+        "router: {disaggregate: auto}\n",
+        env={"BATON__SERVER__PORT": "0"},
+        sets=["server.prot=1"],
+    )
+    assert findings == (
+        "x0.yaml:2:1: slo: not yet: latency objectives have no effect, remove it",
+        "x0.yaml:3:32: model.max_len: got 'many', wanted a whole number, at least 2",
+        "x0.yaml:5:13: pools.p.role: got 'mixt', wanted 'prefill', 'decode' or 'mixed', "
+        "did you mean 'mixed'?",
+        "x0.yaml:5:19: pools.p.gpu: unknown key, did you mean 'gpus' under 'resources'?",
+        "x0.yaml:6:24: router.disaggregate: not yet: 'auto': whether to disaggregate cannot be "
+        "predicted, use 'always' or 'never'",
+        "env BATON__SERVER__PORT: server.port: got 0, wanted a whole number, at least 1, "
+        "at most 65535",
+        "--set: server.prot: unknown key, did you mean 'port'?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "token", "finding"),
+    [
+        ("", "", "version: missing, wanted a whole number, exactly 1"),
+        (LEAST.replace("1", "2", 1), "2", "version: got 2, wanted a whole number, exactly 1"),
+        (LEAST + "pools: {}", "pools: {}", "pools: given twice, first at x0.yaml:3:1, keep one"),
+        (
+            LEAST + "models: {}",
+            "model: {",
+            "model: both 'model' and 'models' are given, the latter at x0.yaml:4:1, keep one",
+        ),
+        (LEAST.replace("{source", "{name: 'a b', source"), "model", "models: got the name 'a b'"),
+        (LEAST.replace("main", "a__b"), "a__b", "pools: got the name 'a__b', wanted lower-case"),
+        (LEAST.replace("tiny", "7"), "7", "model.source: got 7, wanted text (in quotes"),
+        (
+            LEAST.replace("mixed", "mixed, model: tinny"),
+            "tinny",
+            "pools.main.model: no model 'tinny', did you mean 'tiny'?",
+        ),
+        (with_key("pools2", "1"), "pools2", "pools2: unknown key, did you mean 'pools'?"),
+        (with_key("server", "[]"), "[]", "server: got a list, wanted a mapping"),
+        (with_key("server", "{port: true}"), "true", "server.port: got true, wanted a whole"),
+        (with_key("server", "{port: '1'}"), "'1'", "server.port: got '1', wanted a whole"),
+        (with_key("server", "{port: }"), "port", "server.port: got nothing, wanted a whole"),
+        (
+            with_key("server", "{routes: [chat, chatt]}"),
+            "chatt",
+            "server.routes.1: got 'chatt', wanted 'chat', 'completions'",
+        ),
+        (with_key("server", "{routes: [chat, chat]}"), "[chat", "server.routes: got a list"),
+        (with_key("server", "{routes: []}"), "[]", "server.routes: got a list, wanted a list of"),
+        (with_key("server", "{frontend: rust}"), "rust", "server.frontend: not yet: 'rust'"),
+        (with_key("server", "{host: 'a b'}"), "'a b'", "server.host: got 'a b', wanted a host"),
+        (
+            with_key("transfer", "{deadline: 2}"),
+            "2}",
+            "transfer.deadline: got 2, wanted a duration such as 500ms, 2s or 5m, at least 1ms, "
+            "at most 86400s, did you mean '2s'?",
+        ),
+        (with_key("admission", "{max_body: 1.5B}"), "1.5B", "admission.max_body: got '1.5B'"),
+        (with_key("router", "{seed: .nan}"), ".nan", "router.seed: got '.nan', wanted a whole"),
+        (with_key("transfer", "{env: {A: }}"), "A:", "transfer.env.A: got nothing, wanted text"),
+        (
+            with_key("transfer", "{env: {A: {env: B, file: c}}}"),
+            "A:",
+            "transfer.env.A: wanted exactly one of 'env' and 'file'",
+        ),
+        (with_key("server", "{extra: {a: 1e999}}"), "1e999", "server.extra.a: got 1e999, wanted"),
+        (with_key("server", "{extra: {a-b: 1}}"), "a-b", "server.extra: got the name 'a-b'"),
+    ],
+)
+def test_a_wrong_value_is_said_with_its_place_and_what_was_wanted(
+    refuse: Refuse, text: str, token: str, *, finding: str
+) -> None:
+    assert (token, finding) in started(refuse(text), text, (token, finding))
+
+
+def started(
+    findings: tuple[str, ...], text: str, expected: tuple[str, str]
+) -> list[tuple[str, str]]:
+    """Each finding as what stands at its place and what it says, cut to the expected lengths."""
+    lines = [*text.splitlines(), ""]
+    found = []
+    for finding in findings:
+        _file, line, column, says = finding.split(":", 3)
+        at_place = lines[int(line) - 1][int(column) - 1 :]
+        found.append((at_place[: len(expected[0])], says.strip()[: len(expected[1])]))
+    return found
+
+
+def test_a_file_that_is_no_mapping_is_refused(refuse: Refuse) -> None:
+    assert refuse("- a") == ("x0.yaml:1:1: got a list, wanted a mapping of keys such as 'pools'",)
+
+
+def test_a_file_that_cannot_be_read_keeps_quiet_about_what_it_might_have_said(
+    refuse: Refuse,
+) -> None:
+    findings = refuse("a: [", "pools:\n\tp: 1\n")
+    assert [finding.partition(": ")[0] for finding in findings] == ["x0.yaml:1:5", "x1.yaml:2:1"]
+
+
+def test_thousands_of_findings_are_cut_short(refuse: Refuse) -> None:
+    text = LEAST + "".join(f"zz{number}: 1\n" for number in range(150))
+    findings = refuse(text)
+    assert len(findings) == MAX_FINDINGS + 1
+    assert findings[-1] == "and 50 more"
+
+
+@pytest.mark.parametrize(
+    ("options", "finding"),
+    [
+        ({"sets": ["port"]}, "--set: got 'port', wanted path.to.key=value"),
+        ({"sets": ["a..b=1"]}, "--set: got 'a..b', wanted path.to.key=value"),
+        ({"sets": ["=1"]}, "--set: got '', wanted path.to.key=value"),
+        ({"sets": ["server.routes.0=chat"]}, "--set: server.routes.0: server.routes is a list"),
+        ({"sets": ["server.host=[a"]}, "--set: server.host: not YAML: while parsing a flow"),
+        ({"env": {"BATON__": "1"}}, "env BATON__: wanted a name such as BATON__SERVER__PORT"),
+        ({"env": {"BATON__SLO": "1"}}, "env BATON__SLO: slo: not yet: latency objectives"),
+    ],
+)
+def test_findings_name_the_option_or_variable_that_they_are_about(
+    refuse: Refuse, options: dict[str, object], finding: str
+) -> None:
+    found = refuse(LEAST + "server: {routes: [chat]}\n", **options)
+    assert len(found) == 1
+    assert found[0].startswith(finding)
+
+
+# ------------------------------------------------------------------------------------- secrets
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        with_key("transfer", "{env: {HF_TOKEN: hunter2}}"),
+        with_key("server", "{api_key: hunter2}"),
+        with_key("server", "{extra: {api_key: hunter2}}"),
+        with_key("server", "{extra: {api_key: [hunter2, hunter2]}}"),
+        LEAST.replace("4096", "4096, engine: {extra: {hf_token: hunter2}}"),
+        LEAST.replace("4096", "4096, engine: {extra: {hf_overrides: {password: hunter2}}}"),
+        LEAST.replace("4096", "4096, secret: hunter2"),
+        with_key("transfer", "{env: {A_SECRET: [hunter2]}}"),
+    ],
+)
+def test_a_secret_in_the_file_is_refused_and_not_repeated(refuse: Refuse, text: str) -> None:
+    findings = refuse(text)
+    assert findings
+    assert "hunter2" not in "\n".join(findings)
+
+
+def test_a_secret_given_by_option_is_refused_and_not_repeated(refuse: Refuse) -> None:
+    findings = refuse(LEAST, sets=["transfer.env.MY_API_KEY=hunter2"])
+    assert findings == (
+        "--set: transfer.env.MY_API_KEY: looks like a secret and is given as a literal, "
+        "wanted {env: NAME} or {file: PATH}",
+    )
+
+
+def test_a_secret_is_looked_up_only_when_an_engine_starts(load: Load) -> None:
+    text = with_key("transfer", "{env: {A_KEY: {env: MINE}, B_KEY: {file: key}, C: d}}")
+    config = load(text).config
+    assert "hunter2" not in render(config)
+    with pytest.raises(ConfigInvalid) as error:
+        engine_env(config.transfer, {})
+    assert [finding.split(":")[0] for finding in error.value.findings] == [
+        "transfer.env.A_KEY",
+        "transfer.env.B_KEY",
+    ]
+
+
+def test_secrets_are_found_in_the_environment_and_in_files(load: Load) -> None:
+    text = with_key("transfer", "{env: {A_KEY: {env: MINE}, B_KEY: {file: x0.yaml}, C: d}}")
+    found = engine_env(load(text).config.transfer, {"MINE": "hunter2"})
+    assert found == {"A_KEY": "hunter2", "B_KEY": text.strip(), "C": "d"}
+
+
+# ----------------------------------------------------------------------------------- cross checks
+
+SIM = (
+    "version: 1\nmodel: {source: tiny, max_len: 4096, engine: {kind: sim}}\n"
+    "pools: {main: {role: mixed}}\n"
+)
+
+
+def main_pool(rest: str, base: str = LEAST) -> str:
+    """A configuration whose only pool says a bit more."""
+    return base.replace("mixed", f"mixed, {rest}")
+
+
+def decode_pool(rest: str) -> str:
+    """A prefill and a decode pool, the latter saying a bit more."""
+    return PD.replace("role: decode", f"role: decode, {rest}")
+
+
+def model(rest: str, base: str = LEAST) -> str:
+    """A configuration whose model says a bit more."""
+    return base.replace("4096", f"4096, {rest}")
+
+
+@pytest.mark.parametrize(
+    ("text", "token", "finding"),
+    [
+        (
+            main_pool("replicas: {min: 3, start: 2, max: 1}"),
+            "replicas",
+            "pools.main.replicas: got min 3, start 2, max 1, wanted min <= start <= max",
+        ),
+        (
+            with_key("server", "{replicas: {min: 3, max: 2}}"),
+            "replicas",
+            "server.replicas: got min 3, max 2, wanted min <= max",
+        ),
+        (
+            model("engine: {block_size: 16}", decode_pool("engine: {block_size: 32}")),
+            "32",
+            "pools.d.engine.block_size: got 32, wanted 16 as in pool 'p': they exchange KV blocks",
+        ),
+        (
+            decode_pool("engine: {block_size: 32}"),
+            "32",
+            "pools.d.engine.block_size: got 32, wanted null as in pool 'p'",
+        ),
+        (
+            decode_pool("engine: {dtype: float16}"),
+            "float16",
+            "pools.d.engine.dtype: got float16, wanted auto as in pool 'p'",
+        ),
+        (
+            decode_pool("engine: {kind: sim}"),
+            "sim",
+            "pools.d.engine.kind: got sim, wanted vllm as in pool 'p'",
+        ),
+        (
+            decode_pool("engine: {extra: {kv_cache_dtype: fp8}}"),
+            "fp8",
+            "pools.d.engine.extra.kv_cache_dtype: got fp8, wanted null as in pool 'p'",
+        ),
+        (
+            LEAST.replace("mixed", "prefill"),
+            "model: ",
+            "model: only prefill pools, wanted a pool of role 'decode' or 'mixed'",
+        ),
+        (
+            decode_pool("replicas: {min: 0}"),
+            "replicas",
+            "pools.d.replicas.start: got 0, wanted at least 1: nothing else decodes 'tiny'",
+        ),
+        (
+            "version: 1\nmodels: {a: {source: a}, b: {source: b}}\n"
+            "pools: {a: {role: mixed, model: a}, b: {role: mixed, model: b}}",
+            "b: {source",
+            "models.b: not yet: several models",
+        ),
+        (
+            "version: 1\nmodels: {a: {source: a}, b: {source: b}}\n"
+            "pools: {a: {role: mixed, model: a}}",
+            "b: {source",
+            "models.b: no pool, wanted a pool of role",
+        ),
+        (
+            main_pool("resources: {gpus: 1}, parallel: {tp: 2, pp: 2}"),
+            "1}",
+            "pools.main.resources.gpus: got 1, wanted tp x pp = 4 (or 0: no GPU)",
+        ),
+        (
+            main_pool("resources: {accelerator: H100}"),
+            "H100",
+            "pools.main.resources.accelerator: got 'H100' without GPUs, wanted gpus: 1",
+        ),
+        (
+            main_pool("replicas: {max: 2}") + "transfer: {side_channel: {port_base: 65535}}",
+            "65535",
+            "transfer.side_channel.port_base: got 65535 for 2 engine workers, a port for each, "
+            "wanted at most 65534",
+        ),
+        (
+            main_pool("replicas: {max: 10000}, parallel: {tp: 8}"),
+            "",
+            "transfer.side_channel.port_base: got 20000 for 80000 engine workers, a port for each, "
+            "wanted fewer replicas or workers",
+        ),
+        (
+            main_pool("replicas: {max: 2}") + "server: {port: 20001}",
+            "20001",
+            "server.port: got 20001, which is one of the side channel's (20000 and up)",
+        ),
+        (
+            with_key("transfer", "{side_channel: {bind: '::'}}"),
+            "'::'",
+            "transfer.side_channel.bind: got '::', wanted 'private' or one IP address",
+        ),
+        (
+            with_key("transfer", "{deadline: 5s, lease: 4s}"),
+            "4s",
+            "transfer.lease: shorter than transfer.deadline, wanted at least as long",
+        ),
+        (
+            with_key("admission", "{timeouts: {total: 20s}}"),
+            "20s",
+            "admission.timeouts.total: shorter than admission.timeouts.first_token",
+        ),
+        (
+            with_key("admission", "{max_prompt_tokens: 4096}"),
+            "4096",
+            "admission.max_prompt_tokens: got 4096, wanted less than max_len of 'tiny', 4096",
+        ),
+        (
+            model("engine: {extra: {block_size: 16}}"),
+            "16",
+            "model.engine.extra.block_size: cannot be passed on, use 'engine.block_size'",
+        ),
+        (
+            with_key("server", "{extra: {port: 1}}"),
+            "1}}",
+            "server.extra.port: cannot be passed on, use 'server.port'",
+        ),
+        (
+            model("engine: {sim: {speed: 2}}"),
+            "sim: {",
+            "model.engine.sim: given for kind 'vllm', wanted kind: sim or no sim",
+        ),
+        (
+            SIM.replace("sim}", "sim, extra: {seed: 1}}"),
+            "extra",
+            "model.engine.extra: has no effect on a simulated engine, remove it",
+        ),
+        (
+            SIM.replace("sim}", "sim, kv_cache: 1GiB}"),
+            "1GiB",
+            "model.engine.kv_cache: has no effect on a simulated engine, remove it",
+        ),
+        (
+            SIM.replace("sim}", "sim, sim: {kv_blocks: 10}}"),
+            "sim: {kv",
+            "model.engine.sim: simulated engine: kv_blocks is 10, wanted room",
+        ),
+        (
+            SIM.replace(" max_len: 4096,", ""),
+            "model",
+            "model.max_len: missing, wanted a number: a simulated engine cannot ask the model",
+        ),
+        (
+            main_pool("resources: {gpus: 1}", SIM),
+            "1}",
+            "pools.main.resources.gpus: got 1, wanted 0: a simulated engine uses no GPU",
+        ),
+        (
+            main_pool("parallel: {tp: 2}", SIM),
+            "parallel",
+            "pools.main.parallel: got 2 workers, wanted tp 1 and pp 1",
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other_are_found(
+    refuse: Refuse, text: str, token: str, *, finding: str
+) -> None:
+    assert (token, finding) in started(refuse(text), text, (token, finding))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        main_pool("replicas: {max: 2}") + "transfer: {side_channel: {port_base: 65534}}",
+        main_pool("replicas: {max: 2}") + "server: {port: 20002}",
+        with_key("transfer", "{side_channel: {bind: 10.0.0.1}}"),
+        with_key("transfer", "{deadline: 5s, lease: 5s}"),
+        with_key("admission", "{max_prompt_tokens: 4095}"),
+        main_pool("resources: {gpus: 4}, parallel: {tp: 2, pp: 2}"),
+        PD.replace("role: prefill", "role: prefill, replicas: {min: 0}"),
+        LEAST.replace("mixed", "decode"),
+    ],
+)
+def test_what_lies_just_inside_a_bound_is_accepted(load: Load, text: str) -> None:
+    load(text)
+
+
+def test_an_inherited_mistake_is_said_once_where_it_was_made(refuse: Refuse) -> None:
+    (finding,) = refuse(PD.replace("4096", "4096, engine: {dtype: int4}"))
+    assert "model.engine.dtype: got 'int4'" in finding
+
+
+def test_the_same_mistake_in_two_places_is_said_twice(refuse: Refuse) -> None:
+    sets = ["pools.p.engine.dtype=int4", "pools.d.engine.dtype=int4", "a=1", "b=1"]
+    findings = refuse(PD, sets=sets)
+    assert len(findings) == 4
+    assert len(set(findings)) == 4
+
+
+def test_a_mistake_in_an_option_that_pools_inherit_is_said_once(refuse: Refuse) -> None:
+    (finding,) = refuse(PD, sets=["model.engine.dtype=int4"])
+    assert finding.startswith("--set: model.engine.dtype: got 'int4'")
+
+
+def test_cross_checks_do_not_judge_what_could_not_be_read(refuse: Refuse) -> None:
+    assert len(refuse(PD.replace("decode", "decoed"))) == 1
+
+
+# --------------------------------------------------------------------------------- what is derived
+
+
+def test_a_configuration_of_defaults_gives_the_coordinator_its_own_defaults(load: Load) -> None:
+    assert coordinator_limits(load(LEAST).config) == CoordinatorLimits()
+
+
+def test_the_coordinator_is_bound_by_what_the_configuration_says(load: Load) -> None:
+    text = (
+        LEAST + "admission: {max_queue: 7, max_queue_wait: 1s, timeouts: "
+        "{first_token: 2s, stall: 3s, total: 4s, resume: 5s}}\ntransfer: {deadline: 6s, lease: 7s}"
+    )
+    assert coordinator_limits(load(text).config) == CoordinatorLimits(
+        max_queued=7,
+        queue_wait_s=1.0,
+        first_token_s=2.0,
+        stall_s=3.0,
+        total_s=4.0,
+        resume_wait_s=5.0,
+        transfer_s=6.0,
+        lease_s=7.0,
+    )
+
+
+def test_simulated_engines_are_like_their_defaults_unless_told(load: Load) -> None:
+    config = load(SIM).config
+    engine = config.pools["main"].engine
+    assert engine.kind is EngineKind.SIM
+    assert engine.sim == SimTimings()
+    assert sim_settings(engine, config.models["tiny"], config.transfer) == SimSettings()
+
+
+def test_simulated_engines_take_what_they_share_with_real_ones_from_there(load: Load) -> None:
+    text = SIM.replace(
+        "kind: sim}",
+        "kind: sim, block_size: 32, dtype: float16, max_num_seqs: 8, max_num_batched_tokens: 64, "
+        "sim: {prefill_rate: 1k/s, kv_block_size: 1MiB, speed: 2}}",
+    )
+    config = load(text + "transfer: {deadline: 1s, lease: 9s, on_failure: fail}").config
+    found = sim_settings(config.pools["main"].engine, config.models["tiny"], config.transfer)
+    assert found == replace(
+        SimSettings(),
+        block_size_tokens=32,
+        kv_dtype="float16",
+        max_running_requests=8,
+        max_batched_tokens=64,
+        prefill_tokens_per_s=1000.0,
+        kv_block_bytes=1024**2,
+        speed=2.0,
+        side_channel_deadline_s=1.0,
+        lease_s=9.0,
+        on_transfer_failure=found.on_transfer_failure.FAIL,
+    )
