@@ -70,7 +70,8 @@ class _Question(Protocol):
 class Controller(Protocol):
     """The part of the Serve controller's handle that is used here."""
 
-    listen_for_change: _Question
+    @property
+    def listen_for_change(self) -> _Question: ...
 
 
 class Membership:
@@ -126,8 +127,8 @@ class Membership:
             except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, ask again
                 _LOGGER.log(
                     logging.WARNING if in_touch else logging.DEBUG,
-                    "membership of app %s: the Serve controller does not answer (%s: %s); keeping "
-                    "the last view of %d replicas and asking again",
+                    "membership of app %s cannot be followed (%s: %s); keeping the last view of "
+                    "%d replicas and asking the Serve controller again",
                     self._app,
                     type(error).__name__,
                     str(error).partition("\n")[0],
@@ -163,8 +164,8 @@ class Membership:
             )
         view = self.members
         if view != self._told:
-            self._told = view
             self._on_change(view)
+            self._told = view  # only now: a listener that failed is told again
 
 
 def _key(app: str, deployment: str) -> _Key:

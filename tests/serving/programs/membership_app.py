@@ -15,7 +15,8 @@ import pathlib
 import signal
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import psutil
 
@@ -92,17 +93,26 @@ class Watcher:
         return self.views
 
 
+def bind(deployment: Any, *arguments: object) -> serve.Application:  # noqa: ANN401
+    """Ray's decorators hide from the type checker what they return."""
+    return cast("serve.Application", deployment.bind(*arguments))
+
+
 handle = serve.run(
-    Watcher.bind(Engine.bind()), name="app", route_prefix=None, external_scaler_enabled=True
+    bind(Watcher, bind(Engine)), name="app", route_prefix=None, external_scaler_enabled=True
 )
 
 
 def views() -> list[tuple[float, list[dict[str, Any]]]]:
     """What the watcher was told, and when."""
-    return handle.report.remote().result(timeout_s=10)
+    return cast(
+        "list[tuple[float, list[dict[str, Any]]]]", handle.report.remote().result(timeout_s=10)
+    )
 
 
-def wait_for_view(condition: Any, since_s: float, within_s: float = 60.0) -> tuple[float, Any]:
+def wait_for_view(
+    condition: Callable[[list[dict[str, Any]]], bool], since_s: float, within_s: float = 60.0
+) -> tuple[float, list[dict[str, Any]]]:
     """The first view of that kind since then, and how long it took."""
     until_s = time.monotonic() + within_s
     while time.monotonic() < until_s:
@@ -125,7 +135,7 @@ try:
     report["first_view_s"], first = wait_for_view(lambda m: len(m) == 2, started_s)
     report["first"] = first
 
-    victim = sorted(pids(first))[0]
+    victim = min(pids(first))
     killed_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     report["kill_seen_s"], _ = wait_for_view(lambda m: victim not in pids(m), killed_s)

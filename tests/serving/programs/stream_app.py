@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.data_path import DataPath
@@ -70,6 +70,11 @@ class Stream:
             raise
 
 
+def bind(deployment: Any) -> serve.Application:  # noqa: ANN401
+    """Ray's decorators hide from the type checker what they return."""
+    return cast("serve.Application", deployment.bind())
+
+
 async def lifespan(
     receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
 ) -> None:
@@ -82,7 +87,7 @@ async def lifespan(
 
 
 try:
-    serve.run(Stream.bind(), name="app", route_prefix="/")
+    serve.run(bind(Stream), name="app", route_prefix="/")
     print("READY", state.run_dir, flush=True)
     signal.pause()
 except (KeyboardInterrupt, SystemExit):

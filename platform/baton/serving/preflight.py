@@ -1,0 +1,253 @@
+"""What can be known to fail is said in one line each, before anything is started.
+
+Checks are pure functions of gathered facts; `check_machine` and `check_cluster` gather and judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
+from baton.domain.errors import BatonError
+from baton.serving.engines import TINY
+from baton.serving.preflight_facts import (
+    ClusterFacts,
+    MachineFacts,
+    PortListener,
+    cluster_facts,
+    machine_facts,
+)
+
+_GIB = 1024**3
+RAY_BYTES = int(0.6 * _GIB)
+"""Ray, the Serve controller and the front. Source: private memory of an idle cluster, Ray 2.60."""
+INGRESS_BYTES = int(0.6 * _GIB)
+"""One ingress replica. Source: 0.41 GiB private after importing vLLM 0.32's API server, and room
+for a tokenizer and streams."""
+VLLM_REPLICA_BYTES = int(1.5 * _GIB)
+"""A vLLM replica without weights and KV blocks. Source: engines with small models on the CPU are
+1.5 to 2.5 GB resident."""
+SIM_REPLICA_BYTES = int(0.15 * _GIB)
+"""A replica with a simulated engine. Source: 80 MB private for an empty replica, Ray 2.60."""
+_DEFAULT_CPU_KV_BYTES = 4 * _GIB
+"""What vLLM takes for KV blocks on the CPU when nothing is said."""
+
+TESTED: Mapping[str, tuple[str, ...]] = {
+    "ray": ("2.60",),
+    "vllm": ("0.32", "0.33"),
+    "nixl": ("1.5",),
+    "torch": ("2.13", "2.14"),
+}
+"""Versions that baton is tested with, major and minor."""
+
+
+class CannotStart(BatonError):
+    """The machine or the cluster cannot run this configuration; one finding a line."""
+
+    def __init__(self, findings: tuple[str, ...]) -> None:
+        super().__init__(findings)
+        self.findings = findings
+
+    def __str__(self) -> str:
+        return "\n".join(self.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What stands in the way, and what merely may."""
+
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def check_machine(config: DeploymentConfig, *, warn: Callable[[str], None] | None = None) -> None:
+    """Check that this machine can run the whole configuration.
+
+    Raises:
+        CannotStart: with everything that stands in the way.
+    """
+    server = config.server
+    _judge(judge_machine(config, machine_facts(server.host, server.port)), warn)
+
+
+def check_cluster(config: DeploymentConfig, *, warn: Callable[[str], None] | None = None) -> None:
+    """Check that the cluster this process is connected to can run the configuration.
+
+    Raises:
+        CannotStart: with everything that stands in the way.
+    """
+    _judge(judge_cluster(config, cluster_facts(tuple(TESTED))), warn)
+
+
+def _judge(findings: Findings, warn: Callable[[str], None] | None) -> None:
+    if findings.errors:
+        raise CannotStart(findings.errors)
+    for line in findings.warnings:
+        if warn is not None:
+            warn(line)
+
+
+def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
+    """Everything that is wrong with running `config` on one machine."""
+    missing, untested = package_findings(config, facts.versions)
+    return Findings(
+        errors=(
+            *port_findings(config.server.host, config.server.port, facts),
+            *model_findings(config),
+            *missing,
+            *memory_findings(config, facts.available_memory_bytes),
+            *gpu_findings(config, facts.gpus),
+        ),
+        warnings=untested,
+    )
+
+
+def judge_cluster(config: DeploymentConfig, facts: ClusterFacts) -> Findings:
+    """Everything that is wrong with running `config` on a running cluster."""
+    cpus = sum(pool.resources.cpus * pool.replicas.start for pool in config.pools.values())
+    errors = [*node_version_findings(facts.versions), *gpu_findings(config, int(facts.gpus))]
+    if cpus > facts.cpus:
+        errors.append(
+            f"the pools ask for {cpus:g} CPUs to start with, the cluster has {facts.cpus:g}; "
+            "add nodes, or lower pools.*.resources.cpus or replicas.start"
+        )
+    return Findings(errors=tuple(errors))
+
+
+def port_findings(host: str, port: int, facts: MachineFacts) -> tuple[str, ...]:
+    """Whether the public port can be had."""
+    if facts.port_is_free:
+        return ()
+    return (
+        f"cannot listen on {host}:{port}: {_whose(facts.listener)}; "
+        "stop it, or set server.port to another",
+    )
+
+
+def _whose(listener: PortListener | None) -> str:
+    if listener is None:
+        return "the port is in use, or the address is not this machine's"
+    if listener.pid is None:
+        return "the port is in use by another user's process"
+    return f"the port is in use by {listener.program} (pid {listener.pid})"
+
+
+def model_findings(config: DeploymentConfig) -> tuple[str, ...]:
+    """Models that are named by a path where there is none. Hub ids are not looked up."""
+    findings = []
+    for name, model in config.models.items():
+        source = model.source
+        path = Path(source).expanduser()
+        if source == TINY or path.is_dir() or not source.startswith(("/", ".", "~")):
+            continue
+        what = "is not a directory" if path.exists() else "does not exist"
+        findings.append(
+            f"models.{name}.source: {source} {what}; "
+            "give the directory of a model, or its id on the hub"
+        )
+    return tuple(findings)
+
+
+def package_findings(
+    config: DeploymentConfig, versions: Mapping[str, str | None]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Packages that are missing, and packages of versions that nobody has tried."""
+    real = any(pool.engine.kind is EngineKind.VLLM for pool in config.pools.values())
+    # The ingress is vLLM's API server, whatever the engines are.
+    needed = ["ray", "vllm", "torch", *(["nixl"] if real else [])]
+    missing, untested = [], []
+    for package in needed:
+        version = versions.get(package)
+        if version is None:
+            missing.append(
+                f"package {package} is not installed; install baton[cpu] or baton[gpu], "
+                f"with {package} {TESTED[package][0]}"
+            )
+        elif ".".join(version.split(".")[:2]) not in TESTED[package]:
+            wanted = " or ".join(TESTED[package])
+            untested.append(
+                f"{package} {version} is untested with this baton, which wants {wanted}; "
+                "expect surprises"
+            )
+    return tuple(missing), tuple(untested)
+
+
+def memory_findings(config: DeploymentConfig, available_bytes: int) -> tuple[str, ...]:
+    """Whether everything that starts at once fits into main memory."""
+    parts = {
+        f"{pool.replicas.start} x {name}": pool.replicas.start * replica_bytes(config, pool)
+        for name, pool in config.pools.items()
+    }
+    parts["ingress"] = config.server.replicas.min * INGRESS_BYTES
+    parts["ray"] = RAY_BYTES
+    wanted_bytes = sum(parts.values())
+    if wanted_bytes <= available_bytes:
+        return ()
+    shares = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
+    return (
+        f"not enough memory: about {_gib(wanted_bytes)} is needed ({shares}), "
+        f"{_gib(available_bytes)} is available; lower engine.kv_cache or replicas.start, "
+        "or use a larger machine",
+    )
+
+
+def replica_bytes(config: DeploymentConfig, pool: PoolConfig) -> int:
+    """Main memory of one replica: what the pool says, else an estimate from its parts."""
+    if pool.resources.memory_bytes is not None:
+        return pool.resources.memory_bytes
+    if pool.engine.kind is EngineKind.SIM:
+        return SIM_REPLICA_BYTES
+    if pool.resources.gpus > 0:
+        return VLLM_REPLICA_BYTES  # weights and KV blocks are the GPU's
+    kv_bytes = pool.engine.kv_cache_bytes or _DEFAULT_CPU_KV_BYTES
+    weights_bytes = _weights_bytes(config.models[pool.model].source)
+    return VLLM_REPLICA_BYTES + pool.parallel.workers * kv_bytes + weights_bytes
+
+
+def _weights_bytes(source: str) -> int:
+    """Size of a model's weight files; 0 where they are not on this machine yet."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        return 0
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    return sum(file.stat().st_size for file in files)
+
+
+def gpu_findings(config: DeploymentConfig, gpus: int) -> tuple[str, ...]:
+    """Whether there are GPUs for every replica that starts at once."""
+    wanted = sum(pool.resources.gpus * pool.replicas.start for pool in config.pools.values())
+    if wanted <= gpus:
+        return ()
+    return (
+        f"the pools ask for {wanted} GPUs to start with, {gpus} are there; "
+        "lower pools.*.replicas.start or resources.gpus, or add GPUs",
+    )
+
+
+def node_version_findings(
+    by_node: Mapping[str, Mapping[str, str | None]],
+) -> tuple[str, ...]:
+    """Packages whose version is not the same on all nodes."""
+    findings = []
+    packages = sorted({package for versions in by_node.values() for package in versions})
+    for package in packages:
+        nodes: dict[str, list[str]] = {}
+        for node, versions in sorted(by_node.items()):
+            nodes.setdefault(versions.get(package) or "none", []).append(node)
+        if len(nodes) > 1:
+            found = ", ".join(f"{v} on {_few(names)}" for v, names in sorted(nodes.items()))
+            findings.append(
+                f"package {package} differs between nodes: {found}; install one version everywhere"
+            )
+    return tuple(findings)
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"  # noqa: PLR2004
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / _GIB:.1f} GiB"

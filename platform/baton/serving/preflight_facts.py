@@ -1,0 +1,135 @@
+"""Gathers what the checks before a start look at; knows nothing about what is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from baton.serving.data_path import port_is_free
+
+_NODE_ANSWER_S = 60.0
+"""A node may have to start a worker process first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortListener:
+    """Who listens on a port; without a pid when it is not ours to know."""
+
+    pid: int | None
+    program: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """One machine."""
+
+    port_is_free: bool
+    listener: PortListener | None
+    available_memory_bytes: int
+    gpus: int
+    versions: Mapping[str, str | None]
+    """None: not installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """A running Ray cluster."""
+
+    cpus: float
+    gpus: float
+    versions: Mapping[str, Mapping[str, str | None]]
+    """Package versions by node."""
+
+
+def machine_facts(host: str, port: int) -> MachineFacts:
+    """This machine, now."""
+    free = port_is_free(host, port)
+    return MachineFacts(
+        port_is_free=free,
+        listener=None if free else port_listener(port),
+        available_memory_bytes=available_memory_bytes(),
+        gpus=count_gpus(os.environ),
+        versions=installed_versions(("ray", "vllm", "nixl", "torch")),
+    )
+
+
+def port_listener(port: int) -> PortListener | None:
+    """Who listens on a TCP port of this machine; None when nobody is seen to."""
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.AccessDenied:  # macOS shows them to root only
+        return None
+    for connection in connections:
+        if connection.status != psutil.CONN_LISTEN or connection.laddr[1:] != (port,):
+            continue
+        if connection.pid is None:
+            return PortListener(pid=None)
+        with contextlib.suppress(psutil.Error):
+            return PortListener(pid=connection.pid, program=psutil.Process(connection.pid).name())
+    return None
+
+
+def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """What new processes can have: of the machine, or of the container when that is less."""
+    available: int = psutil.virtual_memory().available
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup v2, or "max": no limit
+        return available
+    return min(available, max(0, limit - used))
+
+
+def count_gpus(environ: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """NVIDIA GPUs that this process may use."""
+    present = len(list(driver.iterdir())) if driver.is_dir() else 0
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([one for one in visible.split(",") if one.strip() not in {"", "-1"}]))
+
+
+def installed_versions(packages: Sequence[str]) -> dict[str, str | None]:
+    """Versions from the packages' metadata: nothing is imported."""
+    return {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str | None:
+    # The CPU build of vLLM is a distribution of its own.
+    for distribution in (package, f"{package}-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return None
+
+
+def cluster_facts(packages: Sequence[str]) -> ClusterFacts:
+    """The cluster this process is connected to; one tiny task on every node.
+
+    Raises:
+        TimeoutError: a node did not answer.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    ask = ray.remote(num_cpus=0)(installed_versions)
+    questions = {
+        f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})": ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(tuple(packages))
+        for node in alive
+    }
+    answers = ray.get(list(questions.values()), timeout=_NODE_ANSWER_S)
+    totals = cast("dict[str, float]", ray.cluster_resources())
+    return ClusterFacts(
+        cpus=totals.get("CPU", 0.0),
+        gpus=totals.get("GPU", 0.0),
+        versions=dict(zip(questions, answers, strict=True)),
+    )

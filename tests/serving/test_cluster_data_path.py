@@ -1,0 +1,132 @@
+"""The environment that Ray Serve is given, and the choice of a data path."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.serving.data_path import (
+    DataPath,
+    FrontPorts,
+    FrontSettings,
+    choose_data_path,
+    find_haproxy,
+    is_loopback,
+    local_ray_environment,
+    pick_front_ports,
+    port_is_free,
+    serve_environment,
+)
+
+PORTS = FrontPorts(
+    stats=1, metrics=2, fallback_http=3, fallback_grpc=4, replica_http_from=5, replica_http_to=9
+)
+SETTINGS = FrontSettings(
+    data_path=DataPath.HAPROXY, run_dir=Path("/run/baton-abcdefgh"), ports=PORTS
+)
+AF_UNIX_BYTES = 107
+NODE_ID_CHARACTERS = 56
+
+
+def test_every_variable_is_one_that_ray_serve_reads() -> None:
+    constants = pytest.importorskip("ray.serve._private.constants")
+    source = Path(constants.__file__).read_text()
+    for data_path in DataPath:
+        for name in serve_environment(replace(SETTINGS, data_path=data_path)):
+            assert re.search(rf'"{name}"', source), f"Ray Serve does not know {name}"
+
+
+def test_everything_that_haproxy_writes_lies_in_the_run_dir_with_room_for_a_socket_path() -> None:
+    written = [v for v in serve_environment(SETTINGS).values() if v.startswith("/")]
+    assert len(written) == 5
+    for value in written:
+        path = Path(value)
+        assert SETTINGS.run_dir in path.parents
+        if path.suffix == ".sock":
+            # While it starts, HAProxy binds to the path with its pid and ".tmp" behind it.
+            longest = path.parent / ("n" * NODE_ID_CHARACTERS) / f"{path.name}.4194304.tmp"
+            assert len(str(longest)) <= AF_UNIX_BYTES
+
+
+def test_old_streams_outlive_a_reload_for_as_long_as_a_stream_may_last() -> None:
+    environment = serve_environment(replace(SETTINGS, longest_stream_s=1800.5))
+    hard_stop_s = int(environment["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
+    assert hard_stop_s >= 1801
+    assert float(environment["RAY_SERVE_PORT_QUARANTINE_S"]) > hard_stop_s
+
+
+def test_two_batons_share_no_port_and_no_file() -> None:
+    one = serve_environment(SETTINGS)
+    other_ports = FrontPorts(
+        stats=11,
+        metrics=12,
+        fallback_http=13,
+        fallback_grpc=14,
+        replica_http_from=15,
+        replica_http_to=19,
+    )
+    two = serve_environment(replace(SETTINGS, run_dir=Path("/run/baton-x"), ports=other_ports))
+    shared = {name for name in one if one[name] == two[name]}
+    assert not [name for name in shared if re.search(r"PORT$|_PATH$|_LOC$|_BASE$|_FILE$", name)]
+
+
+def test_the_classic_proxy_is_really_started() -> None:
+    environment = serve_environment(replace(SETTINGS, data_path=DataPath.CLASSIC))
+    assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+    assert environment["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "0"
+
+
+def test_haproxy_is_chosen_where_it_runs() -> None:
+    if find_haproxy({}) is None:
+        pytest.skip("no HAProxy on this machine")
+    assert choose_data_path({}).data_path is DataPath.HAPROXY
+    assert choose_data_path({}).warning is None
+
+
+def test_an_haproxy_that_does_not_run_means_the_classic_path_and_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "haproxy"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    choice = choose_data_path({"RAY_SERVE_HAPROXY_BINARY_PATH": str(broken)})
+    assert choice.data_path is DataPath.CLASSIC
+    assert choice.warning is not None
+    assert str(broken) in choice.warning
+    assert "\n" not in choice.warning
+
+
+def test_an_override_that_is_not_there_is_not_replaced_by_another_haproxy(tmp_path: Path) -> None:
+    assert find_haproxy({"RAY_SERVE_HAPROXY_BINARY_PATH": str(tmp_path / "none")}) is None
+
+
+def test_picked_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
+    ports = pick_front_ports()
+    single = [ports.stats, ports.metrics, ports.fallback_http, ports.fallback_grpc]
+    assert len(set(single)) == 4
+    assert max(single) < ports.replica_http_from
+    assert ports.replica_http_to - ports.replica_http_from >= 100
+    assert ports.replica_http_to < 32768
+    assert all(port_is_free("", port) for port in single)
+
+
+def test_a_port_with_a_listener_is_not_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert not port_is_free("127.0.0.1", server.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.0.1:6379", True), ("localhost:1", True), ("10.0.0.7:6379", False), ("head:1", False)],
+)
+def test_loopback_addresses_are_told_from_others(address: str, expected: bool) -> None:  # noqa: FBT001
+    assert is_loopback(address) is expected
+
+
+def test_a_local_ray_is_authenticated_and_named_by_its_token_file() -> None:
+    path = Path("/run/baton-x/token")
+    environment = local_ray_environment(path)
+    assert environment["RAY_AUTH_MODE"] == "token"
+    assert environment["RAY_AUTH_TOKEN_PATH"] == str(path)

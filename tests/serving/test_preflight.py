@@ -1,0 +1,218 @@
+"""What is said before anything starts."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.config import load_config
+from baton.config.schema import DeploymentConfig
+from baton.serving.preflight import (
+    CannotStart,
+    check_machine,
+    gpu_findings,
+    judge_cluster,
+    judge_machine,
+    memory_findings,
+    model_findings,
+    node_version_findings,
+    replica_bytes,
+)
+from baton.serving.preflight_facts import (
+    ClusterFacts,
+    MachineFacts,
+    PortListener,
+    available_memory_bytes,
+    count_gpus,
+    installed_versions,
+    port_listener,
+)
+
+GIB = 1024**3
+GOOD = MachineFacts(
+    port_is_free=True,
+    listener=None,
+    available_memory_bytes=1024 * GIB,
+    gpus=0,
+    versions={"ray": "2.60.0", "vllm": "0.32.0", "nixl": "1.5.1", "torch": "2.13.0+cpu"},
+)
+
+
+def config(tmp_path: Path, *sets: str) -> DeploymentConfig:
+    path = tmp_path / "baton.yaml"
+    path.write_text(
+        "version: 1\n"
+        "model: {source: tiny, engine: {block_size: 16, kv_cache: 1GiB}}\n"
+        "pools:\n"
+        "  prefill: {role: prefill}\n"
+        "  decode: {role: decode}\n"
+    )
+    return load_config([path], env={}, sets=list(sets)).config
+
+
+def test_a_machine_that_has_everything_is_silent(tmp_path: Path) -> None:
+    findings = judge_machine(config(tmp_path), GOOD)
+    assert findings.errors == ()
+    assert findings.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("listener", "told"),
+    [
+        (PortListener(pid=17, program="nginx"), "nginx (pid 17)"),
+        (PortListener(pid=None), "another user's process"),
+        (None, "not this machine's"),
+    ],
+)
+def test_a_port_in_use_names_who_listens(
+    tmp_path: Path, listener: PortListener | None, told: str
+) -> None:
+    facts = replace(GOOD, port_is_free=False, listener=listener)
+    (line,) = judge_machine(config(tmp_path, "server.port=8123"), facts).errors
+    assert "127.0.0.1:8123" in line
+    assert told in line
+    assert "server.port" in line
+
+
+def test_the_listener_of_a_port_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = port_listener(server.getsockname()[1])
+        assert found is not None
+        assert found.pid == os.getpid()
+        port = server.getsockname()[1]
+    assert port_listener(port) is None
+
+
+def test_a_model_path_that_is_not_there_is_told(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    (line,) = model_findings(config(tmp_path, f"model.source={missing}"))
+    assert str(missing) in line
+    assert "does not exist" in line
+
+
+def test_a_model_path_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").touch()
+    (line,) = model_findings(config(tmp_path, f"model.source={tmp_path / 'weights.bin'}"))
+    assert "is not a directory" in line
+
+
+@pytest.mark.parametrize("source", ["meta-llama/Llama-3.1-8B-Instruct", "tiny"])
+def test_hub_ids_are_not_taken_for_paths(tmp_path: Path, source: str) -> None:
+    assert model_findings(config(tmp_path, f"model.source={source}")) == ()
+
+
+def test_too_little_memory_names_each_share(tmp_path: Path) -> None:
+    two_prefill = config(tmp_path, "pools.prefill.replicas.start=2")
+    (line,) = memory_findings(two_prefill, 2 * GIB)
+    assert "2 x prefill" in line
+    assert "1 x decode" in line
+    assert "2.0 GiB is available" in line
+
+
+def test_memory_that_just_suffices_is_enough(tmp_path: Path) -> None:
+    chosen = config(tmp_path)
+    enough = 1
+    while memory_findings(chosen, enough * 1024**2):
+        enough += 1
+    assert enough > 2048, "two engines with 1 GiB of KV blocks each need at least those"
+    assert memory_findings(chosen, enough * 1024**2 - 1024**2)
+
+
+def test_what_a_pool_says_of_its_memory_is_believed(tmp_path: Path) -> None:
+    chosen = config(tmp_path, "pools.decode.resources.memory=7GiB")
+    assert replica_bytes(chosen, chosen.pools["decode"]) == 7 * GIB
+
+
+def test_weights_on_disk_count(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    without = config(tmp_path, f"model.source={folder}")
+    before = replica_bytes(without, without.pools["decode"])
+    (folder / "model.safetensors").write_bytes(b"x" * 1000)
+    assert replica_bytes(without, without.pools["decode"]) == before + 1000
+
+
+def test_missing_packages_stop_and_untested_versions_warn(tmp_path: Path) -> None:
+    versions: Mapping[str, str | None] = {**GOOD.versions, "nixl": None, "ray": "2.99.1"}
+    findings = judge_machine(config(tmp_path), replace(GOOD, versions=versions))
+    (error,) = findings.errors
+    assert "nixl is not installed" in error
+    (warning,) = findings.warnings
+    assert "ray 2.99.1 is untested" in warning
+
+
+def test_more_gpus_than_there_are_is_told(tmp_path: Path) -> None:
+    both = [
+        f"pools.{pool}.{key}=2"
+        for pool in ("prefill", "decode")
+        for key in ("resources.gpus", "parallel.tp")
+    ]
+    chosen = config(tmp_path, *both)
+    (line,) = gpu_findings(chosen, 3)
+    assert "4 GPUs" in line
+    assert "3 are there" in line
+    assert gpu_findings(chosen, 4) == ()
+
+
+def test_hidden_gpus_are_not_counted(tmp_path: Path) -> None:
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    assert count_gpus({}, tmp_path) == 2
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == 0
+    assert count_gpus({}, tmp_path / "no-driver") == 0
+
+
+def test_a_container_limit_bounds_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert available_memory_bytes(tmp_path) == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory_bytes(tmp_path) > 1000
+
+
+def test_versions_that_differ_between_nodes_name_the_nodes() -> None:
+    (line,) = node_version_findings(
+        {
+            "10.0.0.1": {"ray": "2.60.0", "vllm": "0.33.0"},
+            "10.0.0.2": {"ray": "2.60.0", "vllm": "0.32.0"},
+            "10.0.0.3": {"ray": "2.60.0"},
+        }
+    )
+    assert "vllm" in line
+    assert "0.33.0 on 10.0.0.1" in line
+    assert "0.32.0 on 10.0.0.2" in line
+    assert "none on 10.0.0.3" in line
+
+
+def test_a_cluster_with_too_few_cpus_is_told(tmp_path: Path) -> None:
+    chosen = config(tmp_path, "pools.decode.resources.cpus=8")
+    small = ClusterFacts(cpus=8, gpus=0, versions={"10.0.0.1": {"ray": "2.60.0"}})
+    (line,) = judge_cluster(chosen, small).errors
+    assert "9 CPUs" in line
+    assert judge_cluster(chosen, replace(small, cpus=9)).errors == ()
+
+
+def test_all_findings_come_at_once_and_survive_pickling(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        chosen = config(tmp_path, f"server.port={port}", "model.source=/no/such/model")
+        with pytest.raises(CannotStart) as caught:
+            check_machine(chosen)
+    assert len(caught.value.findings) >= 2
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    assert str(again) == str(caught.value)
+
+
+def test_versions_are_read_without_importing() -> None:
+    assert installed_versions(["pytest", "no-such-package"]) == {
+        "pytest": pytest.__version__,
+        "no-such-package": None,
+    }
