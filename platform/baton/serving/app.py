@@ -36,13 +36,15 @@ def build_app(config: DeploymentConfig) -> Application:
     from ray import serve
 
     pools = {
-        name: serve.deployment(EngineReplica).options(**pool_options(config, name)).bind(config, name)  # type: ignore[arg-type]
+        name: serve.deployment(EngineReplica)
+        .options(**pool_options(config, name))
+        .bind(config, name)
         for name in config.pools
     }
-    controller = serve.deployment(Controller).options(**controller_options()).bind(config)  # type: ignore[arg-type]
+    controller = serve.deployment(Controller).options(**controller_options()).bind(config)
     ingress = serve.deployment(serve.ingress()(Ingress))
     # The handles are not used; passing them makes all deployments parts of one application.
-    return ingress.options(**ingress_options(config)).bind(  # type: ignore[arg-type]
+    return ingress.options(**ingress_options(config)).bind(
         config, tuple(pools.values()), controller
     )
 

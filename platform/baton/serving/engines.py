@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from baton.config.derive import engine_env, sim_settings
 from baton.config.schema import DeploymentConfig, EngineConfig, EngineKind, ModelConfig, OnFailure
-from baton.control.limits import CoordinatorLimits
 from baton.runtime.ports import Engine
 
 if TYPE_CHECKING:
-    from baton.engine.sim import SimSettings
-    from baton.engine.vllm.settings import VllmEngineSettings
+    from baton.engine.vllm.settings import Json, VllmEngineSettings
 
 TINY = "tiny"
 """The reserved model source: a small random model that is made on this machine."""
@@ -30,22 +29,6 @@ class ReplicaSite:
     """The address at which other nodes reach this one."""
     reserve_ports: Callable[[str, int, int], int]
     """`(host, base, count)` → the first of `count` ports in a row that are this replica's."""
-
-
-def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
-    """What the configuration says of the coordinator's bounds."""
-    admission, timeouts = config.admission, config.admission.timeouts
-    return CoordinatorLimits(
-        max_queued=admission.max_queue,
-        max_prompt_tokens=admission.max_prompt_tokens,
-        queue_wait_s=admission.max_queue_wait_s,
-        resume_wait_s=timeouts.resume_s,
-        first_token_s=timeouts.first_token_s,
-        stall_s=timeouts.stall_s,
-        total_s=timeouts.total_s,
-        transfer_s=config.transfer.deadline_s,
-        lease_s=config.transfer.lease_s,
-    )
 
 
 def model_path(model: ModelConfig) -> str:
@@ -79,38 +62,14 @@ def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
     from baton.engine.sim import SimEngine
 
     pool = config.pools[site.pool]
+    settings = sim_settings(pool.engine, config.models[pool.model], config.transfer)
     return SimEngine(
-        sim_settings(config, site),
+        replace(settings, side_channel_host=site.host),
         replica_id=site.replica_id,
         pool=site.pool,
         role=pool.role,
         model=pool.model,
     )
-
-
-def sim_settings(config: DeploymentConfig, site: ReplicaSite) -> SimSettings:
-    """The settings of a simulated engine; what is not configured keeps its default."""
-    from baton.engine.sim import OnTransferFailure, SimSettings
-
-    pool = config.pools[site.pool]
-    model, engine = config.models[pool.model], pool.engine
-    timings = engine.sim
-    chosen: dict[str, object] = (
-        {}
-        if timings is None
-        else {item.name: getattr(timings, item.name) for item in fields(timings)}
-    )
-    chosen |= {
-        "max_len_tokens": model.max_len_tokens,
-        "block_size_tokens": engine.block_size_tokens,
-        "max_running_requests": engine.max_num_seqs,
-        "max_batched_tokens": engine.max_num_batched_tokens,
-        "lease_s": config.transfer.lease_s,
-        "side_channel_host": site.host,
-        "side_channel_deadline_s": config.transfer.deadline_s,
-        "on_transfer_failure": OnTransferFailure(str(config.transfer.on_failure)),
-    }
-    return SimSettings(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
 
 
 def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:
@@ -150,7 +109,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         max_batched_tokens=engine.max_num_batched_tokens,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         nixl=nixl,
-        extra=_vllm_extra(engine, workers=pool.parallel.workers),
+        extra=cast("dict[str, Json]", _vllm_extra(engine, workers=pool.parallel.workers)),
         env=engine_environment(config, site.pool),
     )
 
@@ -170,5 +129,5 @@ def engine_environment(config: DeploymentConfig, pool_name: str) -> dict[str, st
         "OMP_NUM_THREADS": str(max(1, int(pool.resources.cpus))),
     }
     offline = {"HF_HUB_OFFLINE": "1"} if config.models[pool.model].source == TINY else {}
-    chosen = {name: str(value) for name, value in config.transfer.env.items()}
+    chosen = engine_env(config.transfer, os.environ)
     return (on_cpu if pool.resources.gpus == 0 else {}) | offline | chosen

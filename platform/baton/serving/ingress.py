@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from baton.config.derive import coordinator_limits
 from baton.config.schema import DeploymentConfig
 from baton.control.coordinator import Coordinator
 from baton.domain.commands import Delivery
@@ -19,11 +20,11 @@ from baton.policy.placement import placer
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
-from baton.serving.engines import coordinator_limits, model_path
+from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
 from baton.serving.membership import Membership
 from baton.serving.reports import fleet_report
-from baton.telemetry.logs import LogFormat, configure_logs, log_event
+from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.records import RecordBook, Story, story
 
 _LOGGER = logging.getLogger(__name__)
@@ -42,9 +43,7 @@ class IngressBody:
         self._clock = MonotonicClock()
         self._records = RecordBook()
         self._frontend: VllmFrontend | None = None
-        self._first_facts: asyncio.Future[ReplicaFacts] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
         self._link = LinkClient(coordinator_id, self._on_link_event)
         self._driver = Driver(
             Coordinator(
@@ -164,7 +163,7 @@ class Ingress:
 
     def __init__(self, config: DeploymentConfig, *_handles: object) -> None:
         logs = config.observability.logs
-        configure_logs(LogFormat(str(logs.format)), str(logs.level))
+        configure_logs(logs.format, logs.level)
         self._config = config
         self._body: IngressBody | None = None
 

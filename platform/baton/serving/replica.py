@@ -12,7 +12,7 @@ from baton.domain.errors import EngineFailed
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.serving.engines import ReplicaSite, build_engine
 from baton.serving.ports import PortReservation
-from baton.telemetry.logs import LogFormat, configure_logs, log_event
+from baton.telemetry.logs import configure_logs, log_event
 
 _LOGGER = logging.getLogger(__name__)
 LINK_ADDRESS = "link"
@@ -26,7 +26,7 @@ class EngineReplica:
         from baton.serving.ray_context import node_address, replica_name
 
         logs = config.observability.logs
-        configure_logs(LogFormat(str(logs.format)), str(logs.level))
+        configure_logs(logs.format, logs.level)
         self._config, self._pool = config, pool
         self._ports = PortReservation()
         self._host: ReplicaHost | None = None
