@@ -1,0 +1,169 @@
+"""What the command line's verbs do: start, watch, show and end a baton."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from baton.config import LoadedConfig, render
+from baton.domain.errors import EngineFailed, EngineStartFailed, NotRunning, TimedOut
+from baton.serving import demo as demonstration
+from baton.serving.app import CONTROLLER, INGRESS
+from baton.serving.cluster import attach, detach
+from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.deployment import LocalDeployment, Progress, Questions
+from baton.serving.preflight import check_machine
+
+Report = Mapping[str, object]
+_DEMO_START_S = 600.0
+_POLL_S = 0.2
+
+
+def up(config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progress) -> Report:
+    """Start a deployment; returns when it is healthy, or with `block` when it was told to end."""
+    check_machine(config.config)
+    if not block:
+        return _up_detached(config, timeout_s, progress)
+    with LocalDeployment(config.config, progress) as deployment:
+        deployment.start(timeout_s)
+        url = deployment.state.http_url
+        progress(f"serving {config.config.model_name} at {url}/v1; Ctrl-C ends it")
+        _until_interrupted()
+        progress("draining and stopping")
+    return {"endpoint": url, "ended": True}
+
+
+def status(*, address: str | None) -> Report:
+    """What runs: the deployment, its replicas as Serve and as each ingress sees them."""
+    with _attached(address) as state:
+        questions = Questions()
+        try:
+            (asked_for, *_) = questions.all_replicas(CONTROLLER, "status")
+            ingresses = questions.all_replicas(INGRESS, "status")
+        finally:
+            questions.close()
+        found: dict[str, object] = {} if state is None else {"endpoint": state.http_url}
+        return found | cast("dict[str, object]", asked_for) | {"ingresses": ingresses}
+
+
+def down(*, timeout_s: float) -> Report:
+    """Tell the process that holds the deployment to drain and end, and wait until it has."""
+    state = _running()
+    holder = psutil.Process(state.pid)
+    holder.send_signal(signal.SIGTERM)
+    try:
+        holder.wait(timeout_s)
+    except psutil.TimeoutExpired as error:
+        raise TimedOut(
+            f"process {state.pid} had not ended after {timeout_s:.0f} s",
+            "it waits for open streams; allow more time with --timeout",
+        ) from error
+    return {"stopped": state.http_url, "pid": state.pid}
+
+
+def demo(config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
+    """Start a deployment, show a few requests, and stay up unless `once`."""
+    check_machine(config.config)
+    with LocalDeployment(config.config, progress) as deployment:
+        deployment.start(_DEMO_START_S)
+        asked = demonstration.ask_all(deployment, config.config.model_name, progress)
+        figures = demonstration.summary(asked)
+        if not once:
+            _show_how_to_go_on(deployment.state, config.config.model_name, progress)
+            _until_interrupted()
+        progress("stopping")
+    failed = [one.problem for one in asked if not one.ok]
+    if failed:
+        raise EngineFailed("demo", f"{len(failed)} of {len(asked)} requests failed: {failed[0]}")
+    return figures
+
+
+def _show_how_to_go_on(state: ClusterState, model: str, progress: Progress) -> None:
+    progress(f"the endpoint stays up at {state.http_url}/v1 until Ctrl-C; for example:")
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    progress(
+        f"  curl {state.http_url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d '{body}'"
+    )
+
+
+def _until_interrupted() -> None:
+    """Block until Ctrl-C or SIGTERM, and take either for the wish to end in good order."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> Report:
+    """Have another process hold the deployment, and wait until it says that it is healthy."""
+    folder = Path(tempfile.mkdtemp(prefix="baton-up-", dir=state_folder()))
+    effective, log = folder / "config.yaml", folder / "up.log"
+    effective.write_text(render(config.config))
+    command = [sys.executable, "-m", "baton.cli.main", "up", "-c", str(effective)]
+    with log.open("wb") as output:
+        holder = subprocess.Popen(  # noqa: S603 - this program again, with our own arguments
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=os.environ.copy(),
+        )
+    progress(f"process {holder.pid} holds the deployment; its output goes to {log}")
+    until_s = time.monotonic() + timeout_s
+    while time.monotonic() < until_s:
+        if holder.poll() is not None:
+            lines = log.read_text(errors="replace").splitlines()
+            why = next((line for line in lines if line.startswith("error: ")), "it ended at once")
+            raise EngineStartFailed(why.removeprefix("error: "), f"read {log}")
+        if "serving " in log.read_text(errors="replace"):
+            state = next(
+                state for state in running_clusters(state_folder()) if state.pid == holder.pid
+            )
+            return {"endpoint": state.http_url, "pid": holder.pid, "log": str(log)}
+        time.sleep(_POLL_S)
+    holder.terminate()
+    raise TimedOut(f"not healthy after {timeout_s:.0f} s", f"read {log}")
+
+
+def _running() -> ClusterState:
+    states = running_clusters(state_folder())
+    if not states:
+        raise NotRunning(
+            "no deployment of this user runs on this machine", "start one with 'baton up -c FILE'"
+        )
+    return states[-1]
+
+
+@contextmanager
+def _attached(address: str | None) -> Iterator[ClusterState | None]:
+    """Join the cluster of the deployment; the local one unless an address is given."""
+    state = _running() if address is None else None
+    if state is not None:
+        attach(state.address, token_file=state.token_file)
+    else:
+        assert address is not None, "without an address the local deployment is meant"
+        attach(address)
+    try:
+        yield state
+    finally:
+        detach()

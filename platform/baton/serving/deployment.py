@@ -1,0 +1,184 @@
+"""A baton on this machine: cluster and application together, from start to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import httpx
+
+from baton.config.schema import DeploymentConfig
+from baton.domain.errors import EngineStartFailed, TimedOut
+from baton.serving.app import APP, INGRESS, build_app
+from baton.serving.cluster import ClusterSettings, LocalCluster
+from baton.serving.cluster_state import ClusterState
+
+_POLL_S = 0.5
+_ASK_S = 30.0
+_STOP_S = 20.0
+Progress = Callable[[str], None]
+
+
+class Questions:
+    """Asks the deployments of a running baton; one event loop for all of them, as Serve wants."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+
+    def all_replicas(self, deployment: str, method: str, *arguments: object) -> list[object]:
+        """The answers of every replica of a deployment to a control call."""
+        return self._runner.run(self._broadcast(deployment, method, arguments))
+
+    def close(self) -> None:
+        """Close the event loop."""
+        self._runner.close()
+
+    async def _broadcast(
+        self, deployment: str, method: str, arguments: tuple[object, ...]
+    ) -> list[object]:
+        from ray import serve
+
+        async with asyncio.timeout(_ASK_S):
+            handle = serve.get_deployment_handle(deployment, APP)
+            answers = await handle.broadcast(method, *arguments)
+        return list(answers)
+
+
+class LocalDeployment:
+    """Starts a Ray cluster and baton on it; leaving the context ends both."""
+
+    def __init__(self, config: DeploymentConfig, progress: Progress) -> None:
+        self._config = config
+        self._progress = progress
+        self._cluster = LocalCluster(cluster_settings(config), progress=progress)
+        self.questions = Questions()
+
+    def __enter__(self) -> LocalDeployment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def state(self) -> ClusterState:
+        """How others find this deployment."""
+        return self._cluster.state
+
+    def start(self, timeout_s: float) -> None:
+        """Start everything and wait until the public endpoint says that it is healthy.
+
+        Raises:
+            ClusterFailed: Ray did not start.
+            EngineStartFailed: a replica could not be started.
+            TimedOut: it was not healthy in time.
+        """
+        until_s = time.monotonic() + timeout_s
+        self._cluster.start()
+        from ray import serve
+
+        target = serve.RunTarget(
+            build_app(self._config), name=APP, route_prefix="/", external_scaler_enabled=True
+        )
+        self._progress("deploying ingress, controller and pools")
+        serve.run_many(
+            [target],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        self._await_application(until_s, timeout_s)
+        self._await_health(until_s, timeout_s)
+
+    def stop(self) -> None:
+        """End everything that was started. Idempotent."""
+        self.questions.close()
+        self._cluster.stop(serve_timeout_s=_STOP_S)
+
+    def _await_application(self, until_s: float, timeout_s: float) -> None:
+        from ray import serve
+
+        told = ""
+        while time.monotonic() < until_s:
+            application = serve.status().applications.get(APP)
+            if application is not None:
+                state = str(application.status.value)
+                line = _progress_line(
+                    {
+                        name: dict(status.replica_states)
+                        for name, status in application.deployments.items()
+                    }
+                )
+                if line != told:
+                    self._progress(line)
+                    told = line
+                if state == "RUNNING":
+                    return
+                if state in {"DEPLOY_FAILED", "UNHEALTHY"}:
+                    messages = [s.message for s in application.deployments.values() if s.message]
+                    raise EngineStartFailed(
+                        _last_line(messages) or "the deployment failed",
+                        "correct the configuration; the replicas' logs are in "
+                        f"{self.state.run_dir}/session_latest/logs/serve",
+                    )
+            time.sleep(_POLL_S)
+        raise _late("the replicas were not ready", timeout_s)
+
+    def _await_health(self, until_s: float, timeout_s: float) -> None:
+        self._progress("waiting until the endpoint is healthy")
+        with httpx.Client(base_url=self.state.http_url, timeout=5.0) as client:
+            while time.monotonic() < until_s:
+                try:
+                    if client.get("/health").is_success:
+                        return
+                except httpx.TransportError:
+                    # HAProxy listens a moment after the ingress is up.
+                    pass
+                time.sleep(_POLL_S)
+        raise _late("the endpoint was not healthy", timeout_s)
+
+
+def _late(what: str, timeout_s: float) -> TimedOut:
+    return TimedOut(f"{what} after {timeout_s:.0f} s", "allow more time with --timeout")
+
+
+def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
+    """The local cluster that a configuration asks for."""
+    return ClusterSettings(
+        http_host=config.server.host,
+        http_port=config.server.port,
+        cpus=_logical_cpus(config),
+        longest_stream_s=config.admission.timeouts.total_s,
+    )
+
+
+def _logical_cpus(config: DeploymentConfig) -> float:
+    """Enough for what the configuration asks for: a small machine may share its cores.
+
+    Ray's CPUs are a way of counting; on one machine nobody else counts on them.
+    """
+    pools = config.pools.values()
+    return 1.0 + sum(pool.resources.cpus * pool.replicas.max for pool in pools)
+
+
+def _progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:
+    """`prefill 1/1 ready, decode 0/1 ready (starting)`."""
+    parts = []
+    for name, states in sorted(deployments.items(), key=lambda item: (item[0] != INGRESS, item[0])):
+        named = {str(getattr(state, "value", state)): count for state, count in states.items()}
+        ready, total = named.get("RUNNING", 0), sum(named.values())
+        others = ", ".join(s.lower() for s, n in sorted(named.items()) if n and s != "RUNNING")
+        parts.append(f"{name} {ready}/{total}" + (f" ({others})" if others else ""))
+    return "ready: " + ", ".join(parts) if parts else "waiting for Ray Serve"
+
+
+def _last_line(messages: list[str]) -> str:
+    """The line of a failure message that says what went wrong: the last of its traceback."""
+    lines = [line.strip() for message in messages for line in message.splitlines()]
+    telling = [line for line in lines if "Error" in line or "Failed" in line]
+    return (telling or lines or [""])[-1]
