@@ -71,7 +71,9 @@ class Controller(Protocol):
     """The part of the Serve controller's handle that is used here."""
 
     @property
-    def listen_for_change(self) -> _Question: ...
+    def listen_for_change(self) -> _Question:
+        """Ask for what is newer than some versions; answered when there is something."""
+        ...
 
 
 class Membership:
