@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 TRACES = "BATON_TRACES"
 """Names the folder of recorded traces; tests marked `data` are skipped without it."""
 
-# The same examples on every run, so that a red build is red again; `BATON_HYPOTHESIS=search` looks for
-# new ones. No deadline: a busy machine is not a failure.
+# The same examples on every run, so that a red build is red again; `BATON_HYPOTHESIS=search` looks
+# for new ones. No deadline: a busy machine is not a failure.
 settings.register_profile(
     "repeat", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
