@@ -68,6 +68,7 @@ class SimSettings:
     """How long a finished prefill leg's blocks are kept for a pull."""
     on_transfer_failure: OnTransferFailure = OnTransferFailure.RECOMPUTE
     side_channel_host: str = "127.0.0.1"
+    """Listened on, and written into tickets: other engines must be able to connect to it."""
     side_channel_port: int = 0
     """0 lets the system choose."""
     side_channel_deadline_s: float = 2.0
