@@ -29,7 +29,7 @@ from baton.domain.errors import (
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
-BATON = (sys.executable, "-c", "from baton.cli.main import main; main()")
+BATON = (sys.executable, "-m", "baton.cli.main")
 
 
 @dataclass

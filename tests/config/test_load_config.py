@@ -167,6 +167,14 @@ def test_a_variable_for_one_key_wins_over_one_for_its_section(load: Load) -> Non
         assert (server.host, server.port) == ("h", 2)
 
 
+def test_the_only_model_is_reached_by_its_short_form_however_the_file_names_it(load: Load) -> None:
+    long_form = "version: 1\nmodels: {m: {source: x}}\npools: {p: {role: mixed}}\n"
+    for text in (long_form, LEAST):
+        config = load(text, env={"BATON__MODEL__MAX_LEN": "64"}, sets=["model.revision=r"]).config
+        (found,) = config.models.values()
+        assert (found.max_len_tokens, found.revision) == (64, "r")
+
+
 def test_everything_can_be_said_without_a_file() -> None:
     loaded = load_config([], sets=["version=1", "model={source: x}", "pools.p.role=decode"])
     assert loaded.config.pools["p"].role is Role.DECODE
@@ -324,12 +332,19 @@ def test_findings_name_the_option_or_variable_that_they_are_about(
         LEAST.replace("4096", "4096, engine: {extra: {hf_overrides: {password: hunter2}}}"),
         LEAST.replace("4096", "4096, secret: hunter2"),
         with_key("transfer", "{env: {A_SECRET: [hunter2]}}"),
+        with_key("transfer", "{env: {A_SECRET: {env: [hunter2]}}}"),
     ],
 )
 def test_a_secret_in_the_file_is_refused_and_not_repeated(refuse: Refuse, text: str) -> None:
     findings = refuse(text)
     assert findings
     assert "hunter2" not in "\n".join(findings)
+
+
+def test_a_number_where_a_secret_is_referred_to_is_not_repeated(refuse: Refuse) -> None:
+    (finding,) = refuse(with_key("transfer", "{env: {A_KEY: {env: 123456789}}}"))
+    assert finding.startswith("x0.yaml:4:31: transfer.env.A_KEY.env: got a literal that is not")
+    assert "123456789" not in finding
 
 
 def test_a_secret_given_by_option_is_refused_and_not_repeated(refuse: Refuse) -> None:
@@ -575,6 +590,11 @@ def test_a_mistake_in_an_option_that_pools_inherit_is_said_once(refuse: Refuse) 
     assert finding.startswith("--set: model.engine.dtype: got 'int4'")
 
 
+def test_what_a_model_lacks_is_said_once_however_many_pools_lack_it(refuse: Refuse) -> None:
+    two_pools = SIM.replace("{main: {role: mixed}}", "{a: {role: mixed}, b: {role: mixed}}")
+    assert len(refuse(two_pools.replace(" max_len: 4096,", ""))) == 1
+
+
 def test_cross_checks_do_not_judge_what_could_not_be_read(refuse: Refuse) -> None:
     assert len(refuse(PD.replace("decode", "decoed"))) == 1
 
@@ -609,6 +629,26 @@ def test_simulated_engines_are_like_their_defaults_unless_told(load: Load) -> No
     assert engine.kind is EngineKind.SIM
     assert engine.sim == SimTimings()
     assert sim_settings(engine, config.models["tiny"], config.transfer) == SimSettings()
+
+
+def test_a_pool_of_simulated_engines_needs_no_timings(load: Load) -> None:
+    config = load(main_pool("engine: {kind: sim}")).config
+    assert config.models["tiny"].engine.sim is None
+    assert config.pools["main"].engine.sim == SimTimings()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("true", "null", "~", "7", "1e3", ".5", "2s", "a: b", "#x", "- a", "*a", "'", "é", "x y"),
+        *("\x00", "\t", "\n", "\x7f", "\x85", "\xa0", "\u2028", "\ud800", "\ufeff", "\ufffe", "😀"),
+    ],
+    ids=ascii,
+)
+def test_odd_texts_are_rendered_so_that_they_read_back(load: Load, text: str) -> None:
+    config = load(LEAST).config
+    odd = replace(config, server=replace(config.server, extra={"x": text, "y": {text: [text]}}))
+    assert load(render(odd)).config == odd
 
 
 def test_simulated_engines_take_what_they_share_with_real_ones_from_there(load: Load) -> None:

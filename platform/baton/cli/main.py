@@ -33,3 +33,7 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Run the command line; exits with 0 ok, 1 failure, 2 usage, 3 not running, 4 timeout."""
     build_app()()
+
+
+if __name__ == "__main__":
+    main()

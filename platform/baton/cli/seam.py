@@ -32,7 +32,7 @@ class Commands(Protocol):
         ...
 
     def status(self, *, address: str | None) -> Report:
-        """What runs.
+        """What runs, here or on the Ray cluster at `address`.
 
         Raises:
             NotRunning: nothing does.

@@ -15,7 +15,9 @@ def status(
     *,
     address: Annotated[
         str | None,
-        typer.Option("--address", metavar="HOST:PORT", help="Of the deployment, if not local."),
+        typer.Option(
+            "--address", metavar="HOST:PORT", help="Of the Ray cluster, if not on this machine."
+        ),
     ] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:

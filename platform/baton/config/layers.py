@@ -95,6 +95,7 @@ def _lay(root: Section, path: Path, said: _Said) -> Section:
         what = f"{error.finding.what}, put text with special characters in quotes"
         said.findings.append(Finding(said.origin, path, what))
         return root
+    path = _with_model_named(root, path)
     reached: Node = root
     for depth, key in enumerate(path):
         if isinstance(reached, Listing):
@@ -108,6 +109,14 @@ def _lay(root: Section, path: Path, said: _Said) -> Section:
     for key in reversed(path[1:]):
         node = Section({key: Entry(node, said.origin)}, said.origin)
     return lay_over(root, Section({path[0]: Entry(node, said.origin)}, said.origin))
+
+
+def _with_model_named(root: Section, path: Path) -> Path:
+    """`model.max_len` as `models.NAME.max_len` where a file names its only model so."""
+    models = root.entries.get("models")
+    if path[0] != "model" or models is None or not isinstance(models.node, Section):
+        return path
+    return ("models", *models.node.entries, *path[1:]) if len(models.node.entries) == 1 else path
 
 
 def _existing_path(root: Node, segments: Iterable[str]) -> Path:

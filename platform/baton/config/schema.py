@@ -296,7 +296,7 @@ class TransferConfig:
     connector: Connector = Connector.NIXL
     deadline_s: Annotated[float, Wait] = _LIMITS.transfer_s
     on_failure: OnFailure = OnFailure.RECOMPUTE
-    lease_s: Annotated[float, Wait] = _LIMITS.lease_s
+    lease_s: Annotated[float, Bounds(low=1, high=86_400)] = _LIMITS.lease_s
     """How long a prefill replica keeps a finished prompt's blocks for a pull."""
     side_channel: SideChannel = field(default_factory=SideChannel)
     env: Annotated[Mapping[str, str | SecretRef], VariableName] = field(default_factory=dict)
