@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from baton.domain.errors import EngineFailed, EngineStartFailed
 from baton.domain.fleet import Role
-from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
 from baton.domain.request import FinishReason
 from baton.engine.kv_events import BlocksStored
 from baton.engine.vllm.settings import OnLoadFailure
@@ -59,6 +59,9 @@ class TestVllmEngine(EngineContract):
     @pytest.fixture(scope="class", autouse=True)
     def _model(self, model: Path, request: pytest.FixtureRequest) -> None:
         request.cls.model = model
+        # Python's own helper for spawned processes; it stays as long as this process, so it must
+        # be there before anybody counts what an engine leaves behind.
+        resource_tracker.ensure_running()
 
     @pytest_asyncio.fixture(scope="class", loop_scope="module")
     async def engine_pair(self, model: Path) -> AsyncIterator[RunningPair]:
@@ -70,8 +73,6 @@ class TestVllmEngine(EngineContract):
     model: Path
 
     def new_engine(self) -> Engine:
-        # Python's own helper for spawned processes; it stays as long as this process.
-        resource_tracker.ensure_running()
         return VllmEngine(engine_settings(self.model, Role.MIXED))
 
     def make_leg(
@@ -232,7 +233,9 @@ async def test_an_engine_whose_process_is_killed_fails_its_steps_and_its_legs(mo
             async with asyncio.timeout(5):
                 await listening
         late = _leg(LegKind.LOCAL, "late", (5, 6, 7), max_tokens=2)
-        assert await engine.submit(late) is not None
+        assert await engine.submit(late) is LegFailure.ENGINE_ERROR
+        async with asyncio.timeout(5):
+            await engine.abort([doomed.leg_id])
     finally:
         await engine.close()
     assert engine.processes() == ()

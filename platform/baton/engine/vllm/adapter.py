@@ -28,7 +28,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,7 @@ from baton.engine.vllm.wire import EngineWire, release_request
 logger = logging.getLogger(__name__)
 
 _STOP_GRACE_S = 5.0
-"""From SIGTERM to SIGKILL. An engine stops within a second when it is well."""
+"""From SIGTERM to SIGKILL. A worker takes seconds to unload its libraries; nothing needs them."""
 
 
 @dataclass(slots=True)
@@ -90,6 +90,8 @@ class VllmEngine:
         self._pids: set[int] = set()
         self._folder: Path | None = None
         self._closed = False
+        self._ended = asyncio.Event()
+        """Set once no further output can come."""
 
     async def start(self) -> ReplicaFacts:
         """Bring the engine up and say what it is.
@@ -126,19 +128,22 @@ class VllmEngine:
         endpoint = self._kv_events_endpoint()
         try:
             with process.environment(engine_environment(settings, os.getpid())):
-                # No other engine starts meanwhile, so children that appear are this one's.
-                self._others = process.children()
-                arguments = typed_arguments(engine_arguments(settings, endpoint))
-                config = AsyncEngineArgs(**arguments).create_engine_config()
-                client = EngineCoreClient.make_async_mp_client(
-                    config, Executor.get_class(config), log_stats=True
-                )
-                self._pids = process.children() - self._others
+                if not self._closed:
+                    self._launch(endpoint)
         except Exception as error:
             raise start_failure(settings, error) from error
-        self._client = client
-        if self._closed:
-            client.shutdown(timeout=_STOP_GRACE_S)
+        if self._client is not None and self._is_closed():
+            self._client.shutdown(timeout=_STOP_GRACE_S)
+
+    def _launch(self, endpoint: str | None) -> None:
+        # No other engine starts meanwhile, so children that appear are this one's.
+        self._others = process.children()
+        arguments = typed_arguments(engine_arguments(self._settings, endpoint))
+        config = AsyncEngineArgs(**arguments).create_engine_config()
+        self._client = EngineCoreClient.make_async_mp_client(
+            config, Executor.get_class(config), log_stats=True
+        )
+        self._pids = process.children() - self._others
 
     def _kv_events_endpoint(self) -> str | None:
         if not self._settings.kv_events:
@@ -183,25 +188,37 @@ class VllmEngine:
         """Stop legs and free their blocks. Returns when they can produce no further output.
 
         Raises:
-            EngineFailed: the engine is dead, or did not answer within its deadline.
+            EngineFailed: the engine lives but did not answer within its deadline.
         """
         known = [leg_id for leg_id in leg_ids if leg_id in self._live]
-        if not known or self._closed:
+        if not known or self._ended.is_set():
             return
-        fence = _Fence()
+        # A dead engine never answers; it cannot produce outputs either.
+        fence = asyncio.ensure_future(self._fence(known))
+        end = asyncio.ensure_future(self._ended.wait())
         deadline_s = self._settings.reply_deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
-                await self._core.abort_requests_async(known)
-                await self._core.is_sleeping_async()
-                self._core.outputs_queue.put_nowait(fence)
-                await fence.passed.wait()
-        except TimeoutError:
-            raise self._failed(f"no answer to an abort within {deadline_s:.0f} s") from None
-        except Exception as error:
-            raise self._failed(f"abort: {error}") from error
+            done, _ = await asyncio.wait(
+                {fence, end}, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            fence.cancel()
+            end.cancel()
+        if not done:
+            raise self._failed(f"no answer to an abort within {deadline_s:.0f} s")
+        if fence in done:
+            fence.result()
         for leg_id in known:
             self._forget(leg_id)
+
+    async def _fence(self, leg_ids: list[str]) -> None:
+        """Abort, and wait until `steps` has yielded all that was on its way before."""
+        fence = _Fence()
+        with suppress(EngineDeadError):
+            await self._core.abort_requests_async(leg_ids)
+            await self._core.is_sleeping_async()
+            self._core.outputs_queue.put_nowait(fence)
+            await fence.passed.wait()
 
     async def release(self, ticket: Ticket) -> None:
         """Tell the replica that issued `ticket` to free its blocks without pulling them.
@@ -226,6 +243,7 @@ class VllmEngine:
             try:
                 step = await self._core.get_output_async()
             except Exception as error:
+                self._ended.set()
                 if self._is_closed():
                     return
                 raise self._failed(f"engine died: {error}") from error
@@ -279,6 +297,7 @@ class VllmEngine:
         if self._closed:
             return
         self._closed = True
+        self._ended.set()
         await asyncio.to_thread(self._end)
         if self._client is not None:
             await _end_context(self._client)

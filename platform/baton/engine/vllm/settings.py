@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -141,6 +142,7 @@ def engine_environment(settings: VllmEngineSettings, adapter_pid: int) -> dict[s
         # that its plugins are loaded and outlive its parent.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_deadline_s)),
     }
     nixl = settings.nixl
     if nixl is not None:
