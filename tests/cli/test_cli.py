@@ -89,13 +89,13 @@ def test_up_hands_over_the_configuration_with_all_its_layers(run: Run) -> None:
     result = run(
         *("up", "-c", QUICKSTART, "--set", "server.port=9001", "--timeout", "90s", "--detach"),
         commands=commands,
-        environ={"BATON__ROUTER__SEED": "7"},
+        environ={"BATON__ADMISSION__MAX_QUEUE": "7"},
     )
     assert result.exit_code == 0
     ((verb, asked),) = commands.asked
     loaded = asked.pop("config")
     assert isinstance(loaded, LoadedConfig)
-    assert (loaded.config.server.port, loaded.config.router.seed) == (9001, 7)
+    assert (loaded.config.server.port, loaded.config.admission.max_queue) == (9001, 7)
     assert (verb, asked) == ("up", {"block": False, "timeout_s": 90.0})
 
 
@@ -275,10 +275,10 @@ def test_show_prints_a_configuration_that_validates(run: Run, tmp_path: Path) ->
 
 def test_show_tells_where_each_value_came_from(run: Run) -> None:
     arguments = ("config", "show", "-c", QUICKSTART, "--origins", "--set", "server.port=9001")
-    environ = {"BATON__ROUTER__SEED": "7"}
+    environ = {"BATON__ADMISSION__MAX_QUEUE": "7"}
     lines = run(*arguments, environ=environ).stdout.splitlines()
     assert "server.port: 9001  # --set" in lines
-    assert "router.seed: 7  # env BATON__ROUTER__SEED" in lines
+    assert "admission.max_queue: 7  # env BATON__ADMISSION__MAX_QUEUE" in lines
     assert "router.disaggregate: always  # default" in lines
     assert f"version: 1  # {QUICKSTART}:2:10" in lines
     report = json.loads(run(*arguments, "-o", "json", environ=environ).stdout)

@@ -117,21 +117,21 @@ def test_environment_variables_keep_their_text_and_their_case(load: Load) -> Non
 
 
 def test_later_layers_win_key_by_key_and_lists_are_replaced(load: Load) -> None:
-    base = LEAST + "server: {host: h, port: 1, routes: [chat, models]}\nrouter: {seed: 1}\n"
-    overlay = "server: {port: 2, routes: [health]}\nrouter: {seed: 2}\n"
+    base = LEAST + "server: {host: h, port: 1, routes: [chat, models]}\nadmission: {max_queue: 1}\n"
+    overlay = "server: {port: 2, routes: [health]}\nadmission: {max_queue: 2}\n"
     loaded = load(
         base,
         overlay,
-        env={"BATON__ROUTER__SEED": "3", "BATON__SERVER__PORT": "3", "BATON_OTHER": "x"},
-        sets=["router.seed=4", "router.seed=5"],
+        env={"BATON__ADMISSION__MAX_QUEUE": "3", "BATON__SERVER__PORT": "3", "BATON_OTHER": "x"},
+        sets=["admission.max_queue=4", "admission.max_queue=5"],
     )
     server = loaded.config.server
     assert (server.host, server.port, server.routes) == ("h", 3, ("health",))
-    assert loaded.config.router.seed == 5
+    assert loaded.config.admission.max_queue == 5
     assert loaded.origins["server.host"] == "x0.yaml:4:16"
     assert loaded.origins["server.routes"] == "x1.yaml:1:27"
     assert loaded.origins["server.port"] == "env BATON__SERVER__PORT"
-    assert loaded.origins["router.seed"] == "--set"
+    assert loaded.origins["admission.max_queue"] == "--set"
     assert loaded.origins["router.disaggregate"] == "default"
 
 
@@ -250,15 +250,23 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
             "at most 86400s, did you mean '2s'?",
         ),
         (with_key("admission", "{max_body: 1.5B}"), "1.5B", "admission.max_body: got '1.5B'"),
-        (with_key("router", "{seed: .nan}"), ".nan", "router.seed: got '.nan', wanted a whole"),
+        (with_key("admission", "{max_queue: .nan}"), ".nan", "admission.max_queue: got '.nan'"),
         (with_key("transfer", "{env: {A: }}"), "A:", "transfer.env.A: got nothing, wanted text"),
         (
             with_key("transfer", "{env: {A: {env: B, file: c}}}"),
             "A:",
             "transfer.env.A: wanted exactly one of 'env' and 'file'",
         ),
-        (with_key("server", "{extra: {a: 1e999}}"), "1e999", "server.extra.a: got 1e999, wanted"),
-        (with_key("server", "{extra: {a-b: 1}}"), "a-b", "server.extra: got the name 'a-b'"),
+        (
+            LEAST.replace("4096", "4096, engine: {extra: {a: 1e999}}"),
+            "1e999",
+            "model.engine.extra.a: got 1e999, wanted a finite number",
+        ),
+        (
+            LEAST.replace("4096", "4096, engine: {extra: {a-b: 1}}"),
+            "a-b",
+            "model.engine.extra: got the name 'a-b', wanted a vLLM argument with underscores",
+        ),
     ],
 )
 def test_a_wrong_value_is_said_with_its_place_and_what_was_wanted(
@@ -326,8 +334,7 @@ def test_findings_name_the_option_or_variable_that_they_are_about(
     [
         with_key("transfer", "{env: {HF_TOKEN: hunter2}}"),
         with_key("server", "{api_key: hunter2}"),
-        with_key("server", "{extra: {api_key: hunter2}}"),
-        with_key("server", "{extra: {api_key: [hunter2, hunter2]}}"),
+        LEAST.replace("4096", "4096, engine: {extra: {api_key: [hunter2, hunter2]}}"),
         LEAST.replace("4096", "4096, engine: {extra: {hf_token: hunter2}}"),
         LEAST.replace("4096", "4096, engine: {extra: {hf_overrides: {password: hunter2}}}"),
         LEAST.replace("4096", "4096, secret: hunter2"),
@@ -509,11 +516,6 @@ def model(rest: str, base: str = LEAST) -> str:
             "model.engine.extra.block_size: cannot be passed on, use 'engine.block_size'",
         ),
         (
-            with_key("server", "{extra: {port: 1}}"),
-            "1}}",
-            "server.extra.port: cannot be passed on, use 'server.port'",
-        ),
-        (
             model("engine: {sim: {speed: 2}}"),
             "sim: {",
             "model.engine.sim: given for kind 'vllm', wanted kind: sim or no sim",
@@ -608,10 +610,11 @@ def test_a_configuration_of_defaults_gives_the_coordinator_its_own_defaults(load
 
 def test_the_coordinator_is_bound_by_what_the_configuration_says(load: Load) -> None:
     text = (
-        LEAST + "admission: {max_queue: 7, max_queue_wait: 1s, timeouts: "
+        LEAST + "admission: {max_prompt_tokens: 8, max_queue: 7, max_queue_wait: 1s, timeouts: "
         "{first_token: 2s, stall: 3s, total: 4s, resume: 5s}}\ntransfer: {deadline: 6s, lease: 7s}"
     )
     assert coordinator_limits(load(text).config) == CoordinatorLimits(
+        max_prompt_tokens=8,
         max_queued=7,
         queue_wait_s=1.0,
         first_token_s=2.0,
@@ -647,7 +650,11 @@ def test_a_pool_of_simulated_engines_needs_no_timings(load: Load) -> None:
 )
 def test_odd_texts_are_rendered_so_that_they_read_back(load: Load, text: str) -> None:
     config = load(LEAST).config
-    odd = replace(config, server=replace(config.server, extra={"x": text, "y": {text: [text]}}))
+    extra = {"x": text, "y": {text: [text]}}
+    engine = replace(config.models["tiny"].engine, extra=extra)
+    model = replace(config.models["tiny"], engine=engine)
+    pool = replace(config.pools["main"], engine=engine)
+    odd = replace(config, models={"tiny": model}, pools={"main": pool})
     assert load(render(odd)).config == odd
 
 

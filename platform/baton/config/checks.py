@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from baton.config.schema import (
 from baton.config.tree import DefaultOrigin, Finding, Origin, Path, Section
 from baton.domain.fleet import Role
 
-_OWN_ENGINE_KEYS: Mapping[str, str] = {
+_OWN_KEYS: Mapping[str, str] = {
     "model": "source of the model",
     "served_model_name": "name of the model",
     "revision": "revision of the model",
@@ -48,11 +48,6 @@ _OWN_ENGINE_KEYS: Mapping[str, str] = {
     "kv_transfer_config": "transfer",
 }
 """vLLM engine arguments that have a key of their own, and which."""
-_OWN_SERVER_KEYS: Mapping[str, str] = {
-    **_OWN_ENGINE_KEYS,
-    "host": "server.host",
-    "port": "server.port",
-}
 
 _T = TypeVar("_T")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -153,7 +148,10 @@ def _engine(seen: _Seen, owner: Path) -> Iterator[Finding]:
     engine = seen.get(EngineConfig, *path)
     if engine is None:
         return
-    yield from _passed_on(seen, (*path, "extra"), engine.extra, own=_OWN_ENGINE_KEYS)
+    for argument in engine.extra:
+        if argument in _OWN_KEYS:
+            what = f"cannot be passed on, use '{_OWN_KEYS[argument]}'"
+            yield seen.wrong((*path, "extra", argument), what)
     if engine.kind is EngineKind.VLLM:
         if engine.sim is not None:
             yield seen.wrong((*path, "sim"), "given for kind 'vllm', wanted kind: sim or no sim")
@@ -168,15 +166,6 @@ def _engine(seen: _Seen, owner: Path) -> Iterator[Finding]:
             what = "has no effect on a simulated engine, remove it"
             yield seen.wrong((*path, key), what)
     yield from _sim(seen, owner, engine)
-
-
-def _passed_on(
-    seen: _Seen, path: Path, extra: Iterable[str], *, own: Mapping[str, str]
-) -> Iterator[Finding]:
-    for argument in extra:
-        if argument in own:
-            what = f"cannot be passed on, use '{own[argument]}'"
-            yield seen.wrong((*path, argument), what)
 
 
 def _sim(seen: _Seen, owner: Path, engine: EngineConfig) -> Iterator[Finding]:
@@ -249,9 +238,6 @@ def _endpoint(seen: _Seen) -> Iterator[Finding]:
     if server is not None and not (_address(server.host) or _HOST.fullmatch(server.host)):
         what = f"got {server.host!r}, wanted a host name or an IP address"
         yield seen.wrong(("server", "host"), what)
-    if server is not None:
-        path = ("server", "extra")
-        yield from _passed_on(seen, path, server.extra, own=_OWN_SERVER_KEYS)
     side_channel = seen.get(SideChannel, "transfer", "side_channel")
     if side_channel is not None and side_channel.bind != "private":
         bind = side_channel.bind

@@ -229,6 +229,7 @@ class RouterConfig:
     NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "policy": "the least loaded replica is chosen, remove it",
+            "seed": "placement draws no random numbers, remove it",
             "index": "cached prefixes are not tracked across replicas, remove it",
         }
     )
@@ -237,7 +238,6 @@ class RouterConfig:
         Disaggregate,
         NotYet({"auto": "whether to disaggregate cannot be predicted, use 'always' or 'never'"}),
     ] = Disaggregate.ALWAYS
-    seed: Annotated[int, NotNegative] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +316,10 @@ class ServerConfig:
     """The public endpoint."""
 
     NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"tls": "end TLS in a proxy in front of the endpoint, remove it"}
+        {
+            "tls": "end TLS in a proxy in front of the endpoint, remove it",
+            "extra": "arguments cannot be passed on to vLLM's API server, remove it",
+        }
     )
 
     host: str = "127.0.0.1"
@@ -326,8 +329,6 @@ class ServerConfig:
     ] = FrontendKind.PYTHON
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
-    extra: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
-    """Raw arguments of vLLM's API server that have no key of their own, e.g. tool_call_parser."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
