@@ -338,6 +338,9 @@ def _reread_environment(*, loopback: bool) -> None:
 
 
 def _start_serve(host: str, port: int) -> None:
+    # In this process only (Ray's were started before): throughput mode, meant for replicas, runs
+    # handles in the caller's event loop, and this process has none.
+    os.environ["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] = "1"
     from ray import serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

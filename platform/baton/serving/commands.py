@@ -21,7 +21,7 @@ from baton.serving import demo as demonstration
 from baton.serving.app import CONTROLLER, INGRESS
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
-from baton.serving.deployment import LocalDeployment, Progress, Questions
+from baton.serving.deployment import LocalDeployment, Progress, ask_all
 from baton.serving.preflight import check_machine
 
 Report = Mapping[str, object]
@@ -46,12 +46,8 @@ def up(config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progres
 def status(*, address: str | None) -> Report:
     """What runs: the deployment, its replicas as Serve and as each ingress sees them."""
     with _attached(address) as state:
-        questions = Questions()
-        try:
-            (asked_for, *_) = questions.all_replicas(CONTROLLER, "status")
-            ingresses = questions.all_replicas(INGRESS, "status")
-        finally:
-            questions.close()
+        (asked_for, *_) = ask_all(CONTROLLER, "status")
+        ingresses = ask_all(INGRESS, "status")
         found: dict[str, object] = {} if state is None else {"endpoint": state.http_url}
         return found | cast("dict[str, object]", asked_for) | {"ingresses": ingresses}
 
@@ -76,7 +72,7 @@ def demo(config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
     check_machine(config.config)
     with LocalDeployment(config.config, progress) as deployment:
         deployment.start(_DEMO_START_S)
-        asked = demonstration.ask_all(deployment, config.config.model_name, progress)
+        asked = demonstration.send_prompts(deployment, config.config.model_name, progress)
         figures = demonstration.summary(asked)
         if not once:
             _show_how_to_go_on(deployment.state, config.config.model_name, progress)

@@ -9,7 +9,7 @@ import baton
 from baton.config.schema import DeploymentConfig
 from baton.serving.membership import Member, Membership
 
-_MEMBER_FIELDS = ("pool", "role", "link", "pid")
+_MEMBER_FIELDS = ("replica_id", "pool", "role", "link", "pid")
 
 
 class Controller:
@@ -69,4 +69,4 @@ def _order(member: Member) -> tuple[str, str]:
 
 def _row(member: Member) -> dict[str, object]:
     told = {name: member.metadata[name] for name in _MEMBER_FIELDS if name in member.metadata}
-    return {"replica_id": member.replica_id, "node": member.node_ip} | told
+    return {"node": member.node_ip} | told

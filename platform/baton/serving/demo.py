@@ -12,7 +12,7 @@ from typing import cast
 import httpx
 
 from baton.serving.app import INGRESS
-from baton.serving.deployment import LocalDeployment, Progress
+from baton.serving.deployment import LocalDeployment, Progress, ask_all
 
 PROMPTS = (
     "Write a haiku about two runners who pass a baton.",
@@ -40,7 +40,7 @@ class Asked:
     transfer_s: float
 
 
-def ask_all(deployment: LocalDeployment, model: str, progress: Progress) -> list[Asked]:
+def send_prompts(deployment: LocalDeployment, model: str, progress: Progress) -> list[Asked]:
     """Send the demo's prompts one after the other, so that counters can be told apart."""
     asked = []
     for number, prompt in enumerate(PROMPTS, start=1):
@@ -69,14 +69,14 @@ def summary(asked: list[Asked]) -> dict[str, object]:
 
 
 def _ask(deployment: LocalDeployment, model: str, number: int, prompt: str) -> Asked:
-    before = _transfers(deployment)
+    before = _transfers()
     request_id = f"demo-{number}-{time.monotonic_ns()}"
     problem, token_times_s, asked_at_s = _stream(deployment, model, request_id, prompt)
-    story = _story(deployment, request_id)
+    story = _story(request_id)
     after = before
     until_s = time.monotonic() + _SETTLE_S
     while story.get("mode") == "pull" and after == before and time.monotonic() < until_s:
-        after = _transfers(deployment)
+        after = _transfers()
     first, last = (token_times_s[0], token_times_s[-1]) if token_times_s else (0.0, 0.0)
     return Asked(
         ok=not problem,
@@ -125,16 +125,16 @@ def _stream(
     return ("" if times_s else "the stream had no tokens"), times_s, asked_at_s
 
 
-def _story(deployment: LocalDeployment, request_id: str) -> Mapping[str, object]:
-    for answer in deployment.questions.all_replicas(INGRESS, "explain", request_id):
+def _story(request_id: str) -> Mapping[str, object]:
+    for answer in ask_all(INGRESS, "explain", request_id):
         for story in cast("list[Mapping[str, object]]", answer):
             return story
     return {}
 
 
-def _transfers(deployment: LocalDeployment) -> tuple[int, float]:
+def _transfers() -> tuple[int, float]:
     """Bytes and seconds of all pulls so far, as the decode engines counted them."""
-    (report, *_) = deployment.questions.all_replicas(INGRESS, "status")
+    (report, *_) = ask_all(INGRESS, "status")
     rows = cast("list[Mapping[str, float]]", cast("Mapping[str, object]", report)["replicas"])
     return sum(int(row["moved_bytes"]) for row in rows), sum(row["transfer_s"] for row in rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -21,29 +21,21 @@ _STOP_S = 20.0
 Progress = Callable[[str], None]
 
 
-class Questions:
-    """Asks the deployments of a running baton; one event loop for all of them, as Serve wants."""
+def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
+    """The answers of every replica of a deployment to a control call.
 
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+    Raises:
+        TimedOut: not all of them answered in time.
+    """
+    from ray import serve
 
-    def all_replicas(self, deployment: str, method: str, *arguments: object) -> list[object]:
-        """The answers of every replica of a deployment to a control call."""
-        return self._runner.run(self._broadcast(deployment, method, arguments))
-
-    def close(self) -> None:
-        """Close the event loop."""
-        self._runner.close()
-
-    async def _broadcast(
-        self, deployment: str, method: str, arguments: tuple[object, ...]
-    ) -> list[object]:
-        from ray import serve
-
-        async with asyncio.timeout(_ASK_S):
-            handle = serve.get_deployment_handle(deployment, APP)
-            answers = await handle.broadcast(method, *arguments)
-        return list(answers)
+    try:
+        handle = serve.get_deployment_handle(deployment, APP)
+        return list(handle.broadcast(method, *arguments).results(timeout_s=_ASK_S))
+    except TimeoutError as error:
+        raise TimedOut(
+            f"{deployment} did not answer {method!r} within {_ASK_S:.0f} s", "try again"
+        ) from error
 
 
 class LocalDeployment:
@@ -53,7 +45,6 @@ class LocalDeployment:
         self._config = config
         self._progress = progress
         self._cluster = LocalCluster(cluster_settings(config), progress=progress)
-        self.questions = Questions()
 
     def __enter__(self) -> LocalDeployment:
         return self
@@ -97,7 +88,6 @@ class LocalDeployment:
 
     def stop(self) -> None:
         """End everything that was started. Idempotent."""
-        self.questions.close()
         self._cluster.stop(serve_timeout_s=_STOP_S)
 
     def _await_application(self, until_s: float, timeout_s: float) -> None:
@@ -163,7 +153,8 @@ def _logical_cpus(config: DeploymentConfig) -> float:
     Ray's CPUs are a way of counting; on one machine nobody else counts on them.
     """
     pools = config.pools.values()
-    return 1.0 + sum(pool.resources.cpus * pool.replicas.max for pool in pools)
+    # Ray counts whole CPUs on a node.
+    return math.ceil(1.0 + sum(pool.resources.cpus * pool.replicas.max for pool in pools))
 
 
 def _progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton.domain.events import Event, ReplicaDraining, ReplicaLost
 from baton.serving.membership import Member
-from baton.serving.replica import LINK_ADDRESS
+from baton.serving.replica import LINK_ADDRESS, REPLICA_ID
 
 
 class Links(Protocol):
@@ -34,7 +34,7 @@ class FleetWatch:
     def on_members(self, members: frozenset[Member]) -> None:
         """Take in a new view of the membership."""
         addresses = {
-            member.replica_id: str(member.metadata[LINK_ADDRESS])
+            str(member.metadata[REPLICA_ID]): str(member.metadata[LINK_ADDRESS])
             for member in members
             if LINK_ADDRESS in member.metadata
         }

@@ -15,8 +15,9 @@ from baton.serving.ports import PortReservation
 from baton.telemetry.logs import configure_logs, log_event
 
 _LOGGER = logging.getLogger(__name__)
+REPLICA_ID = "replica_id"
 LINK_ADDRESS = "link"
-"""The key of a replica's metadata under which coordinators find its link."""
+"""Keys of a replica's metadata, by which coordinators find its link."""
 
 
 class EngineReplica:
@@ -32,7 +33,10 @@ class EngineReplica:
         self._host: ReplicaHost | None = None
         host = node_address()
         site = ReplicaSite(
-            replica_id=replica_name(), pool=pool, host=host, reserve_ports=self._ports.reserve
+            replica_id=f"{pool}-{replica_name()}",
+            pool=pool,
+            host=host,
+            reserve_ports=self._ports.reserve,
         )
         engine = await asyncio.to_thread(build_engine, config, site)
         self._host = ReplicaHost(
@@ -48,7 +52,7 @@ class EngineReplica:
         """What coordinators need to reach this replica; Serve hands it to them."""
         return {
             LINK_ADDRESS: self._started().address,
-            "replica_id": self._facts.replica_id,
+            REPLICA_ID: self._facts.replica_id,
             "pool": self._pool,
             "role": str(self._facts.role),
             "pid": os.getpid(),
