@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from baton.domain.commands import Delivery
-from baton.domain.errors import BatonError
+from baton.domain.errors import BatonError, NoCapacity
 from baton.domain.request import FinishReason, Request
 from baton.runtime.ports import Frontend
 
@@ -32,6 +32,7 @@ class EchoFleet:
         self.refusal: BatonError | None = None
         self.is_healthy = True
         self.paused = False
+        self.room = 1000
         self.fail_with: BatonError | None = None
         self.fail_after_tokens = 0
         self.fail_only_first = False
@@ -41,6 +42,7 @@ class EchoFleet:
     def reset(self) -> None:
         self.refusal = self.fail_with = None
         self.fail_only_first = False
+        self.room = 1000
         self.is_healthy, self.paused, self.fail_after_tokens = True, False, 0
         self.arrived = queue.SimpleQueue()
         self.aborted = queue.SimpleQueue()
@@ -59,6 +61,8 @@ class EchoFleet:
             self.aborted.put(request_id)
 
     def admit(self, n: int) -> BatonError | None:
+        if n > self.room:
+            return NoCapacity("-", 1.0, f"no room for {n}")
         return self.refusal
 
     def healthy(self) -> bool:

@@ -62,6 +62,7 @@ class ServerThread:
         self._error: BaseException | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frontend")
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.frontend: VllmFrontend | None = None
 
     @property
@@ -81,6 +82,12 @@ class ServerThread:
         self._socket.close()
         assert not self._thread.is_alive()
 
+    def close_frontend(self) -> None:
+        """Close the frontend under the running HTTP server."""
+        assert self.frontend is not None
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self.frontend.close(), self._loop).result(10)
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
@@ -90,6 +97,7 @@ class ServerThread:
             self._ready.set()
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         fleet = self._fleet
         hooks = FrontendHooks(
             on_request=fleet.on_request,

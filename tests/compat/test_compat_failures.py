@@ -10,6 +10,8 @@ import anthropic
 import httpx
 import openai
 import pytest
+from anthropic.types import MessageParam
+from openai.types.chat import ChatCompletionMessageParam
 
 from baton.domain.errors import (
     BatonError,
@@ -26,6 +28,8 @@ from tests.compat.endpoint import MAX_BODY_BYTES, Server, ServerThread
 # vLLM warns of its own deprecated fields in the server's thread.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
+HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
+CLAUDE_HI: list[MessageParam] = [{"role": "user", "content": "hi"}]
 PATHS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400},
     "/v1/completions": {"prompt": "hi", "max_tokens": 400},
@@ -76,14 +80,31 @@ def test_the_sdks_see_no_capacity_as_their_typed_errors(
     client: openai.OpenAI, claude: anthropic.Anthropic, *, server: Server, fleet: EchoFleet
 ) -> None:
     fleet.refusal = QueueFull("-", 1.0, "the queue is full")
-    messages = [{"role": "user", "content": "hi"}]
     with pytest.raises(openai.InternalServerError) as refused:
-        client.chat.completions.create(model=server.model, messages=messages, stream=True)
+        client.chat.completions.create(model=server.model, messages=HI, stream=True)
     assert refused.value.status_code == 503
     assert refused.value.response.headers["retry-after"] == "1"
     with pytest.raises(anthropic.APIStatusError) as overloaded:
-        claude.messages.create(model=server.model, messages=messages, max_tokens=4)
+        claude.messages.create(model=server.model, messages=CLAUDE_HI, max_tokens=4)
     assert overloaded.value.status_code == 503
+
+
+def test_what_needs_no_engine_is_answered_without_capacity(
+    client: openai.OpenAI, claude: anthropic.Anthropic, *, server: Server, fleet: EchoFleet
+) -> None:
+    fleet.refusal = NoCapacity("-", 1.0, "every replica is gone")
+    assert client.models.list().data
+    assert claude.messages.count_tokens(model=server.model, messages=CLAUDE_HI).input_tokens
+    assert httpx.post(f"{server.base_url}/tokenize", json={"prompt": "x"}).status_code == 200
+
+
+def test_n_choices_ask_for_n_places(server: Server, fleet: EchoFleet) -> None:
+    fleet.room = 2
+    assert post(server, "/v1/completions", n=2, max_tokens=1).status_code == 200
+    for stream in (False, True):
+        refused = post(server, "/v1/completions", n=3, max_tokens=1, stream=stream)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -132,9 +153,8 @@ def test_the_sdks_raise_on_a_failure_in_mid_stream(
 ) -> None:
     fleet.fail_after_tokens = 5
     fleet.fail_with = EngineFailed("r", "replica d-0 died")
-    messages = [{"role": "user", "content": "hi"}]
     chat = client.chat.completions.create(
-        model=server.model, messages=messages, stream=True, max_tokens=50
+        model=server.model, messages=HI, stream=True, max_tokens=50
     )
     with pytest.raises(openai.APIError, match="d-0"):
         list(chat)
@@ -144,7 +164,7 @@ def test_the_sdks_raise_on_a_failure_in_mid_stream(
     with pytest.raises(openai.APIError, match="d-0"):
         list(response)
     message = claude.messages.create(
-        model=server.model, messages=messages, stream=True, max_tokens=50
+        model=server.model, messages=CLAUDE_HI, stream=True, max_tokens=50
     )
     with pytest.raises(anthropic.APIStatusError, match="d-0"):
         list(message)

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.compat.endpoint import MAX_LEN_TOKENS, Server
 
 # vLLM warns of its own deprecated fields in the server's thread.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-HELLO = [{"role": "user", "content": "hello there"}]
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello there"}]
 
 
 def test_the_model_is_listed_under_its_served_name(client: openai.OpenAI, server: Server) -> None:

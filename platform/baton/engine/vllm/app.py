@@ -103,12 +103,12 @@ class VllmFrontend:
     async def _start(self, addresses: dict[str, str]) -> AsgiApp:
         args = await asyncio.to_thread(_import_vllm, self._settings, self._facts)
         # Imported by now, in the thread.
-        from baton.engine.vllm.frontend_llm import (  # noqa: PLC0415
+        from baton.engine.vllm.frontend_llm import (
             FleetLLM,
             api_app,
             engine_config,
         )
-        from baton.engine.vllm.seam import Seam  # noqa: PLC0415
+        from baton.engine.vllm.seam import Seam
 
         def construct() -> FleetLLM:
             return FleetLLM(
@@ -134,6 +134,6 @@ def _import_vllm(settings: FrontendSettings, facts: FleetFacts) -> Namespace:
     """Import everything heavy, and parse the server's arguments."""
     # Read by vLLM when it would first report usage to its makers.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    from baton.engine.vllm import frontend_llm, seam  # noqa: F401, PLC0415 - to have it imported
+    from baton.engine.vllm import frontend_llm, seam  # noqa: F401 - to have it imported
 
     return frontend_llm.server_args(settings.argv(max_len_tokens=facts.max_len_tokens))

@@ -56,7 +56,10 @@ class Problem:
         """The problem in an output's stop reason; an engine's own error has none there."""
         if not isinstance(packed, str):
             return INTERNAL
-        status, message, retry_after_s = json.loads(packed)
+        try:
+            status, message, retry_after_s = json.loads(packed)
+        except ValueError:
+            return INTERNAL
         return cls(status=status, message=message, retry_after_s=retry_after_s)
 
     def pack(self) -> str:

@@ -2,8 +2,8 @@
 
 Theory of operation: a request whose exact path is not listed is answered with 404 before anything
 of vLLM's sees it, so that routes which a new vLLM brings are closed until someone opens them.
-Each request of a generation route gets an `Exchange`, reachable through a context variable from
-the engine client deep inside vLLM's handlers. Its response is held back until the first token
+Each request gets an `Exchange`, reachable through a context variable from the engine client deep
+inside vLLM's handlers. Its response is held back until the first token
 (or the complete response, or an error) is there. So a request that fails before its first token is
 answered with a real status code, streaming or not, and one that fails later gets an error event
 of its API's shape as the last thing in its stream. Nothing is buffered once tokens flow.
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class Exchange:
-    """One request of a generation route and its response, which it holds back until it flows."""
+    """One request and its response, which is held back until it flows or is complete."""
 
     __slots__ = (
         "_dialect",
@@ -63,10 +63,13 @@ class Exchange:
         "_send",
         "_sent",
         "flowing",
+        "generates",
         "problem",
     )
 
-    def __init__(self, dialect: Dialect, send: Send) -> None:
+    def __init__(self, dialect: Dialect, send: Send, *, generates: bool) -> None:
+        self.generates = generates
+        """Whether it asks the fleet for tokens, rather than for what a frontend knows itself."""
         self.flowing = False
         """The first output of the engine has arrived."""
         self.problem: Problem | None = None
@@ -182,7 +185,7 @@ class Gate:
         if generates and (refusal := self._admit(1)) is not None:
             await answer(send, Problem.of(refusal), dialect)
             return
-        exchange = Exchange(dialect, send)
+        exchange = Exchange(dialect, send, generates=generates)
         body.exchange = exchange
         # From 2.4 on Starlette notices a disconnect only when it next sends, so that a client that
         # leaves while it waits would keep its place; before, it listens for it.

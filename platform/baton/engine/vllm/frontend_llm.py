@@ -72,6 +72,9 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         Raises:
             FleetError: the fleet takes no `n` more.
         """
+        exchange = CURRENT_EXCHANGE.get()
+        if exchange is not None and not exchange.generates:
+            return  # vLLM's handlers ask even when they only count tokens
         super().check_admission(n, request_id)
         error = self._admit(n)
         if error is not None:

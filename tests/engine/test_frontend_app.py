@@ -1,0 +1,168 @@
+"""Starting and stopping a whole frontend."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.domain.errors import EngineStartFailed, LinkFailed
+from baton.domain.fleet import ReplicaFacts, Role
+from baton.engine.tiny_model import write_tiny_model
+from baton.engine.vllm.app import VllmFrontend
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from tests.compat.echo_fleet import EchoFleet
+from tests.compat.endpoint import MODEL, MonotonicClock, ServerThread, serve
+
+# vLLM warns of its own deprecated fields, and when it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FACTS = FleetFacts(
+    max_len_tokens=256,
+    block_size_tokens=16,
+    kv_blocks=64,
+    max_running_requests=8,
+    max_batched_tokens=256,
+)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def fleet() -> EchoFleet:
+    return EchoFleet()
+
+
+@pytest.fixture
+def thread(model_dir: Path, fleet: EchoFleet) -> Iterator[ServerThread]:
+    settings = FrontendSettings(
+        model=str(model_dir),
+        served_name=MODEL,
+        log_stats=True,
+        routes=("completions", "metrics", "health"),
+        extra={"return_tokens_as_token_ids": True, "override-generation-config": {"top_k": 3}},
+    )
+    with serve(settings, fleet) as running:
+        yield running
+
+
+def frontend(fleet: EchoFleet, settings: FrontendSettings) -> VllmFrontend:
+    hooks = FrontendHooks(
+        on_request=fleet.on_request,
+        on_abort=fleet.on_abort,
+        admit=fleet.admit,
+        healthy=fleet.healthy,
+    )
+    return VllmFrontend(settings, FACTS, hooks=hooks, clock=MonotonicClock())
+
+
+def test_open_streams_end_with_an_error_when_the_frontend_closes(
+    thread: ServerThread, fleet: EchoFleet
+) -> None:
+    """And the series of vLLM's frontend are there when asked for, and only asked-for routes."""
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
+    assert httpx.post(f"{thread.base_url}/v1/completions", json=body).status_code == 200
+    metrics = httpx.get(f"{thread.base_url}/metrics").text
+    assert 'vllm:generation_tokens_total{engine="0",model_name="tiny"} 3.0' in metrics
+    assert httpx.get(f"{thread.base_url}/v1/models").status_code == 404
+
+    fleet.paused = True
+    answers: list[httpx.Response] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(
+            httpx.post(f"{thread.base_url}/v1/completions", json=body, timeout=20)
+        )
+    )
+    waiting.start()
+    fleet.arrived.get(timeout=5)
+    fleet.arrived.get(timeout=5)
+    thread.close_frontend()
+    waiting.join(10)
+    (answer,) = answers
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert httpx.get(f"{thread.base_url}/health").status_code == 503
+
+
+async def test_a_missing_model_is_one_clear_line(fleet: EchoFleet) -> None:
+    wanted = FrontendSettings(model="/nonexistent/model", served_name="x")
+    started_s = time.monotonic()
+    with pytest.raises(EngineStartFailed, match="/nonexistent/model") as failure:
+        await frontend(fleet, wanted).start()
+    assert "\n" not in str(failure.value)
+    assert time.monotonic() - started_s < 60
+
+
+async def test_an_argument_that_vllm_does_not_know_is_refused(
+    fleet: EchoFleet, model_dir: Path
+) -> None:
+    wanted = FrontendSettings(model=str(model_dir), served_name="x", extra={"no-such-thing": 1})
+    with pytest.raises(EngineStartFailed, match="no-such-thing"):
+        await frontend(fleet, wanted).start()
+
+
+async def test_a_frontend_that_is_not_started_refuses_deliveries(fleet: EchoFleet) -> None:
+    idle = frontend(fleet, FrontendSettings(model="m", served_name="x"))
+    assert not idle.healthy()
+    assert idle.open_requests == 0
+    with pytest.raises(LinkFailed, match="not running"):
+        idle.deliver([])
+    await idle.close()
+
+
+def test_unknown_routes_are_refused() -> None:
+    with pytest.raises(ValueError, match="embeddings"):
+        FrontendSettings(model="m", served_name="x", routes=("chat", "embeddings"))
+
+
+def test_extra_arguments_become_flags() -> None:
+    settings = FrontendSettings(
+        model="m",
+        served_name="x",
+        extra={
+            "tool_call_parser": "hermes",
+            "enable-auto-tool-choice": True,
+            "enable-prefix-caching": False,
+            "override-generation-config": {"top_k": 3},
+        },
+    )
+    argv = settings.argv(max_len_tokens=128)
+    assert argv[argv.index("--max-model-len") + 1] == "128"
+    assert argv[argv.index("--tool-call-parser") + 1] == "hermes"
+    assert "--enable-auto-tool-choice" in argv
+    assert "--no-enable-prefix-caching" in argv
+    assert json.loads(argv[argv.index("--override-generation-config") + 1]) == {"top_k": 3}
+
+
+def test_the_facts_of_a_fleet_are_what_all_replicas_can_do() -> None:
+    def replica(name: str, *, max_len_tokens: int) -> ReplicaFacts:
+        return ReplicaFacts(
+            replica_id=name,
+            pool="decode",
+            role=Role.DECODE,
+            model="m",
+            engine="sim",
+            engine_version="1",
+            block_size_tokens=16,
+            kv_blocks=100,
+            kv_block_bytes=1,
+            max_len_tokens=max_len_tokens,
+            max_running_requests=8,
+            max_batched_tokens=512,
+            layout="x",
+        )
+
+    facts = FleetFacts.of([replica("a", max_len_tokens=512), replica("b", max_len_tokens=256)])
+    assert facts.max_len_tokens == 256
+    assert facts.kv_blocks == 200
