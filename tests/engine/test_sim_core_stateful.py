@@ -248,7 +248,8 @@ class TwoCores(RuleBasedStateMachine):
             body.core.check_integrity()
             load = body.core.load()
             live = sum(1 for story in body.stories.values() if not story.ended)
-            assert load.queued_requests + load.running_requests == live
+            waiting = load.queued_requests + load.pulling_requests
+            assert waiting + load.running_requests == live
             assert load.running_requests <= body.config.max_running_requests
             assert 0 <= load.kv_used_fraction <= 1
 

@@ -219,10 +219,12 @@ class SimCore:
 
     def load(self) -> Load:
         """The load at this moment, counted."""
-        queued = [run for run in self._runs.values() if run.state is not RunState.RUNNING]
+        pulling = sum(run.state is RunState.TRANSFER for run in self._runs.values())
+        queued = (*self._waiting, *self._ready)
         prefilling = (run for run in self._running if run.missing_tokens > 1)
         return Load(
             queued_requests=len(queued),
+            pulling_requests=pulling,
             running_requests=len(self._running),
             queued_tokens=sum(run.missing_tokens for run in (*queued, *prefilling)),
             kv_used_fraction=self._memory.used_fraction,

@@ -17,8 +17,9 @@ _FAILURES = ("num_failed_transfers", "num_failed_notifications", "num_failed_han
 class LoadMeter:
     """Adds up what steps report.
 
-    Queued is every live leg that the scheduler does not run, wherever it waits: on its way, in
-    the scheduler's queue, or for its KV blocks. `queued_tokens` are prompt tokens of legs that have
+    Pulling is what the scheduler defers, which for our requests means: waits for its KV blocks.
+    Queued is every other live leg that the scheduler does not run, wherever it waits: on its way or
+    in the scheduler's queue. `queued_tokens` are prompt tokens of legs that have
     produced nothing yet: vLLM does not say how much of a prompt a chunked prefill has done, so a
     prompt counts in full until its first token.
     """
@@ -26,6 +27,7 @@ class LoadMeter:
     def __init__(self) -> None:
         self._queued_tokens = 0
         self._running_requests = 0
+        self._pulling_requests = 0
         self._kv_used_fraction = 0.0
         self._step_s = 0.0
         self._transfers = TransferTotals()
@@ -41,6 +43,7 @@ class LoadMeter:
     def stepped(self, stats: SchedulerStats) -> None:
         """Take in vLLM's `SchedulerStats` of one step."""
         self._running_requests = stats.num_running_reqs
+        self._pulling_requests = stats.num_skipped_waiting_reqs
         self._kv_used_fraction = stats.kv_cache_usage
         details = stats.iteration_details
         if details is not None and not details.is_dummy:
@@ -53,8 +56,10 @@ class LoadMeter:
     def load(self, *, live_legs: int) -> Load:
         """The load now. `live_legs` bounds counts that were true at the last step only."""
         running = min(self._running_requests, live_legs)
+        pulling = min(self._pulling_requests, live_legs - running)
         return Load(
-            queued_requests=live_legs - running,
+            queued_requests=live_legs - running - pulling,
+            pulling_requests=pulling,
             running_requests=running,
             queued_tokens=self._queued_tokens,
             kv_used_fraction=self._kv_used_fraction,

@@ -350,6 +350,11 @@ class ReplicaConnection:
 
 
 def _is_sane(load: Load) -> bool:
-    counts = (load.queued_requests, load.running_requests, load.queued_tokens)
+    counts = (
+        load.queued_requests,
+        load.running_requests,
+        load.queued_tokens,
+        load.pulling_requests,
+    )
     floats = (load.kv_used_fraction, load.step_s, load.transfers.busy_s)
     return min(counts) >= 0 and all(math.isfinite(value) and value >= 0 for value in floats)
