@@ -234,6 +234,20 @@ def test_out_of_blocks_the_youngest_leg_recomputes_and_loses_no_token() -> None:
     assert order[-8:] == ["young"] * 8
 
 
+def test_a_leg_that_is_ready_runs_in_the_step_that_puts_the_only_running_one_back() -> None:
+    settings = replace(SETTINGS, kv_blocks=10, max_len_tokens=40, max_running_requests=1)
+    core = new_core(settings)
+    core.add(*decode("ready", prefilled(new_core())))  # takes 8 of the 10 blocks
+    core.add(local("running", (5,) * 8, max_tokens=9))  # takes the other 2, and soon a third
+    assert core.begin_step(0.0) is not None
+    core.pull_done("ready", blocks=8, took_s=0.1)
+    assert [output.leg_id for output in core.finish_step(0.0)] == ["running"]
+    assert core.begin_step(0.0) is not None
+    assert [output.leg_id for output in core.finish_step(0.0)] == ["ready"]
+    ends = [output.leg_id for output in run_dry(core) if output.finish is not None]
+    assert ends == ["ready", "running"]
+
+
 def test_leased_blocks_are_kept_while_others_need_room_until_the_lease_ends() -> None:
     settings = replace(SETTINGS, kv_blocks=10, max_len_tokens=40, lease_s=5.0)
     core = new_core(settings)

@@ -293,6 +293,17 @@ async def test_a_lease_that_ends_during_the_transfer_fails_the_pull() -> None:
         assert decode.engine.load().transfers.failures == 1
 
 
+async def test_a_released_lease_lets_a_waiting_leg_start() -> None:
+    tight = replace(SETTINGS, max_len_tokens=128, kv_blocks=8, lease_s=1000.0)
+    async with running_two(source=tight) as (prefill, decode):
+        ticket = await prefilled(prefill)
+        waiting = leg("w", prompt=PROMPT[::-1])
+        assert await prefill.engine.submit(waiting) is None
+        await decode.engine.release(ticket)
+        await prefill.finished("w")
+        assert prefill.tokens("w") == wanted(prompt=PROMPT[::-1])
+
+
 async def test_a_source_that_is_gone_means_recomputing() -> None:
     async with running_two() as (prefill, decode):
         ticket = await prefilled(prefill)
@@ -394,7 +405,9 @@ async def test_blocks_are_pulled_from_another_process_until_it_is_killed() -> No
         await process.wait()
 
 
-async def test_garbage_on_the_side_channel_hurts_nobody_else() -> None:
+async def test_garbage_on_the_side_channel_hurts_nobody_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rng = random.Random(7)
     async with running_two() as (prefill, decode):
         ticket = await prefilled(prefill)
@@ -406,12 +419,12 @@ async def test_garbage_on_the_side_channel_hurts_nobody_else() -> None:
             async with asyncio.timeout(DEADLINE_S):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(garbage)
-                writer.write_eof()
                 with suppress(ConnectionError):
                     assert await reader.read() == b""
                 writer.close()
         assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == wanted()
         assert decode.engine.load().transfers.pulls == 1
+    assert caplog.records == []
 
 
 # ---------------------------------------------------------------------- freezing and dying
@@ -442,6 +455,17 @@ async def test_a_dead_engine_fails_its_steps_and_takes_no_legs() -> None:
     with pytest.raises(OSError, match=r"refused|reset|Connect"):
         await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), DEADLINE_S)
     await engine.abort(["a"])
+    await engine.close()
+
+
+async def test_a_dead_engine_takes_its_outputs_with_it() -> None:
+    engine = new_engine()
+    await engine.start()
+    assert await engine.submit(leg("a")) is None
+    await eventually(lambda: bool(engine._outbox._steps))
+    engine.die()
+    with pytest.raises(EngineFailed):
+        await anext(engine.steps())
     await engine.close()
 
 

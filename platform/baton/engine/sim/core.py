@@ -121,12 +121,8 @@ class SimCore:
         """Choose what to compute next; None when there is nothing that could be."""
         expect(self._step is None, "a step is under way: finish it first")
         self.expire_leases(now_s)
-        running_before = len(self._running)
         work, budget = self._continue_running()
-        preempted = len(self._running) < running_before
-        # Newcomers would take the room that a preempted leg needs to come back.
-        if not preempted or not work:
-            self._admit(work, budget)
+        self._admit(work, budget)
         self._memory.note_evictions()
         if not work:
             return None
