@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from world import LIMITS, World, facts, request
+from tests.control.world import LIMITS, World, facts, request
 
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
@@ -251,6 +251,17 @@ def test_a_handoff_that_finds_no_decode_replica_is_finished_by_the_prefill_repli
     world.step(prefill_leg)
     ((replica_id, leg),) = world.legs.values()
     assert (replica_id, leg.kind) == ("p0", LegKind.LOCAL)
+
+
+def test_a_handoff_goes_to_a_replica_that_failed_before_when_no_other_is_left() -> None:
+    world = World()
+    world.pd(prefill=2)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.fail_leg(only_leg(world), LegFailure.OVERLOADED)
+    world.wait(LIMITS.retry_s)
+    world.run_to_end()
+    assert world.records["r"].outcome is Phase.FINISHED
 
 
 def test_a_transfer_over_its_deadline_becomes_local() -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from world import LIMITS, World, request
+from tests.control.world import LIMITS, World, request
 
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import LegFailure

@@ -169,6 +169,7 @@ class Journeys:
         source = fleet.replicas.get(source_id)
         target = None if source is None else place_decode(source, fleet, avoid=entry.avoid)
         if target is None:
+            entry.local_only = LocalOnly.HANDOFF_FAILED
             self.release(entry, now_s)
             self.resume(entry, now_s)
             return

@@ -92,10 +92,11 @@ def place_decode(
         if not view.draining
         and view.facts.role is not Role.PREFILL
         and view.replica_id != source.replica_id
-        and view.replica_id not in avoid
         and view.facts.layout == source.facts.layout
     ]
-    return _least_loaded(candidates).replica_id if candidates else None
+    if not candidates:
+        return None
+    return _least_loaded(_preferring_untried(candidates, avoid)).replica_id
 
 
 def place_release(source: ReplicaView, fleet: FleetView) -> str | None:

@@ -126,7 +126,7 @@ class LocalCluster:
             if isinstance(error, RuntimeError | OSError | ValueError):
                 raise ClusterFailed(
                     f"the local cluster did not start: {type(error).__name__}: {error}",
-                    "see the lines above; `baton doctor` checks this machine",
+                    "see the lines above, and whether this machine has memory and disk left",
                 ) from error
             raise
         return self.state

@@ -122,7 +122,8 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env=os.environ.copy(),
+            # What these say is in the effective configuration already.
+            env={k: v for k, v in os.environ.items() if not k.startswith("BATON__")},
         )
     progress(f"process {holder.pid} holds the deployment; its output goes to {log}")
     until_s = time.monotonic() + timeout_s

@@ -124,9 +124,11 @@ class IngressBody:
 
     def _frontend_settings(self) -> FrontendSettings:
         name = self._config.model_name
+        model = self._config.models[name]
         return FrontendSettings(
-            model=model_path(self._config.models[name]),
+            model=model_path(model),
             served_name=name,
+            extra={"revision": model.revision} if model.revision else {},
             routes=tuple(str(route) for route in self._config.server.routes),
             max_body_bytes=self._config.admission.max_body_bytes,
         )
