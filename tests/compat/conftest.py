@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anthropic
+import httpx
 import openai
 import pytest
 
 from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend_settings import FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
-from tests.compat.endpoint import MAX_BODY_BYTES, MODEL, Server, ServerThread, serve
+from tests.compat.endpoint import MAX_BODY_BYTES, MAX_LEN_TOKENS, MODEL, Server, ServerThread, serve
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +38,27 @@ def running(model_dir: Path) -> Iterator[tuple[ServerThread, EchoFleet]]:
 
 
 @pytest.fixture
-def server(running: tuple[ServerThread, EchoFleet]) -> Server:
-    thread, _ = running
-    return Server(base_url=thread.base_url, model=MODEL, capabilities=frozenset())
+def server(request: pytest.FixtureRequest) -> Server:
+    """The stand-in, or the running deployment that BATON_TEST_URL names.
+
+    BATON_TEST_LACKS names, with commas, what the engines behind it cannot do.
+    """
+    if url := os.environ.get("BATON_TEST_URL"):
+        (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+        return Server(
+            base_url=url,
+            model=model["id"],
+            max_len_tokens=model["max_model_len"],
+            capabilities=frozenset({"logprobs", "json_schema"})
+            - frozenset(os.environ.get("BATON_TEST_LACKS", "").split(",")),
+        )
+    thread, _ = request.getfixturevalue("running")
+    return Server(
+        base_url=thread.base_url,
+        model=MODEL,
+        max_len_tokens=MAX_LEN_TOKENS,
+        capabilities=frozenset(),
+    )
 
 
 @pytest.fixture

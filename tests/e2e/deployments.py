@@ -1,0 +1,164 @@
+"""A baton that is started as a user would start it, and looked at as an operator would."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+_BATON = [sys.executable, "-m", "baton.cli.main"]
+_MAX_TOKENS = 64
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """A running baton."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    model: str = "tiny"
+
+    def status(self) -> dict[str, Any]:
+        """What `baton status -o json` says."""
+        done = subprocess.run(
+            [*_BATON, "status", "-o", "json"], capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """The replicas as the ingress sees them."""
+        rows: list[dict[str, Any]] = self.status()["ingresses"][0]["replicas"]
+        return rows
+
+    def pids(self) -> dict[str, int]:
+        """The process of each replica, by replica id."""
+        return {row["replica_id"]: row["pid"] for row in self.status()["members"]}
+
+    def wait_for(
+        self, holds: Callable[[dict[str, Any]], bool], timeout_s: float
+    ) -> dict[str, Any]:
+        """Wait until the status is as wanted."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            status = self.status()
+            if holds(status):
+                return status
+            assert time.monotonic() < until_s, f"not so within {timeout_s} s: {status}"
+
+    def stream(
+        self,
+        prompt: str | list[int],
+        *,
+        max_tokens: int = _MAX_TOKENS,
+        on_chunk: Callable[[int], None] = lambda _count: None,
+    ) -> str:
+        """The text of one streamed completion; fails unless the stream ends properly."""
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        text, chunks, finish = "", 0, None
+        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=90) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in answer.iter_lines():
+                data = line.removeprefix("data: ")
+                if data == "[DONE]":
+                    assert finish == "length", f"ended with {finish!r} after {text!r}"
+                    return text
+                if data:
+                    event = json.loads(data)
+                    assert "error" not in event, event
+                    text += event["choices"][0]["text"]
+                    finish = event["choices"][0]["finish_reason"] or finish
+                    chunks += 1
+                    on_chunk(chunks)
+        raise AssertionError(f"the stream was cut after {text!r}")
+
+
+@contextmanager
+def running(config: str, folder: Path, **settings: object) -> Iterator[Deployment]:
+    """`baton up` with a file of `configs/`, on a port of its own; ended in good order."""
+    port = free_port()
+    log = folder / "up.log"
+    sets = [f"server.port={port}", *(f"{k}={v}" for k, v in settings.items())]
+    command = [*_BATON, "up", "-c", str(CONFIGS / config)]
+    for one in sets:
+        command += ["--set", one]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=_environment()
+        )
+    try:
+        _await_serving(process, log, timeout_s=240.0)
+        yield Deployment(url=f"http://127.0.0.1:{port}", process=process, log=log)
+    finally:
+        _end(process)
+
+
+def _environment() -> Mapping[str, str]:
+    return os.environ | {"NO_COLOR": "1"}
+
+
+def _await_serving(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+    until_s = time.monotonic() + timeout_s
+    while "Ctrl-C ends it" not in log.read_text(errors="replace"):
+        assert process.poll() is None, f"baton up ended:\n{log.read_text(errors='replace')}"
+        assert time.monotonic() < until_s, f"not serving:\n{log.read_text(errors='replace')}"
+        time.sleep(0.2)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    family = descendants(process.pid)
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(90)
+    left = alive(family)
+    for one in (*left, process):
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            one.kill()
+    assert not left, f"processes were left behind: {left}"
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Every process below this one, now."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def alive(processes: list[psutil.Process], within_s: float = 5.0) -> list[psutil.Process]:
+    """Those that still run after a moment; a zombie is not running."""
+    _, left = psutil.wait_procs(processes, timeout=within_s)
+    return [
+        one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+    ]

@@ -1,0 +1,165 @@
+"""A whole baton on Ray with real vLLM engines on the CPU and real NIXL transfers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from baton.serving.engines import tiny_model_folder
+from tests.e2e.deployments import Deployment, alive, descendants, running
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
+PROMPTS = 20
+MAX_TOKENS = 24
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with running("quickstart.yaml", tmp_path_factory.mktemp("real")) as deployment:
+        yield deployment
+
+
+def prompts() -> list[list[int]]:
+    """Prompts of 5 to 1,500 tokens, no two with a common beginning."""
+    chance = random.Random(7)
+    lengths = [5, 31, 32, 33, 64, 65, *(chance.randrange(70, 1500) for _ in range(PROMPTS - 6))]
+    return [[chance.randrange(300, 8000) for _ in range(length)] for length in lengths]
+
+
+def ask(baton: Deployment, prompt: list[int]) -> list[int]:
+    """The token ids that baton generates greedily."""
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    answer = httpx.post(f"{baton.url}/v1/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    ids: list[int] = answer.json()["choices"][0]["token_ids"]
+    return ids
+
+
+def decoded(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    (row,) = [row for row in rows if row["role"] == "decode"]
+    return row
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory, baton: Deployment) -> list[list[int]]:
+    """What one plain vLLM engine says. Depends on baton so that the model has been made."""
+    folder = tmp_path_factory.mktemp("plain")
+    asked, answered = folder / "asked.json", folder / "answered.json"
+    asked.write_text(json.dumps(prompts()))
+    program = Path(__file__).parent / "programs" / "plain_vllm.py"
+    subprocess.run(
+        [sys.executable, str(program), str(tiny_model_folder()), str(MAX_TOKENS), asked, answered],
+        env=os.environ
+        | {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        },
+        check=True,
+        timeout=240,
+        capture_output=True,
+    )
+    answers: list[list[int]] = json.loads(answered.read_text())
+    return answers
+
+
+def test_tokens_equal_those_of_one_plain_engine_and_the_blocks_were_pulled_by_nixl(
+    baton: Deployment, plain: list[list[int]]
+) -> None:
+    before = decoded(baton.replicas())
+    answers = [ask(baton, prompt) for prompt in prompts()]
+    assert answers == plain
+    after = baton.wait_for(
+        lambda s: decoded(s["ingresses"][0]["replicas"])["pulls"] >= before["pulls"] + PROMPTS, 10
+    )
+    row = decoded(after["ingresses"][0]["replicas"])
+    assert row["pulls"] == before["pulls"] + PROMPTS
+    assert row["transfer_failures"] == 0
+    blocks = sum(-(-len(prompt) // 32) for prompt in prompts())
+    # The engine's own counter of bytes; a block of the tiny model's cache, keys and values:
+    block_bytes = 4 * 2 * 32 * 2 * 64 * 2
+    assert row["moved_bytes"] - before["moved_bytes"] == blocks * block_bytes
+
+
+def test_a_killed_decode_replica_leaves_no_orphan_and_its_stream_goes_on(
+    baton: Deployment,
+) -> None:
+    prompt = [token % 7000 + 300 for token in range(200)]
+    undisturbed = baton.stream(prompt, max_tokens=400)
+    (victim,) = [pid for name, pid in baton.pids().items() if name.startswith("decode-")]
+    family = [psutil.Process(victim), *descendants(victim)]
+    assert len(family) > 1, "the engine runs in a process of its own"
+
+    def kill(chunks: int) -> None:
+        if chunks == 30:
+            os.kill(victim, signal.SIGKILL)
+
+    assert baton.stream(prompt, max_tokens=400, on_chunk=kill) == undisturbed
+    assert alive(family) == []
+    status = baton.status()["ingresses"][0]
+    assert status["ended"]["resumes"] >= 1
+    assert status["in_flight"] == {}
+
+
+def test_the_killed_replica_is_replaced_and_pulls_again(baton: Deployment) -> None:
+    baton.wait_for(
+        lambda s: {row["role"] for row in s["ingresses"][0]["replicas"]} == {"prefill", "decode"},
+        120,
+    )
+    ask(baton, prompts()[10])
+    baton.wait_for(lambda s: decoded(s["ingresses"][0]["replicas"])["pulls"] == 1, 10)
+
+
+def test_a_killed_prefill_replica_fails_nothing(baton: Deployment) -> None:
+    (victim,) = [pid for name, pid in baton.pids().items() if name.startswith("prefill-")]
+    family = [psutil.Process(victim), *descendants(victim)]
+    prompt = prompts()[12]
+    os.kill(victim, signal.SIGKILL)
+    assert len(ask(baton, prompt)) == MAX_TOKENS
+    assert alive(family) == []
+    baton.wait_for(
+        lambda s: {row["role"] for row in s["ingresses"][0]["replicas"]} == {"prefill", "decode"},
+        120,
+    )
+
+
+def test_the_openai_and_anthropic_sdks_are_served(baton: Deployment) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/compat"],
+        env=os.environ | {"BATON_TEST_URL": baton.url},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_all_blocks_are_free_in_the_end(baton: Deployment) -> None:
+    status = baton.wait_for(
+        lambda s: all(row["kv_used_fraction"] == 0 for row in s["ingresses"][0]["replicas"]), 45
+    )
+    for row in status["ingresses"][0]["replicas"]:
+        assert row["expired_leases"] == 0, row
+        assert row["inflight_legs"] == 0, row

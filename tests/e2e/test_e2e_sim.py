@@ -1,0 +1,143 @@
+"""A whole baton on Ray with simulated engines, from HTTP to tokens and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.deployments import Deployment, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+STREAMS = 8
+TOKENS = 300
+"""Long enough, at some 10 ms a token, to be in the middle of it when a replica is killed."""
+
+
+@pytest.fixture(scope="module")
+def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with running("sim.yaml", tmp_path_factory.mktemp("sim")) as deployment:
+        yield deployment
+
+
+def prompt(number: int) -> str:
+    return f"stream {number}: " + "pass the baton on " * (number + 5)
+
+
+def test_a_stream_is_prefilled_and_decoded_apart(baton: Deployment) -> None:
+    before = sum(row["pulls"] for row in baton.replicas())
+    assert len(baton.stream(prompt(0))) > 0
+    after = baton.wait_for(
+        lambda s: sum(row["pulls"] for row in s["ingresses"][0]["replicas"]) > before, 10
+    )
+    pulled = [row for row in after["ingresses"][0]["replicas"] if row["pulls"]]
+    assert {row["role"] for row in pulled} == {"decode"}
+
+
+def test_killing_a_decode_replica_loses_and_repeats_no_token(baton: Deployment) -> None:
+    undisturbed = [baton.stream(prompt(n), max_tokens=TOKENS) for n in range(STREAMS)]
+    resumed_before = baton.status()["ingresses"][0]["ended"]["resumes"]
+    pids = baton.pids()
+    all_flow = threading.Barrier(STREAMS + 1, timeout=60)
+
+    def watch(chunks: int) -> None:
+        if chunks == 20:
+            all_flow.wait()
+
+    with ThreadPoolExecutor(STREAMS) as pool:
+        streams = [
+            pool.submit(baton.stream, prompt(n), max_tokens=TOKENS, on_chunk=watch)
+            for n in range(STREAMS)
+        ]
+        victim = next(replica for replica in pids if replica.startswith("decode-"))
+        all_flow.wait()
+        os.kill(pids[victim], signal.SIGKILL)
+        texts = [stream.result(timeout=90) for stream in streams]
+    assert texts == undisturbed
+    status = baton.status()["ingresses"][0]
+    assert status["ended"]["resumes"] > resumed_before, "no stream ran on the victim"
+    assert status["in_flight"] == {}
+
+
+def test_serve_replaces_a_killed_replica_and_it_gets_work(baton: Deployment) -> None:
+    def whole(status: dict[str, object]) -> bool:
+        rows = status["ingresses"][0]["replicas"]  # type: ignore[index]
+        return Counter(row["pool"] for row in rows) == {"prefill": 2, "decode": 2}
+
+    baton.wait_for(whole, 60)
+    assert len(baton.stream(prompt(3))) > 0
+
+
+def test_a_client_that_leaves_frees_its_replicas_within_a_second(baton: Deployment) -> None:
+    body = {"model": "tiny", "prompt": prompt(9), "max_tokens": 3000, "stream": True}
+    with httpx.stream("POST", f"{baton.url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+        left_at_s = time.monotonic()
+    ended = baton.wait_for(lambda s: s["ingresses"][0]["in_flight"] == {}, 10)["ingresses"][0]
+    assert all(row["inflight_legs"] == 0 for row in ended["replicas"])
+    # `baton status` itself takes seconds; the record says when the coordinator knew.
+    assert ended["ended"]["cancelled"] >= 1
+    assert time.monotonic() - left_at_s < 10
+
+
+def test_one_ingress_carries_many_streams_at_once(baton: Deployment) -> None:
+    with ThreadPoolExecutor(32) as pool:
+        texts = list(pool.map(lambda n: baton.stream(prompt(n % 4), max_tokens=50), range(64)))
+    assert [texts[n] for n in range(4)] * 16 == texts
+
+
+def test_the_openai_and_anthropic_sdks_are_served(baton: Deployment) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/compat"],
+        env=os.environ | {"BATON_TEST_URL": baton.url, "BATON_TEST_LACKS": "logprobs,json_schema"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_a_taken_port_is_said_before_anything_starts(baton: Deployment) -> None:
+    port = baton.url.rpartition(":")[2]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "baton.cli.main", "up"),
+            *("-c", "configs/sim.yaml", "--set", f"server.port={port}"),
+        ],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"port {port}" in done.stderr or f":{port}" in done.stderr
+    assert "starting" not in done.stderr
+
+
+def test_down_ends_the_deployment_and_every_process(tmp_path: Path, baton: Deployment) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "baton.cli.main", "down", "-o", "json"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["pid"] == baton.process.pid
+    assert baton.process.wait(5) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{baton.url}/health")
