@@ -42,7 +42,15 @@ class Stream:
         self.cancelled_at_s: list[float] = []
 
     async def __serve_build_asgi_app__(self) -> Callable[..., Awaitable[None]]:
-        return self.answer
+        # Not a bound method: uvicorn would take it for an application of the old two-step kind.
+        async def application(
+            scope: Message,
+            receive: Callable[[], Awaitable[Message]],
+            send: Callable[[Message], Awaitable[None]],
+        ) -> None:
+            await self.answer(scope, receive, send)
+
+        return application
 
     async def answer(
         self,
@@ -50,7 +58,7 @@ class Stream:
         receive: Callable[[], Awaitable[Message]],
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
-        """The ASGI application."""
+        """Answer one request."""
         if scope["type"] == "lifespan":
             await lifespan(receive, send)
             return
