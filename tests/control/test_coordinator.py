@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.control.world import LIMITS, World, facts, request
 
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
@@ -23,6 +22,7 @@ from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import HandoffMode, LegFailure, LegKind, LegOutput, RouteReason
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.policy.placement import Disaggregate, placer
+from tests.control.world import LIMITS, World, facts, request
 
 
 def only_leg(world: World) -> str:

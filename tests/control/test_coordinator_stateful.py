@@ -11,11 +11,11 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from tests.control.world import LIMITS, World, request
 
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import LegFailure
 from baton.domain.request import FinishReason, LocalOnly, Phase
+from tests.control.world import LIMITS, World, request
 
 REPLICAS = {
     "p0": Role.PREFILL,

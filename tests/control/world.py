@@ -157,7 +157,7 @@ class World:
 
     def step(self, leg_id: str, *, finish: FinishReason | None = None) -> None:
         """One engine step for one leg: its ticket, or its next token."""
-        replica_id, leg = self.legs[leg_id]
+        replica_id, _ = self.legs[leg_id]
         self.tell(StepProduced(replica_id=replica_id, outputs=(self.output(leg_id, finish),)))
 
     def output(self, leg_id: str, finish: FinishReason | None = None) -> LegOutput:

@@ -128,7 +128,7 @@ class Fleet:
     async def freed(self, timeout_s: float = 1.0) -> None:
         """Wait until no engine holds a block; a second is what the failure table allows."""
         async with asyncio.timeout(timeout_s):
-            while any(self.used_fractions().values()):
+            while any(self.used_fractions().values()):  # noqa: ASYNC110 - engines tell nobody
                 await asyncio.sleep(0.01)
 
     async def close(self) -> None:

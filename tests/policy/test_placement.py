@@ -25,7 +25,7 @@ from baton.policy.placement import (
 QUERY = PlacementQuery(prompt_tokens=100)
 
 
-def replica(
+def replica(  # noqa: PLR0913 - each is one aspect that some test varies
     replica_id: str,
     role: Role,
     *,

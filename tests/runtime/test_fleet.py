@@ -91,7 +91,8 @@ async def test_a_decode_engine_that_dies_mid_stream_costs_no_token() -> None:
 
 
 async def test_a_prefill_engine_that_dies_during_prefill_only_delays() -> None:
-    async with running_fleet(prefill=2, settings=replace(ENGINE, prefill_tokens_per_s=200)) as fleet:
+    settings = replace(ENGINE, prefill_tokens_per_s=200)
+    async with running_fleet(prefill=2, settings=settings) as fleet:
         request = fleet.ask("r")
         victim = fleet.driver.fleet()
         (name,) = [n for n, v in victim.replicas.items() if v.inflight_legs]
@@ -112,9 +113,7 @@ async def test_a_source_that_dies_during_the_transfer_only_delays() -> None:
 
 
 async def test_a_slow_transfer_falls_back_to_local() -> None:
-    async with running_fleet(
-        settings=SLOW_PULL, limits=CoordinatorLimits(transfer_s=0.2)
-    ) as fleet:
+    async with running_fleet(settings=SLOW_PULL, limits=CoordinatorLimits(transfer_s=0.2)) as fleet:
         request = fleet.ask("r")
         await fleet.clients.ended(1)
         assert_complete(fleet, request)

@@ -69,16 +69,10 @@ class Coordinator:
                 self._on_leg_failed(event, now_s)
             case LegsAborted():
                 self._on_aborted(event.leg_ids)
-            case ReplicaJoined():
-                self._on_joined(event.facts, now_s)
-            case ReplicaLost():
-                self._on_lost(event, now_s)
-            case ReplicaDraining():
-                self._fleet.drain(event.replica_id)
-            case LoadReported():
-                self._fleet.report(event.replica_id, event.load, now_s)
             case TimePassed():
                 self._on_time(now_s)
+            case ReplicaJoined() | ReplicaLost() | ReplicaDraining() | LoadReported():
+                self._on_replica_event(event, now_s)
             case _:
                 assert_never(event)
         return self._journeys.commands
@@ -222,6 +216,19 @@ class Coordinator:
             self._journeys.release_lease(closing.lease, now_s)
 
     # -------------------------------------------------------------- replicas and time
+
+    def _on_replica_event(
+        self, event: ReplicaJoined | ReplicaLost | ReplicaDraining | LoadReported, now_s: float
+    ) -> None:
+        match event:
+            case ReplicaJoined():
+                self._on_joined(event.facts, now_s)
+            case ReplicaLost():
+                self._on_lost(event, now_s)
+            case ReplicaDraining():
+                self._fleet.drain(event.replica_id)
+            case LoadReported():
+                self._fleet.report(event.replica_id, event.load, now_s)
 
     def _on_joined(self, facts: ReplicaFacts, now_s: float) -> None:
         if facts.replica_id in self._fleet:

@@ -10,7 +10,6 @@ from baton.domain.handoff import Lease, Leg, LegKind, Route, Ticket
 from baton.domain.request import LocalOnly, Phase, Request
 from baton.policy.placement import PlacementQuery
 
-
 _ATTEMPT_MARK = "~"
 
 
@@ -46,10 +45,12 @@ class Entry:
 
     @property
     def request_id(self) -> str:
+        """The request's id."""
         return self.request.request_id
 
     @property
     def deadline_at_s(self) -> float:
+        """When this entry must be looked at: its phase's deadline, or the request's own."""
         return min(self.total_deadline_at_s, self.phase_deadline_at_s)
 
     def move(self, target: Phase) -> None:

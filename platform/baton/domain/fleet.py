@@ -63,7 +63,7 @@ class TransferTotals(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A replica's load at one moment. A NamedTuple: it is sent as an array, several times a second."""
+    """A replica's load at one moment; sent several times a second, as an array."""
 
     queued_requests: int = 0
     """Requests that wait for a place in the batch; those whose blocks are on the way not among
@@ -91,6 +91,7 @@ class ReplicaView:
 
     @property
     def replica_id(self) -> str:
+        """The replica's id."""
         return self.facts.replica_id
 
 

@@ -27,9 +27,7 @@ class Phase(StrEnum):
         return self in FINAL_PHASES
 
 
-FINAL_PHASES = frozenset(
-    {Phase.FINISHED, Phase.SHED, Phase.EVICTED, Phase.FAILED, Phase.CANCELLED}
-)
+FINAL_PHASES = frozenset({Phase.FINISHED, Phase.SHED, Phase.EVICTED, Phase.FAILED, Phase.CANCELLED})
 
 
 class FinishReason(StrEnum):

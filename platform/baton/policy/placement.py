@@ -63,7 +63,7 @@ def placer(disaggregate: Disaggregate) -> Placer:
 def place(
     query: PlacementQuery, fleet: FleetView, *, disaggregate: Disaggregate
 ) -> Route | NoRoute:
-    """Choose the replicas for a request; the reason says what forced the choice, if anything did."""
+    """Choose the replicas for a request; the reason says what forced the choice, if anything."""
     usable = [view for view in fleet.replicas.values() if not view.draining]
     if not usable:
         known = bool(fleet.replicas)
@@ -85,7 +85,7 @@ def place(
 def place_decode(
     source: ReplicaView, fleet: FleetView, *, avoid: frozenset[str] = frozenset()
 ) -> str | None:
-    """Choose who decodes a prompt that `source` has prefilled; None when nobody compatible is left."""
+    """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
     candidates = [
         view
         for view in fleet.replicas.values()

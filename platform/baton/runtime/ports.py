@@ -95,10 +95,14 @@ class Frontend(Protocol):
 class Recorder(Protocol):
     """Whoever keeps the stories of ended requests."""
 
-    def record(self, record: RequestRecord) -> None: ...
+    def record(self, record: RequestRecord) -> None:
+        """Keep one record; called exactly once for each request."""
+        ...
 
 
 class Clock(Protocol):
     """Monotonic seconds."""
 
-    def now_s(self) -> float: ...
+    def now_s(self) -> float:
+        """Seconds since an arbitrary moment."""
+        ...

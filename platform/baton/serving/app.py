@@ -28,7 +28,7 @@ _STARTS = 3
 """An engine that does not start three times in a row will not start the fourth time."""
 _INGRESS_REQUESTS = 4096
 _SMALL = 0.01
-"""Logical CPUs of actors that do next to nothing; on a small machine a whole one would be missed."""
+"""Logical CPUs of actors that do little; on a small machine a whole one would be missed."""
 
 
 def build_app(config: DeploymentConfig) -> Application:

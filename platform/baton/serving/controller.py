@@ -1,4 +1,4 @@
-"""The controller: one small actor that knows what was deployed. The data plane never waits for it."""
+"""The controller: a small actor that knows what was deployed; no request ever waits for it."""
 
 from __future__ import annotations
 

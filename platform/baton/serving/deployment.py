@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Self
 
 import httpx
 
@@ -46,7 +47,7 @@ class LocalDeployment:
         self._progress = progress
         self._cluster = LocalCluster(cluster_settings(config), progress=progress)
 
-    def __enter__(self) -> LocalDeployment:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

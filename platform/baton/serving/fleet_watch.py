@@ -17,9 +17,13 @@ from baton.serving.replica import LINK_ADDRESS, REPLICA_ID
 class Links(Protocol):
     """The part of the link client that membership drives."""
 
-    def connect(self, replica_id: str, address: str) -> None: ...
+    def connect(self, replica_id: str, address: str) -> None:
+        """Keep a session with a replica."""
+        ...
 
-    def disconnect(self, replica_id: str) -> None: ...
+    def disconnect(self, replica_id: str) -> None:
+        """Forget a replica."""
+        ...
 
 
 class FleetWatch:

@@ -1,4 +1,4 @@
-"""One ingress replica: vLLM's API server in front, a coordinator behind it, links to every replica."""
+"""One ingress replica: vLLM's API server, a coordinator behind it, links to every replica."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Ingress:
         self._config = config
         self._body: IngressBody | None = None
 
-    async def __serve_build_asgi_app__(self) -> AsgiApp:  # noqa: PLW3201 - Serve's own name
+    async def __serve_build_asgi_app__(self) -> AsgiApp:
         """Called once by Serve when the replica starts."""
         from baton.serving.ray_context import app_name, replica_name
 

@@ -19,9 +19,7 @@ class LogFormat(StrEnum):
     TEXT = "text"
 
 
-def log_event(
-    logger: logging.Logger, level: int, event: str, fields: Mapping[str, object]
-) -> None:
+def log_event(logger: logging.Logger, level: int, event: str, fields: Mapping[str, object]) -> None:
     """Write one event with its fields; values are numbers, enums or short strings."""
     logger.log(level, event, extra={_FIELDS: fields})
 
