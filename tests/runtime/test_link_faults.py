@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -119,6 +120,18 @@ async def test_the_legs_of_a_frozen_coordinator_are_aborted() -> None:
         process.send_signal(signal.SIGSTOP)
         await engine.watch.until(lambda: engine.aborted == ["theirs"])
         assert host.coordinators == 0
+
+
+async def test_a_process_that_did_not_run_for_a_while_blames_nobody() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        time.sleep(2 * FAST.liveness_s)  # noqa: ASYNC251 - the stall is what is tested
+        await log.wait(LoadReported, len(log.of(LoadReported)) + 3)
+        engine.step_all()
+        assert await log.wait_tokens("a", 1) == [4]
+        assert not log.of(ReplicaLost)
+        assert engine.aborted == []
 
 
 # ---------------------------------------------------------------------- raw peers
@@ -247,10 +260,12 @@ async def test_an_oversized_part_costs_its_sender_the_connection_and_nobody_else
             await peer.hello()
             await peer.send(*frames.encode(frames.Submit(make_leg("bad"))))
             await engine.watch.until(lambda: "bad" in engine.running)
-            await peer.send(b"S", bytes(10_001), b"", b"")
+            large = make_leg("large", payload=bytes(10_001))
+            await peer.send(*frames.encode(frames.Submit(large)))
             await engine.watch.until(lambda: engine.aborted == ["bad"])
         client.submit("decode-1", make_leg("good"))
         await engine.watch.until(lambda: "good" in engine.running)
+        assert [leg.leg_id for leg in engine.submitted] == ["bad", "good"]
         assert not log.of(ReplicaLost)
 
 

@@ -56,6 +56,8 @@ async def test_an_abort_never_overtakes_its_leg() -> None:
         client.submit("decode-1", make_leg("b"))
         client.abort("decode-1", ["b"])
         client.submit("decode-1", make_leg("c"))
+        client.abort("decode-1", ["unknown"])
+        await log.wait_aborted("unknown")  # so the replica has received all of the above
         engine.submit_gate.set()
         await log.wait_aborted("b")
         await engine.watch.until(lambda: len(engine.submitted) == 3)

@@ -85,6 +85,7 @@ class LinkServer:
         self._owners: dict[str, _Session] = {}
         self._abort_askers: dict[str, _Session] = {}
         self._parting: frames.Goodbye | None = None
+        self._said_refusal = ""
 
     def bind(self, address: str) -> str:
         """Start to serve; returns the real address, also when port 0 asked for any free one.
@@ -306,7 +307,9 @@ class LinkServer:
         if session is not None:
             self._drop(session, frames.Goodbye(Parting.BAD_FRAME, str(error)))
         elif isinstance(error, ProtocolMismatch):
-            _LOG.error("a coordinator was refused: %s", error.why)
+            if error.why != self._said_refusal:  # once, though coordinators go on trying
+                _LOG.error("a coordinator was refused: %s", error.why)
+            self._said_refusal = error.why
             self._tell(peer, frames.Goodbye(Parting.PROTOCOL, error.why))
 
     def _on_hello(self, peer: bytes, hello: frames.Hello) -> None:
