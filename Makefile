@@ -25,7 +25,7 @@ check: install ## format, lint, types, layers, files
 	@scripts/check
 
 bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
-	@.venv/bin/python benchmarks/overhead.py $(ARGS)
+	@.venv/bin/python -m benchmarks.overhead $(ARGS)
 
 clean: ## remove the environment and every cache
 	@rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,304 @@
+"""The systems that are compared: how each is started, which processes it is, how it is ended."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import psutil
+
+from baton.config import DeploymentConfig, load_config, sim_settings
+from baton.engine.sim.settings import SimSettings
+from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.engines import model_path
+from baton.serving.reaper import marked_processes, reap
+
+ROOT = Path(__file__).resolve().parents[1]
+SCENARIOS = ROOT / "benchmarks" / "scenarios"
+_START_S = 180.0
+_STOP_S = 60.0
+_POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+API, HAPROXY, ENGINE, OTHER = "api", "haproxy", "engine", "other"
+"""Groups of processes. `api` is vLLM's API server, in baton the ingress replica around it."""
+
+
+class NotStartedError(RuntimeError):
+    """A system that did not come up; what it wrote last is in the message."""
+
+
+class System(Protocol):
+    """One of the compared systems."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the results."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where it answers, once started."""
+        ...
+
+    def start(self) -> None:
+        """Start and wait until healthy."""
+        ...
+
+    def groups(self) -> dict[str, list[psutil.Process]]:
+        """Its processes."""
+        ...
+
+    def stop(self) -> list[int]:
+        """End it; returns the ids of processes that had to be killed or are left."""
+        ...
+
+
+def scenario(name: str, *, port: int | None = None) -> DeploymentConfig:
+    """A scenario's configuration."""
+    sets = () if port is None else (f"server.port={port}",)
+    return load_config([SCENARIOS / f"{name}.yaml"], sets=sets).config
+
+
+def engine_settings(config: DeploymentConfig) -> SimSettings:
+    """The settings of a scenario's engines.
+
+    Raises:
+        ValueError: its pools have not all the same, so that there is nothing to compare.
+    """
+    found = {
+        sim_settings(pool.engine, config.models[pool.model], config.transfer)
+        for pool in config.pools.values()
+    }
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} different engines in one scenario, wanted 1")
+    return found.pop()
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Bare:
+    """vLLM's API server with one simulated engine."""
+
+    name = "bare"
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        self._settings = json.dumps(asdict(engine_settings(config)))
+        self._model = model_path(config.models[config.model_name])
+        self._folder: Path | None = None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.url = ""
+
+    def start(self) -> None:
+        """Start both processes and wait until the API server is healthy."""
+        self._folder = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        common = (str(self._folder), self._settings)
+        self._spawn(ENGINE, "engine", *common)
+        self._spawn(API, "api", *common, self._model, str(port))
+        _await_health(self.url, self._why_not)
+
+    def groups(self) -> dict[str, list[psutil.Process]]:
+        """The two processes, with any children."""
+        found = {}
+        for group, process in self._processes.items():
+            root = psutil.Process(process.pid)
+            found[group] = [root, *root.children(recursive=True)]
+        return found
+
+    def stop(self) -> list[int]:
+        """End both."""
+        processes, self._processes = list(self._processes.values()), {}
+        killed = [process.pid for process in processes if not _end(process)]
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        return killed
+
+    def _spawn(self, group: str, *arguments: str) -> None:
+        assert self._folder is not None, "spawned before the folder was made"
+        self._processes[group] = _spawn(
+            [sys.executable, "-m", "benchmarks._bare", *arguments], self._folder / f"{group}.log"
+        )
+
+    def _why_not(self) -> str | None:
+        for group, process in self._processes.items():
+            if process.poll() is not None and self._folder is not None:
+                return f"{group} ended: {_tail(self._folder / f'{group}.log')}"
+        return None
+
+
+class Baton:
+    """A complete baton: Ray Serve, HAProxy, ingress, and the replicas of a scenario."""
+
+    def __init__(self, name: str, scenario_name: str) -> None:
+        self.name = name
+        self._scenario = scenario_name
+        self._holder: subprocess.Popen[bytes] | None = None
+        self._log: Path | None = None
+        self._state: ClusterState | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        """`baton up`, and wait until it is healthy."""
+        port = free_port()
+        descriptor, path = tempfile.mkstemp(prefix="baton-", suffix=".log")
+        os.close(descriptor)
+        self._log = Path(path)
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "baton.cli.main", "up"]
+        command += ["-c", str(SCENARIOS / f"{self._scenario}.yaml"), "--set", f"server.port={port}"]
+        self._holder = _spawn(command, self._log)
+        _await_health(self.url, self._why_not)
+        self._state = self._find_state()
+
+    def groups(self) -> dict[str, list[psutil.Process]]:
+        """All processes of its cluster; `other` holds Ray's own, and the one that started it."""
+        assert self._state is not None, "asked before the start"
+        found: dict[str, list[psutil.Process]] = {g: [] for g in (API, HAPROXY, ENGINE, OTHER)}
+        for pid in {*marked_processes(self._state.run_dir), self._state.pid}:
+            try:
+                process = psutil.Process(pid)
+                found[group_of(process.name(), process.cmdline())].append(process)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def stop(self) -> list[int]:
+        """Let it end in good order, and see that nothing is left."""
+        holder, self._holder = self._holder, None
+        state = self._state or (None if holder is None else self._find_state_of(holder.pid))
+        self._state = None
+        left: list[int] = []
+        if holder is not None and not _end(holder):
+            left.append(holder.pid)
+        if state is not None:
+            left += sorted(marked_processes(state.run_dir))
+            reap(state.run_dir, grace_s=1.0)
+        if self._log is not None:
+            self._log.unlink(missing_ok=True)
+        return left
+
+    def _find_state(self) -> ClusterState:
+        assert self._holder is not None, "asked before the start"
+        state = self._find_state_of(self._holder.pid)
+        if state is None:
+            raise NotStartedError(f"process {self._holder.pid} published no state")
+        return state
+
+    def _find_state_of(self, pid: int) -> ClusterState | None:
+        return next((s for s in running_clusters(state_folder()) if s.pid == pid), None)
+
+    def _why_not(self) -> str | None:
+        if self._holder is not None and self._holder.poll() is not None and self._log is not None:
+            return f"baton up ended: {_tail(self._log)}"
+        return None
+
+
+def group_of(name: str, command: list[str]) -> str:
+    """Which group a process of baton's cluster belongs to.
+
+    Ray names the process of a replica `ray::ServeReplica:APP:DEPLOYMENT`, sometimes with a method.
+    """
+    if name == "haproxy":
+        return HAPROXY
+    title = command[0] if command else name
+    if not title.startswith("ray::ServeReplica:baton:"):
+        return OTHER
+    deployment = title.split(":")[4].split(".")[0].split("#")[0]
+    return {"ingress": API, "controller": OTHER}.get(deployment, ENGINE)
+
+
+class CpuMeter:
+    """CPU time of a system's processes, and of everybody else on the machine."""
+
+    def __init__(self, groups: dict[str, list[psutil.Process]]) -> None:
+        self._groups = groups
+        self._own = psutil.Process()
+        self._last: dict[int, float] = {}
+
+    def read(self) -> dict[str, float]:
+        """CPU seconds so far by group; `client` is this process, `machine` all that was used."""
+        seconds = {name: sum(map(self._cpu_s, group)) for name, group in self._groups.items()}
+        times = psutil.cpu_times()
+        busy_s = times.user + times.system + times.irq + times.softirq + times.nice
+        return seconds | {"client": self._cpu_s(self._own), "machine": busy_s, "steal": times.steal}
+
+    def _cpu_s(self, process: psutil.Process) -> float:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            # What it used since the last reading is lost; what it used before is not.
+            return self._last.get(process.pid, 0.0)
+        self._last[process.pid] = times.user + times.system
+        return self._last[process.pid]
+
+
+def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with log.open("wb") as output:
+        return subprocess.Popen(  # noqa: S603 - our own programs
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C is for the benchmark, which then ends them in order.
+            start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread here
+        )
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _end(process: subprocess.Popen[bytes]) -> bool:
+    """Ask a process to end; False when it had to be killed."""
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True
+
+
+def _await_health(url: str, why_not: Callable[[], str | None]) -> None:
+    until_s = time.monotonic() + _START_S
+    while time.monotonic() < until_s:
+        if (reason := why_not()) is not None:
+            raise NotStartedError(reason)
+        try:
+            if httpx.get(f"{url}/health", timeout=5.0).is_success:
+                return
+        except httpx.TransportError:
+            pass  # nobody listens yet
+        time.sleep(_POLL_S)
+    raise NotStartedError(f"{url} was not healthy after {_START_S:.0f} s")
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-1500:]
