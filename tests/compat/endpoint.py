@@ -33,6 +33,7 @@ class Server:
 
     base_url: str
     model: str
+    max_len_tokens: int
     capabilities: frozenset[str]
 
     @property

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from tests.compat.endpoint import MAX_LEN_TOKENS, Server
+from tests.compat.endpoint import Server
 
 # vLLM warns of its own deprecated fields in the server's thread.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -168,9 +168,12 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 def test_a_prompt_longer_than_the_context_is_a_bad_request(
     client: openai.OpenAI, server: Server, *, stream: bool
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match=str(MAX_LEN_TOKENS)):
+    with pytest.raises(openai.BadRequestError, match=str(server.max_len_tokens)):
         client.completions.create(
-            model=server.model, prompt=[5] * (MAX_LEN_TOKENS + 1), max_tokens=4, stream=stream
+            model=server.model,
+            prompt=[5] * (server.max_len_tokens + 1),
+            max_tokens=4,
+            stream=stream,
         )
 
 

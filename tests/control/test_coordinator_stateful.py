@@ -170,17 +170,17 @@ class NoLeakMachine(CoordinatorMachine):
         mortal = [item for item in items if item != "d1"] or ["p0"]
         return data.draw(st.sampled_from(sorted(mortal)))
 
-    @precondition(lambda self: set(self.world.alive) - {"d1"})
+    @precondition(lambda self: bool(set(self.world.alive) - {"d1"}))
     @rule(data=st.data(), reason=st.sampled_from(LossReason))
     def lose(self, data: st.DataObject, reason: LossReason) -> None:
         self.world.lose(self.pick(data, list(self.world.alive)), reason)
 
-    @precondition(lambda self: set(self.world.alive) - {"d1"})
+    @precondition(lambda self: bool(set(self.world.alive) - {"d1"}))
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
         self.world.drain(self.pick(data, list(self.world.alive)))
 
-    @precondition(lambda self: set(self.world.alive) - {"d1"})
+    @precondition(lambda self: bool(set(self.world.alive) - {"d1"}))
     @rule(data=st.data(), queued=st.integers(0, 3))
     def report(self, data: st.DataObject, queued: int) -> None:
         self.world.load(self.pick(data, list(self.world.alive)), Load(queued_requests=queued))

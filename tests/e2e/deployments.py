@@ -58,9 +58,7 @@ class Deployment:
         """The process of each replica, by replica id."""
         return {row["replica_id"]: row["pid"] for row in self.status()["members"]}
 
-    def wait_for(
-        self, holds: Callable[[dict[str, Any]], bool], timeout_s: float
-    ) -> dict[str, Any]:
+    def wait_for(self, holds: Callable[[dict[str, Any]], bool], timeout_s: float) -> dict[str, Any]:
         """Wait until the status is as wanted."""
         until_s = time.monotonic() + timeout_s
         while True:
@@ -142,8 +140,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(90)
     left = alive(family)
-    for one in (*left, process):
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
+    process.kill()
+    for one in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
     assert not left, f"processes were left behind: {left}"
 
@@ -159,6 +158,4 @@ def descendants(pid: int) -> list[psutil.Process]:
 def alive(processes: list[psutil.Process], within_s: float = 5.0) -> list[psutil.Process]:
     """Those that still run after a moment; a zombie is not running."""
     _, left = psutil.wait_procs(processes, timeout=within_s)
-    return [
-        one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
-    ]
+    return [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]

@@ -110,6 +110,19 @@ async def test_a_server_that_gives_no_raw_path_is_served() -> None:
     assert client.text == b"ok"
 
 
+async def test_the_app_listens_for_disconnects_whatever_the_server_speaks() -> None:
+    """From ASGI 2.4 on, Starlette would notice that a client has left only when it next sends."""
+    seen: list[str] = []
+
+    async def app(scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        seen.append(scope["asgi"]["spec_version"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(b"", more=False))
+
+    await Client(asgi={"version": "3.0", "spec_version": "2.5"}).ask(gate(app))
+    assert seen == ["2.3"]
+
+
 async def test_nothing_is_sent_before_the_first_token_and_everything_at_once_after() -> None:
     held: list[int] = []
     client = Client("/v1/responses")

@@ -44,9 +44,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
-IDLE_CORES = 0.35
-"""A NIXL worker that polls without pause uses 0.65 and up; one with a pause 0.15 and less."""
-IDLE_WINDOW_S = 4.0
+IDLE_CORES = 0.1
+"""A NIXL worker that polls without pause uses 0.25 on a crowded machine and 1.0 on a free one; one
+with a pause 0.02, but for a few seconds after its last step."""
+IDLE_WINDOW_S = 2.0
+IDLE_WINDOWS = 10
 
 
 @pytest.fixture(scope="module")
@@ -210,10 +212,15 @@ class TestVllmEngine(EngineContract):
             for pid in _processes(listener)
         ]
         assert len(members) >= 4
-        before = {member.pid: _cpu_s(member) for member in members}
-        await asyncio.sleep(IDLE_WINDOW_S)
-        cores = {m.pid: (_cpu_s(m) - before[m.pid]) / IDLE_WINDOW_S for m in members}
-        assert max(cores.values()) < IDLE_CORES, cores
+        busiest = []
+        for _ in range(IDLE_WINDOWS):
+            before = {member.pid: _cpu_s(member) for member in members}
+            await asyncio.sleep(IDLE_WINDOW_S)
+            used_s = max(_cpu_s(member) - before[member.pid] for member in members)
+            busiest.append(used_s / IDLE_WINDOW_S)
+            if busiest[-1] < IDLE_CORES:
+                return
+        pytest.fail(f"an idle engine process still uses cores: {busiest}")
 
 
 @pytest.mark.asyncio(loop_scope="function")

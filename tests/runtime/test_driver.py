@@ -82,9 +82,7 @@ class Outside:
 
 def rig(limits: CoordinatorLimits | None = None) -> tuple[Driver, Outside]:
     outside = Outside()
-    machine = Coordinator(
-        limits=limits or CoordinatorLimits(), placer=placer(Disaggregate.ALWAYS)
-    )
+    machine = Coordinator(limits=limits or CoordinatorLimits(), placer=placer(Disaggregate.ALWAYS))
     driver = Driver(
         machine, link=outside, frontend=outside, recorder=outside, clock=MonotonicClock()
     )

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import cast
 
@@ -31,10 +31,10 @@ _POLL_S = 0.2
 
 def up(config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progress) -> Report:
     """Start a deployment; returns when it is healthy, or with `block` when it was told to end."""
-    check_machine(config.config)
+    check_machine(config.config, warn=progress)
     if not block:
         return _up_detached(config, timeout_s, progress)
-    with LocalDeployment(config.config, progress) as deployment:
+    with _quiet_stdout(), LocalDeployment(config.config, progress) as deployment:
         deployment.start(timeout_s)
         url = deployment.state.http_url
         progress(f"serving {config.config.model_name} at {url}/v1; Ctrl-C ends it")
@@ -69,8 +69,8 @@ def down(*, timeout_s: float) -> Report:
 
 def demo(config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
     """Start a deployment, show a few requests, and stay up unless `once`."""
-    check_machine(config.config)
-    with LocalDeployment(config.config, progress) as deployment:
+    check_machine(config.config, warn=progress)
+    with _quiet_stdout(), LocalDeployment(config.config, progress) as deployment:
         deployment.start(_DEMO_START_S)
         asked = demonstration.send_prompts(deployment, config.config.model_name, progress)
         figures = demonstration.summary(asked)
@@ -82,6 +82,11 @@ def demo(config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
     if failed:
         raise EngineFailed("demo", f"{len(failed)} of {len(asked)} requests failed: {failed[0]}")
     return figures
+
+
+def _quiet_stdout() -> AbstractContextManager[object]:
+    """Keep stdout for our report: Ray prints there what its processes complain of."""
+    return redirect_stdout(sys.stderr)
 
 
 def _show_how_to_go_on(state: ClusterState, model: str, progress: Progress) -> None:

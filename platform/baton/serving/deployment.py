@@ -15,6 +15,7 @@ from baton.domain.errors import EngineStartFailed, TimedOut
 from baton.serving.app import APP, INGRESS, build_app
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
+from baton.serving.preflight import check_cluster
 
 _POLL_S = 0.5
 _ASK_S = 30.0
@@ -73,6 +74,7 @@ class LocalDeployment:
         """
         until_s = time.monotonic() + timeout_s
         self._cluster.start()
+        check_cluster(self._config, warn=self._progress)
         from ray import serve
 
         target = serve.RunTarget(
