@@ -108,6 +108,7 @@ async def test_a_server_that_gives_no_raw_path_is_served() -> None:
     del client.scope["raw_path"]
     await client.ask(gate(app))
     assert client.text == b"ok"
+    assert CURRENT_EXCHANGE.get() is None
 
 
 async def test_the_app_listens_for_disconnects_whatever_the_server_speaks() -> None:
@@ -235,6 +236,26 @@ async def test_a_declared_length_over_the_limit_is_refused_unread() -> None:
     assert client.status == 413
     assert len(client.body) == 1
     assert (b"connection", b"close") in client.said[0]["headers"]
+
+
+async def test_a_client_that_is_refused_while_it_writes_may_finish_writing() -> None:
+    """Cut off in the middle, it would see a broken connection instead of the answer."""
+    client = Client(headers=[(b"content-length", b"150")])
+    client.body = [
+        {"type": "http.request", "body": b"x" * 50, "more_body": more}
+        for more in (True, True, False)
+    ]
+    await client.ask(gate(never))
+    assert client.status == 413
+    assert client.body == []
+
+
+async def test_a_refused_client_that_writes_without_end_is_not_read_without_end() -> None:
+    client = Client(headers=[(b"content-length", b"100000")])
+    client.body = [{"type": "http.request", "body": b"x" * 50, "more_body": True}] * 100
+    await client.ask(gate(never))
+    assert client.status == 413
+    assert len(client.body) > 90
 
 
 @pytest.mark.parametrize(("size", "status"), [(100, 200), (101, 413)])
