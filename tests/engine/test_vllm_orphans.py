@@ -54,8 +54,12 @@ def test_killing_a_replica_leaves_no_engine_process_and_a_free_port(tmp_path: Pa
         assert _is_listening(port)
     finally:
         replica.kill()
-        replica.communicate()
+        replica.wait()
     _, alive = psutil.wait_procs({*engine, *family}, timeout=3)
+    for process in alive:
+        process.kill()
+    if replica.stdout is not None:
+        replica.stdout.close()
     assert alive == []
     assert not _is_listening(port)
     with socket.create_server((HOST, port)):
