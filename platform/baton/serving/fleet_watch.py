@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.domain.events import Event, ReplicaDraining, ReplicaLost
+from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
 from baton.serving.membership import Member
 from baton.serving.replica import LINK_ADDRESS, REPLICA_ID
 
@@ -33,6 +33,7 @@ class FleetWatch:
         self._links = links
         self._on_event = on_event
         self._members: frozenset[str] = frozenset()
+        self._joined: set[str] = set()
         self._leaving: set[str] = set()
 
     def on_members(self, members: frozenset[Member]) -> None:
@@ -48,12 +49,20 @@ class FleetWatch:
         for replica_id, address in addresses.items():
             self._links.connect(replica_id, address)
         for replica_id in sorted(gone):
-            self._leaving.add(replica_id)
-            self._on_event(ReplicaDraining(replica_id=replica_id))
+            if replica_id in self._joined:
+                self._leaving.add(replica_id)
+                self._on_event(ReplicaDraining(replica_id=replica_id))
+            else:
+                # A killed replica: its link broke before Ray noticed.
+                self._links.disconnect(replica_id)
 
     def on_link_event(self, event: Event) -> None:
         """Pass an event of the link on; a leaver whose link breaks is forgotten."""
         self._on_event(event)
-        if isinstance(event, ReplicaLost) and event.replica_id in self._leaving:
-            self._leaving.discard(event.replica_id)
-            self._links.disconnect(event.replica_id)
+        if isinstance(event, ReplicaJoined):
+            self._joined.add(event.facts.replica_id)
+        elif isinstance(event, ReplicaLost):
+            self._joined.discard(event.replica_id)
+            if event.replica_id in self._leaving:
+                self._leaving.discard(event.replica_id)
+                self._links.disconnect(event.replica_id)

@@ -1,0 +1,63 @@
+"""From a configuration to Serve's options: what each deployment asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.config import DeploymentConfig, load_config
+from baton.serving.app import ingress_options, pool_options
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def config(name: str, *sets: str) -> DeploymentConfig:
+    return load_config([CONFIGS / name], env={}, sets=sets).config
+
+
+def test_a_pool_starts_with_as_many_replicas_as_it_says() -> None:
+    assert pool_options(config("sim.yaml"), "prefill")["num_replicas"] == 2
+
+
+def test_a_replica_may_drain_for_as_long_as_a_stream_may_last() -> None:
+    options = pool_options(config("sim.yaml", "admission.timeouts.total=900s"), "decode")
+    grace_s = options["graceful_shutdown_timeout_s"]
+    assert isinstance(grace_s, float)
+    assert grace_s > 900
+
+
+def test_an_ingress_takes_many_requests_at_once() -> None:
+    taken = ingress_options(config("sim.yaml"))["max_ongoing_requests"]
+    assert isinstance(taken, int)
+    assert taken >= 1000
+
+
+def test_a_replica_with_one_worker_is_one_actor() -> None:
+    options = pool_options(config("gpu-example.yaml"), "decode")
+    assert options["ray_actor_options"] == {
+        "num_cpus": 4,
+        "num_gpus": 1,
+        "accelerator_type": "H100",
+    }
+    assert "placement_group_bundles" not in options
+
+
+def test_a_split_engine_gets_a_bundle_for_each_worker() -> None:
+    split = config(
+        "gpu-example.yaml",
+        "pools.decode.parallel.tp=4",
+        "pools.decode.parallel.pp=2",
+        "pools.decode.resources.gpus=8",
+        "pools.decode.resources.cpus=16",
+        "pools.decode.placement.strategy=spread",
+    )
+    options = pool_options(split, "decode")
+    bundles = options["placement_group_bundles"]
+    assert isinstance(bundles, list)
+    assert len(bundles) == 8
+    assert {bundle["GPU"] for bundle in bundles} == {1.0}
+    assert sum(bundle["CPU"] for bundle in bundles) == pytest.approx(16)
+    assert all("accelerator_type:H100" in bundle for bundle in bundles)
+    assert options["placement_group_strategy"] == "SPREAD"
+    assert options["ray_actor_options"] == {"num_cpus": 0}

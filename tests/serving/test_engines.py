@@ -1,0 +1,70 @@
+"""From a configuration to the settings of one engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.config import DeploymentConfig, load_config
+from baton.domain.fleet import Role
+from baton.engine.sim import SimEngine
+from baton.serving.engines import ReplicaSite, build_engine, engine_environment, vllm_settings
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def config(name: str, *sets: str) -> DeploymentConfig:
+    return load_config([CONFIGS / name], env={}, sets=sets).config
+
+
+def site(pool: str) -> ReplicaSite:
+    return ReplicaSite(
+        replica_id=f"{pool}-1",
+        pool=pool,
+        host="10.1.2.3",
+        reserve_ports=lambda _host, base, count: base + count,
+    )
+
+
+def test_a_simulated_pool_gets_simulated_engines() -> None:
+    assert isinstance(build_engine(config("sim.yaml"), site("decode")), SimEngine)
+
+
+@pytest.mark.real
+def test_an_engine_is_told_its_model_role_and_side_channel() -> None:
+    asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama")
+    settings = vllm_settings(asked, site("prefill"))
+    assert (settings.model_source, settings.model_name) == ("/models/llama", "llama-8b")
+    assert settings.role is Role.PREFILL
+    assert settings.nixl is not None
+    assert (settings.nixl.host, settings.nixl.port) == ("10.1.2.3", 20_001)
+    assert settings.max_batched_tokens == 8192
+
+
+@pytest.mark.real
+def test_the_workers_of_a_split_engine_live_in_its_placement_group() -> None:
+    split = config(
+        "gpu-example.yaml",
+        "pools.decode.parallel.tp=2",
+        "pools.decode.resources.gpus=2",
+        "models.llama-8b.source=/models/llama",
+    )
+    settings = vllm_settings(split, site("decode"))
+    assert settings.tensor_parallel == 2
+    assert settings.extra["distributed_executor_backend"] == "ray"
+
+
+def test_engines_on_a_cpu_share_its_cores_in_peace() -> None:
+    environment = engine_environment(config("quickstart.yaml"), "decode")
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_engines_on_a_gpu_are_left_to_vllm() -> None:
+    assert engine_environment(config("gpu-example.yaml"), "decode") == {}
+
+
+def test_what_the_configuration_sets_for_engines_wins() -> None:
+    asked = config("quickstart.yaml", "transfer.env.OMP_NUM_THREADS='2'")
+    assert engine_environment(asked, "decode")["OMP_NUM_THREADS"] == "2"

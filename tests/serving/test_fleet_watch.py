@@ -1,0 +1,99 @@
+"""The link follows the membership: joiners are connected, leavers drain, the dead are forgotten."""
+
+from __future__ import annotations
+
+from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
+from baton.domain.fleet import LossReason, ReplicaFacts, Role
+from baton.serving.fleet_watch import FleetWatch
+from baton.serving.membership import Member
+
+
+class Links:
+    def __init__(self) -> None:
+        self.addresses: dict[str, str] = {}
+
+    def connect(self, replica_id: str, address: str) -> None:
+        self.addresses[replica_id] = address
+
+    def disconnect(self, replica_id: str) -> None:
+        del self.addresses[replica_id]
+
+
+def member(name: str, **metadata: object) -> Member:
+    told = {"replica_id": name, "link": f"tcp://10.0.0.1:{len(name)}"} | metadata
+    return Member(replica_id=f"serve-{name}", deployment="pool", metadata=told, node_ip="10.0.0.1")
+
+
+def watch() -> tuple[FleetWatch, Links, list[Event]]:
+    links, events = Links(), []
+    return FleetWatch(links, events.append), links, events
+
+
+def joined(name: str) -> ReplicaJoined:
+    return ReplicaJoined(
+        facts=ReplicaFacts(
+            replica_id=name,
+            pool="pool",
+            role=Role.MIXED,
+            model="tiny",
+            engine="sim",
+            engine_version="0",
+            block_size_tokens=16,
+            kv_blocks=1,
+            kv_block_bytes=1,
+            max_len_tokens=1,
+            max_running_requests=1,
+            max_batched_tokens=1,
+            layout="",
+        )
+    )
+
+
+def test_a_new_member_is_connected_under_its_own_name() -> None:
+    follow, links, events = watch()
+    follow.on_members(frozenset({member("a")}))
+    assert links.addresses == {"a": "tcp://10.0.0.1:1"}
+    assert events == []
+
+
+def test_a_member_that_has_not_said_where_it_is_is_left_alone() -> None:
+    follow, links, _ = watch()
+    stranger = Member(replica_id="x", deployment="pool", metadata={}, node_ip="")
+    follow.on_members(frozenset({stranger}))
+    assert links.addresses == {}
+
+
+def test_a_member_that_leaves_drains_and_keeps_its_link() -> None:
+    follow, links, events = watch()
+    follow.on_members(frozenset({member("a"), member("b")}))
+    follow.on_link_event(joined("a"))
+    follow.on_members(frozenset({member("b")}))
+    assert events[1:] == [ReplicaDraining(replica_id="a")]
+    assert links.addresses.keys() == {"a", "b"}
+
+
+def test_a_leaver_is_forgotten_when_its_link_breaks() -> None:
+    follow, links, events = watch()
+    follow.on_members(frozenset({member("a")}))
+    follow.on_link_event(joined("a"))
+    follow.on_members(frozenset())
+    lost = ReplicaLost(replica_id="a", reason=LossReason.DISCONNECTED)
+    follow.on_link_event(lost)
+    assert links.addresses == {}
+    assert events[-1] == lost
+
+
+def test_a_member_whose_link_breaks_is_tried_again() -> None:
+    follow, links, events = watch()
+    follow.on_members(frozenset({member("a")}))
+    follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.SILENT))
+    assert links.addresses.keys() == {"a"}
+    assert len(events) == 1
+
+
+def test_a_leaver_whose_link_had_broken_before_is_forgotten_at_once() -> None:
+    follow, links, _ = watch()
+    follow.on_members(frozenset({member("a")}))
+    follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.DISCONNECTED))
+    follow.on_members(frozenset())
+    assert links.addresses == {}
