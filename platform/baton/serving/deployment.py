@@ -101,7 +101,7 @@ class LocalDeployment:
             application = serve.status().applications.get(APP)
             if application is not None:
                 state = str(application.status.value)
-                line = _progress_line(
+                line = progress_line(
                     {
                         name: dict(status.replica_states)
                         for name, status in application.deployments.items()
@@ -115,7 +115,7 @@ class LocalDeployment:
                 if state in {"DEPLOY_FAILED", "UNHEALTHY"}:
                     messages = [s.message for s in application.deployments.values() if s.message]
                     raise EngineStartFailed(
-                        _last_line(messages) or "the deployment failed",
+                        telling_line(messages) or "the deployment failed",
                         "correct the configuration; the replicas' logs are in "
                         f"{self.state.run_dir}/session_latest/logs/serve",
                     )
@@ -160,7 +160,7 @@ def _logical_cpus(config: DeploymentConfig) -> float:
     return math.ceil(1.0 + sum(pool.resources.cpus * pool.replicas.max for pool in pools))
 
 
-def _progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:
+def progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:
     """`prefill 1/1 ready, decode 0/1 ready (starting)`."""
     parts = []
     for name, states in sorted(deployments.items(), key=lambda item: (item[0] != INGRESS, item[0])):
@@ -171,7 +171,7 @@ def _progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:
     return "ready: " + ", ".join(parts) if parts else "waiting for Ray Serve"
 
 
-def _last_line(messages: list[str]) -> str:
+def telling_line(messages: list[str]) -> str:
     """The line of a failure message that says what went wrong: the last of its traceback."""
     lines = [line.strip() for message in messages for line in message.splitlines()]
     telling = [line for line in lines if "Error" in line or "Failed" in line]
