@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import openai
@@ -136,7 +137,12 @@ def test_a_json_schema_is_obeyed(
             "json_schema": {"name": "digit", "schema": schema, "strict": True},
         },
     )
-    assert 0 <= json.loads(answer.choices[0].message.content or "")["n"] <= 9
+    # A model with random weights may fill its tokens with the white space that JSON allows, so the
+    # answer may be cut; what there is must be the beginning of an answer that obeys.
+    squeezed = "".join((answer.choices[0].message.content or "").split())
+    assert re.fullmatch(r'\{("(n("(:(\d\}?)?)?)?)?)?', squeezed), squeezed
+    if answer.choices[0].finish_reason == "stop":
+        assert 0 <= json.loads(squeezed)["n"] <= 9
 
 
 def test_a_response_has_output_text(client: openai.OpenAI, server: Server) -> None:
