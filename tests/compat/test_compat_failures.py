@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 
 import anthropic
@@ -46,8 +47,8 @@ FAILURES: list[tuple[BatonError, int]] = [
 
 
 @pytest.fixture(autouse=True)
-def stand_in_only(server: Server, running: tuple[ServerThread, EchoFleet]) -> None:
-    if server.base_url != running[0].base_url:
+def stand_in_only() -> None:
+    if "BATON_TEST_URL" in os.environ:
         pytest.skip("a real deployment does not fail on demand")
 
 

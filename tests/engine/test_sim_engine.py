@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.errors import EngineFailed, EngineStartFailed
+from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
 from baton.domain.request import FinishReason
@@ -449,7 +449,7 @@ async def test_a_dead_engine_fails_its_steps_and_takes_no_legs() -> None:
     assert server is not None
     port = server.sockets[0].getsockname()[1]
     engine.die("test")
-    with pytest.raises(EngineFailed, match=r"replica e0 died: test"):
+    with pytest.raises(EngineDied, match=r"replica e0 died: test"):
         await anext(engine.steps())
     assert await engine.submit(leg("a")) is LegFailure.ENGINE_ERROR
     with pytest.raises(OSError, match=r"refused|reset|Connect"):
@@ -464,7 +464,7 @@ async def test_a_dead_engine_takes_its_outputs_with_it() -> None:
     assert await engine.submit(leg("a")) is None
     await eventually(lambda: bool(engine._outbox._steps))
     engine.die()
-    with pytest.raises(EngineFailed):
+    with pytest.raises(EngineDied):
         await anext(engine.steps())
     await engine.close()
 
@@ -480,7 +480,7 @@ async def test_a_defect_in_the_engine_fails_its_steps_and_is_logged(
     monkeypatch.setattr(engine._core, "finish_step", broken)
     await engine.submit(leg("a"))
     async with asyncio.timeout(DEADLINE_S):
-        with pytest.raises(EngineFailed, match="a defect"):
+        with pytest.raises(EngineDied, match="a defect"):
             await anext(engine.steps())
     await engine.close()
     assert "simulated engine of replica e0 failed" in caplog.text

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from baton.domain.errors import EngineFailed, EngineStartFailed
+from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
 from baton.domain.request import FinishReason
@@ -236,7 +236,7 @@ async def test_an_engine_whose_process_is_killed_fails_its_steps_and_its_legs(mo
         assert await engine.submit(doomed) is None
         await listener.started(doomed.leg_id)
         os.kill(engine.processes()[0], signal.SIGKILL)
-        with pytest.raises(EngineFailed, match="engine died"):
+        with pytest.raises(EngineDied, match="died"):
             async with asyncio.timeout(5):
                 await listening
         late = _leg(LegKind.LOCAL, "late", (5, 6, 7), max_tokens=2)

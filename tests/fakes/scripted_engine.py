@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from baton.domain.errors import EngineFailed
+from baton.domain.errors import EngineDied
 from baton.domain.fleet import Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
@@ -142,7 +142,7 @@ class ScriptedEngine:
 
     def die(self, why: str = "cuda error") -> None:
         """Fail as an engine process does that was killed."""
-        self._steps.put_nowait(EngineFailed("*", why))
+        self._steps.put_nowait(EngineDied("scripted", why))
 
     def step_all(self) -> None:
         """Produce the next token of every running leg, in one step."""

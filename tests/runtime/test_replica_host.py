@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.domain.errors import EngineFailed
+from baton.domain.errors import EngineDied
 from baton.domain.events import LegFailed, LegsAborted, LoadReported, ReplicaLost, StepProduced
 from baton.domain.fleet import Load, LossReason
 from baton.domain.handoff import LegFailure, LegOutput
@@ -252,7 +252,7 @@ async def test_an_engine_that_dies_while_draining_ends_the_drain() -> None:
         engine.die()
         async with asyncio.timeout(5):
             await host.drained.wait()
-        assert isinstance(await host.failed, EngineFailed)
+        assert isinstance(await host.failed, EngineDied)
 
 
 async def test_an_address_in_use_is_named_and_the_engine_is_closed_again() -> None:

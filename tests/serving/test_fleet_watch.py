@@ -25,7 +25,8 @@ def member(name: str, **metadata: object) -> Member:
 
 
 def watch() -> tuple[FleetWatch, Links, list[Event]]:
-    links, events = Links(), []
+    links = Links()
+    events: list[Event] = []
     return FleetWatch(links, events.append), links, events
 
 

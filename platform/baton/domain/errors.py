@@ -10,6 +10,7 @@
     ├── PromptTooLong     longer than this deployment lets in
     ├── DeadlineExceeded  the request's own time limit ran out
     ├── TransferFailed    KV blocks could not be moved
+    ├── EngineDied        the engine of a replica is dead
     ├── LinkFailed        a fleet link refused a frame or is down
     ├── EngineStartFailed an engine could not be started
     ├── EngineStartFailed an engine could not be started
@@ -96,6 +97,20 @@ class TransferFailed(_RequestFailed):
     """KV blocks could not be moved."""
 
     retryable = True
+
+
+class EngineDied(BatonError):
+    """The engine of a replica is dead; whatever ran there goes on elsewhere."""
+
+    retryable = True
+
+    def __init__(self, replica_id: str, why: str) -> None:
+        super().__init__(replica_id, why)
+        self.replica_id = replica_id
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"the engine of replica {self.replica_id} died: {self.why}"
 
 
 class LinkFailed(BatonError):

@@ -51,7 +51,7 @@ class Engine(Protocol):
         """Yield the outputs of each engine step that produced any; ends when the engine closes.
 
         Raises:
-            EngineFailed: the engine died.
+            EngineDied: the engine died.
         """
         ...
 

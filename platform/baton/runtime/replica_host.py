@@ -17,7 +17,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.domain.errors import BatonError, EngineFailed
+from baton.domain.errors import BatonError, EngineDied
 from baton.domain.fleet import Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.runtime.link.frames import Parting
@@ -112,6 +112,10 @@ class ReplicaHost:
         return facts
 
     @property
+    def _replica_id(self) -> str:
+        return "?" if self._facts is None else self._facts.replica_id
+
+    @property
     def address(self) -> str:
         """Where the link is really bound; empty before `start`."""
         return self._address
@@ -179,7 +183,7 @@ class ReplicaHost:
         if isinstance(error, BatonError):
             reason = error
         else:
-            reason = EngineFailed("*", f"{type(error).__name__}: {error}")
+            reason = EngineDied(self._replica_id, f"{type(error).__name__}: {error}")
         self.failed.set_result(reason)
         server.part(Parting.ENGINE_DEAD, str(reason))
         if self._draining:
@@ -232,7 +236,7 @@ class ReplicaHost:
             self._note_tickets(outputs)
             if self._draining:
                 self._check_drained()
-        raise EngineFailed("*", "the engine ended its output")
+        raise EngineDied(self._replica_id, "it ended its output")
 
     async def _pump_legs(self, server: LinkServer) -> None:
         while True:

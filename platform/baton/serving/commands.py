@@ -16,7 +16,7 @@ from typing import cast
 import psutil
 
 from baton.config import LoadedConfig, render
-from baton.domain.errors import EngineFailed, EngineStartFailed, NotRunning, TimedOut
+from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
 from baton.serving import demo as demonstration
 from baton.serving.app import CONTROLLER, INGRESS
 from baton.serving.cluster import attach, detach
@@ -80,7 +80,7 @@ def demo(config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
         progress("stopping")
     failed = [one.problem for one in asked if not one.ok]
     if failed:
-        raise EngineFailed("demo", f"{len(failed)} of {len(asked)} requests failed: {failed[0]}")
+        raise BatonError(f"{len(failed)} of {len(asked)} requests failed: {failed[0]}")
     return figures
 
 

@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict
 
 from baton.config.schema import DeploymentConfig
-from baton.domain.errors import EngineFailed
+from baton.domain.errors import EngineDied
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.serving.engines import ReplicaSite, build_engine
 from baton.serving.ports import PortReservation
@@ -62,7 +62,7 @@ class EngineReplica:
         """Raise when the engine is dead, so that Serve replaces this replica."""
         host = self._started()
         if host.failed.done():
-            raise EngineFailed(self._facts.replica_id, str(host.failed.result()))
+            raise host.failed.result()
 
     async def status(self) -> dict[str, object]:
         """Facts and counters, for operators."""
@@ -90,5 +90,5 @@ class EngineReplica:
 
     def _started(self) -> ReplicaHost:
         if self._host is None:
-            raise EngineFailed(self._pool, "the replica is stopping")
+            raise EngineDied(self._pool, "the replica is stopping")
         return self._host

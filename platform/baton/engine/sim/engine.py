@@ -3,7 +3,7 @@
 Theory of operation: one task steps the core and sleeps through each step; when there is nothing to
 do it waits for an event, or the end of a lease, and costs no CPU. A pull and a release to another
 engine are tasks of the same group for as long as they last. Anything unexpected in a task ends the
-engine as a crash would: `steps` raises EngineFailed.
+engine as a crash would: `steps` raises EngineDied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 import baton
-from baton.domain.errors import EngineFailed, EngineStartFailed
+from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.engine.kv_events import KvEventBatch
@@ -150,7 +150,7 @@ class SimEngine:
         """Yield each step's outputs until the engine closes.
 
         Raises:
-            EngineFailed: the engine died.
+            EngineDied: the engine died.
         """
         while (outputs := await self._outbox.take()) is not None:
             yield outputs
@@ -203,7 +203,7 @@ class SimEngine:
             _log.exception("simulated engine of replica %s failed", self._facts.replica_id)
             self._stop(self._failure(f"{group.exceptions[0]!r}"))
 
-    def _stop(self, failure: EngineFailed | None) -> None:
+    def _stop(self, failure: EngineDied | None) -> None:
         if self._over:
             return
         self._over = True
@@ -214,8 +214,8 @@ class SimEngine:
         if self._main is not None:
             self._main.cancel()
 
-    def _failure(self, why: str) -> EngineFailed:
-        return EngineFailed("*", f"the engine of replica {self._facts.replica_id} died: {why}")
+    def _failure(self, why: str) -> EngineDied:
+        return EngineDied(self._facts.replica_id, why)
 
     async def _step_forever(self, core: SimCore) -> None:
         now_s = asyncio.get_running_loop().time

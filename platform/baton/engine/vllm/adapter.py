@@ -40,7 +40,7 @@ from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
-from baton.domain.errors import EngineFailed, EngineStartFailed
+from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.engine.kv_events import KvEventBatch
@@ -188,7 +188,7 @@ class VllmEngine:
         """Stop legs and free their blocks. Returns when they can produce no further output.
 
         Raises:
-            EngineFailed: the engine lives but did not answer within its deadline.
+            EngineDied: the engine lives but did not answer within its deadline.
         """
         known = [leg_id for leg_id in leg_ids if leg_id in self._live]
         if not known or self._ended.is_set():
@@ -237,7 +237,7 @@ class VllmEngine:
         """Yield the outputs of each engine step that produced any; ends when the engine closes.
 
         Raises:
-            EngineFailed: the engine died.
+            EngineDied: the engine died.
         """
         while not self._closed:
             try:
@@ -246,7 +246,7 @@ class VllmEngine:
                 self._ended.set()
                 if self._is_closed():
                     return
-                raise self._failed(f"engine died: {error}") from error
+                raise self._failed(str(error)) from error
             if isinstance(step, _Fence):
                 step.passed.set()
                 continue
@@ -327,8 +327,8 @@ class VllmEngine:
         """A call, so that the type checker forgets what was true before an await."""
         return self._closed
 
-    def _failed(self, why: str) -> EngineFailed:
-        return EngineFailed(self._settings.replica_id, why)
+    def _failed(self, why: str) -> EngineDied:
+        return EngineDied(self._settings.replica_id, why)
 
 
 async def _end_context(client: AsyncMPClient) -> None:
