@@ -57,13 +57,14 @@ def down(*, timeout_s: float) -> Report:
     state = _running()
     holder = psutil.Process(state.pid)
     holder.send_signal(signal.SIGTERM)
-    try:
-        holder.wait(timeout_s)
-    except psutil.TimeoutExpired as error:
-        raise TimedOut(
-            f"process {state.pid} had not ended after {timeout_s:.0f} s",
-            "it waits for open streams; allow more time with --timeout",
-        ) from error
+    until_s = time.monotonic() + timeout_s
+    while _runs(holder):
+        if time.monotonic() > until_s:
+            raise TimedOut(
+                f"process {state.pid} had not ended after {timeout_s:.0f} s",
+                "it waits for open streams; allow more time with --timeout",
+            )
+        time.sleep(_POLL_S)
     return {"stopped": state.http_url, "pid": state.pid}
 
 
@@ -145,6 +146,14 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
         time.sleep(_POLL_S)
     holder.terminate()
     raise TimedOut(f"not healthy after {timeout_s:.0f} s", f"read {log}")
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a process does anything; one that waits for its parent to notice its end does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _running() -> ClusterState:
