@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +32,7 @@ def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
     """
     from ray import serve
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         handle = serve.get_deployment_handle(deployment, APP)
         return list(handle.broadcast(method, *arguments).results(timeout_s=_ASK_S))
