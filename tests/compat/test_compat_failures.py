@@ -87,10 +87,15 @@ def test_the_sdks_see_no_capacity_as_their_typed_errors(
     client: openai.OpenAI, claude: anthropic.Anthropic, *, server: Server, fleet: EchoFleet
 ) -> None:
     fleet.refusal = QueueFull("-", 1.0, "the queue is full")
-    with pytest.raises(openai.InternalServerError) as refused:
+    with pytest.raises(openai.RateLimitError) as refused:
         client.chat.completions.create(model=server.model, messages=HI, stream=True)
-    assert refused.value.status_code == 503
     assert refused.value.response.headers["retry-after"] == "1"
+    with pytest.raises(anthropic.RateLimitError):
+        claude.messages.create(model=server.model, messages=CLAUDE_HI, max_tokens=4)
+    fleet.refusal = NoCapacity("-", 1.0, "every replica is gone")
+    with pytest.raises(openai.InternalServerError) as gone:
+        client.chat.completions.create(model=server.model, messages=HI, stream=True)
+    assert gone.value.status_code == 503
     with pytest.raises(anthropic.APIStatusError) as overloaded:
         claude.messages.create(model=server.model, messages=CLAUDE_HI, max_tokens=4)
     assert overloaded.value.status_code == 503

@@ -22,7 +22,8 @@ from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import HandoffMode, LegFailure, LegKind, LegOutput, RouteReason
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.policy.placement import Disaggregate, placer
-from tests.control.world import LIMITS, World, facts, request
+from tests.control.world import LIMITS, World, request
+from tests.fakes.facts import replica_facts
 
 
 def only_leg(world: World) -> str:
@@ -487,7 +488,7 @@ def test_a_replica_that_joins_again_has_lost_what_ran_on_it() -> None:
     world.arrive(request("r"))
     world.step(only_leg(world))
     world.legs.clear()
-    world.tell(ReplicaJoined(facts=facts("m0", Role.MIXED)))
+    world.tell(ReplicaJoined(facts=replica_facts("m0")))
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]
 

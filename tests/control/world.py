@@ -28,30 +28,13 @@ from baton.domain.events import (
     StepProduced,
     TimePassed,
 )
-from baton.domain.fleet import Load, LossReason, ReplicaFacts, Role
+from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
 from baton.policy.placement import Disaggregate, placer
+from tests.fakes.facts import replica_facts
 
 LIMITS = CoordinatorLimits(max_requests=64, max_queued=16, max_failures=50)
-
-
-def facts(replica_id: str, role: Role, *, layout: str = "same") -> ReplicaFacts:
-    return ReplicaFacts(
-        replica_id=replica_id,
-        pool=str(role),
-        role=role,
-        model="tiny",
-        engine="world",
-        engine_version="0",
-        block_size_tokens=16,
-        kv_blocks=1000,
-        kv_block_bytes=1024,
-        max_len_tokens=4096,
-        max_running_requests=64,
-        max_batched_tokens=2048,
-        layout=layout,
-    )
 
 
 def request(
@@ -108,7 +91,7 @@ class World:
 
     def join(self, replica_id: str, role: Role, *, layout: str = "same") -> None:
         self.alive[replica_id] = role
-        self.tell(ReplicaJoined(facts=facts(replica_id, role, layout=layout)))
+        self.tell(ReplicaJoined(facts=replica_facts(replica_id, role, layout=layout)))
 
     def pd(self, prefill: int = 1, decode: int = 1) -> None:
         for i in range(prefill):

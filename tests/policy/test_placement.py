@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.fleet import FleetView, Load, ReplicaFacts, ReplicaView, Role
+from baton.domain.fleet import FleetView, Load, ReplicaView, Role
 from baton.domain.handoff import HandoffMode, Route, RouteReason
 from baton.domain.request import LocalOnly
 from baton.policy.placement import (
@@ -21,6 +21,7 @@ from baton.policy.placement import (
     place_decode,
     place_release,
 )
+from tests.fakes.facts import replica_facts
 
 QUERY = PlacementQuery(prompt_tokens=100)
 
@@ -35,23 +36,8 @@ def replica(  # noqa: PLR0913 - each is one aspect that some test varies
     draining: bool = False,
     load: Load | None = None,
 ) -> ReplicaView:
-    facts = ReplicaFacts(
-        replica_id=replica_id,
-        pool=str(role),
-        role=role,
-        model="tiny",
-        engine="sim",
-        engine_version="0",
-        block_size_tokens=16,
-        kv_blocks=100,
-        kv_block_bytes=1,
-        max_len_tokens=4096,
-        max_running_requests=8,
-        max_batched_tokens=2048,
-        layout=layout,
-    )
     return ReplicaView(
-        facts=facts,
+        facts=replica_facts(replica_id, role, layout=layout),
         load=load or Load(),
         load_at_s=0.0,
         draining=draining,

@@ -10,32 +10,14 @@ from baton.control.limits import CoordinatorLimits
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError, NoCapacity
 from baton.domain.events import ReplicaJoined, StepProduced
-from baton.domain.fleet import ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.domain.request import FinishReason, Phase, Request
 from baton.policy.placement import Disaggregate, placer
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
+from tests.fakes.facts import replica_facts
 
 SOON_S = 5.0
-
-
-def facts(replica_id: str) -> ReplicaFacts:
-    return ReplicaFacts(
-        replica_id=replica_id,
-        pool="mixed",
-        role=Role.MIXED,
-        model="tiny",
-        engine="none",
-        engine_version="0",
-        block_size_tokens=16,
-        kv_blocks=100,
-        kv_block_bytes=1,
-        max_len_tokens=4096,
-        max_running_requests=8,
-        max_batched_tokens=2048,
-        layout="same",
-    )
 
 
 def request(request_id: str, max_tokens: int = 2) -> Request:
@@ -91,7 +73,7 @@ def rig(limits: CoordinatorLimits | None = None) -> tuple[Driver, Outside]:
 
 async def test_a_request_becomes_a_leg_and_its_tokens_reach_the_frontend() -> None:
     driver, outside = rig()
-    driver.on_event(ReplicaJoined(facts=facts("m0")))
+    driver.on_event(ReplicaJoined(facts=replica_facts("m0")))
     driver.on_request(request("r"))
     ((replica_id, leg),) = outside.submitted
     outputs = (LegOutput(leg.leg_id, (1, 2), FinishReason.LENGTH),)
@@ -104,7 +86,7 @@ async def test_a_request_becomes_a_leg_and_its_tokens_reach_the_frontend() -> No
 async def test_a_link_that_refuses_a_leg_sends_the_request_elsewhere() -> None:
     driver, outside = rig()
     for name in ("m0", "m1"):
-        driver.on_event(ReplicaJoined(facts=facts(name)))
+        driver.on_event(ReplicaJoined(facts=replica_facts(name)))
     outside.refuse_with["m0"] = LegFailure.OVERLOADED
     driver.on_request(request("r"))
     assert [replica_id for replica_id, _ in outside.submitted] == ["m1"]
@@ -121,7 +103,7 @@ async def test_a_deadline_fires_without_any_other_event() -> None:
 
 async def test_an_earlier_deadline_overtakes_a_later_one() -> None:
     driver, outside = rig(CoordinatorLimits(first_token_s=600.0, queue_wait_s=0.01))
-    driver.on_event(ReplicaJoined(facts=facts("m0")))
+    driver.on_event(ReplicaJoined(facts=replica_facts("m0")))
     driver.on_request(request("far"))
     outside.refuse_with["m0"] = LegFailure.OVERLOADED
     driver.on_request(request("near"))
@@ -132,7 +114,7 @@ async def test_an_earlier_deadline_overtakes_a_later_one() -> None:
 
 async def test_an_abort_frees_the_replica_and_tells_the_client_nothing() -> None:
     driver, outside = rig()
-    driver.on_event(ReplicaJoined(facts=facts("m0")))
+    driver.on_event(ReplicaJoined(facts=replica_facts("m0")))
     driver.on_request(request("r"))
     ((_, leg),) = outside.submitted
     driver.on_abort(("r",))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
-from baton.domain.fleet import LossReason, ReplicaFacts, Role
+from baton.domain.fleet import LossReason
 from baton.serving.fleet_watch import FleetWatch
 from baton.serving.membership import Member
+from tests.fakes.facts import replica_facts
 
 
 class Links:
@@ -31,23 +32,7 @@ def watch() -> tuple[FleetWatch, Links, list[Event]]:
 
 
 def joined(name: str) -> ReplicaJoined:
-    return ReplicaJoined(
-        facts=ReplicaFacts(
-            replica_id=name,
-            pool="pool",
-            role=Role.MIXED,
-            model="tiny",
-            engine="sim",
-            engine_version="0",
-            block_size_tokens=16,
-            kv_blocks=1,
-            kv_block_bytes=1,
-            max_len_tokens=1,
-            max_running_requests=1,
-            max_batched_tokens=1,
-            layout="",
-        )
-    )
+    return ReplicaJoined(facts=replica_facts(name))
 
 
 def test_a_new_member_is_connected_under_its_own_name() -> None:

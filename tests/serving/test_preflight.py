@@ -13,8 +13,8 @@ import pytest
 
 from baton.config import load_config
 from baton.config.schema import DeploymentConfig
+from baton.domain.errors import CannotStart
 from baton.serving.preflight import (
-    CannotStart,
     check_machine,
     gpu_findings,
     judge_cluster,

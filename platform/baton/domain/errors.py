@@ -1,22 +1,23 @@
 """The error tree.
 
     BatonError
-    ├── Rejected          refused before any work: the client may come back after `retry_after_s`
-    │   ├── QueueFull     the bounded queue is full
-    │   └── NoCapacity    no replica can take the request
-    ├── Evicted           taken out of the queue: it waited past its deadline
-    ├── EngineFailed      an engine could not go on and no other could take over
-    │   └── NotResumable  tokens had reached the client and generation cannot be carried over
-    ├── PromptTooLong     longer than this deployment lets in
-    ├── DeadlineExceeded  the request's own time limit ran out
-    ├── TransferFailed    KV blocks could not be moved
-    ├── EngineDied        the engine of a replica is dead
-    ├── LinkFailed        a fleet link refused a frame or is down
-    ├── EngineStartFailed an engine could not be started
-    ├── EngineStartFailed an engine could not be started
-    ├── NotRunning        no deployment answers where one was looked for
-    ├── TimedOut          an operator's command did not finish in its time
-    └── ConfigInvalid     the configuration cannot be used
+    ├── Rejected              refused before any work: come back after `retry_after_s`
+    │   ├── QueueFull         the bounded queue is full
+    │   ├── NoCapacity        no replica can take the request
+    │   └── Evicted           taken out of the queue: it waited past its deadline
+    ├── EngineFailed          an engine could not go on and no other could take over
+    │   └── NotResumable      tokens had reached the client; generation cannot be carried over
+    ├── PromptTooLong         longer than this deployment lets in
+    ├── DeadlineExceeded      the request's own time limit ran out
+    ├── EngineDied            the engine of a replica is dead
+    ├── LinkFailed            a fleet link refused a frame or is down
+    ├── OperatorError         whoever runs baton can put it right: `remedy` says how
+    │   ├── ClusterFailed     the Ray cluster could not be started or joined
+    │   ├── EngineStartFailed an engine could not be started
+    │   ├── NotRunning        there is no deployment where one was looked for
+    │   └── TimedOut          an operator's command did not finish in its time
+    ├── ConfigInvalid         the configuration cannot be used
+    └── CannotStart           the machine or the cluster cannot run the configuration
 
 Arguments are positional because Ray pickles exceptions by `args`.
 """
@@ -51,6 +52,8 @@ class Rejected(BatonError):
 
 class QueueFull(Rejected):
     """The bounded queue is full."""
+
+    http_status = 429
 
 
 class NoCapacity(Rejected):
@@ -93,42 +96,31 @@ class DeadlineExceeded(_RequestFailed):
     http_status = 504
 
 
-class TransferFailed(_RequestFailed):
-    """KV blocks could not be moved."""
-
-    retryable = True
-
-
-class EngineDied(BatonError):
-    """The engine of a replica is dead; whatever ran there goes on elsewhere."""
-
+class _ReplicaTrouble(BatonError):
     retryable = True
 
     def __init__(self, replica_id: str, why: str) -> None:
         super().__init__(replica_id, why)
         self.replica_id = replica_id
         self.why = why
+
+
+class EngineDied(_ReplicaTrouble):
+    """The engine of a replica is dead; whatever ran there goes on elsewhere."""
 
     def __str__(self) -> str:
         return f"the engine of replica {self.replica_id} died: {self.why}"
 
 
-class LinkFailed(BatonError):
+class LinkFailed(_ReplicaTrouble):
     """A fleet link refused a frame or is down."""
-
-    retryable = True
-
-    def __init__(self, replica_id: str, why: str) -> None:
-        super().__init__(replica_id, why)
-        self.replica_id = replica_id
-        self.why = why
 
     def __str__(self) -> str:
         return f"link to replica {self.replica_id}: {self.why}"
 
 
-class EngineStartFailed(BatonError):
-    """An engine could not be started; `remedy` says what to do."""
+class OperatorError(BatonError):
+    """Something that whoever runs baton can put right; `remedy` says how."""
 
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(why, remedy)
@@ -139,44 +131,42 @@ class EngineStartFailed(BatonError):
         return f"{self.why}; {self.remedy}"
 
 
-class NotRunning(BatonError):
-    """No deployment answers where one was looked for; `remedy` says what to do."""
+class ClusterFailed(OperatorError):
+    """The Ray cluster could not be started or joined."""
+
+
+class EngineStartFailed(OperatorError):
+    """An engine could not be started."""
+
+
+class NotRunning(OperatorError):
+    """No deployment answers where one was looked for."""
 
     retryable = True
     http_status = 503
 
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(why, remedy)
-        self.why = why
-        self.remedy = remedy
 
-    def __str__(self) -> str:
-        return f"{self.why}; {self.remedy}"
-
-
-class TimedOut(BatonError):
-    """An operator's command did not finish in its time; `remedy` says what to do."""
+class TimedOut(OperatorError):
+    """An operator's command did not finish in its time."""
 
     retryable = True
     http_status = 504
 
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(why, remedy)
-        self.why = why
-        self.remedy = remedy
 
-    def __str__(self) -> str:
-        return f"{self.why}; {self.remedy}"
-
-
-class ConfigInvalid(BatonError):
-    """The configuration cannot be used; one finding a line, all of them at once."""
-
-    http_status = 400
-
+class _Found(BatonError):
     def __init__(self, findings: tuple[str, ...]) -> None:
         super().__init__(findings)
         self.findings = findings
 
     def __str__(self) -> str:
         return "\n".join(self.findings)
+
+
+class ConfigInvalid(_Found):
+    """The configuration cannot be used; one finding a line, all of them at once."""
+
+    http_status = 400
+
+
+class CannotStart(_Found):
+    """The machine or the cluster cannot run this configuration; one finding a line."""

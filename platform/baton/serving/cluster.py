@@ -29,7 +29,7 @@ from typing import cast
 
 import psutil
 
-from baton.domain.errors import BatonError
+from baton.domain.errors import ClusterFailed
 from baton.serving import reaper, serve_control
 from baton.serving.cluster_state import ClusterState, remove_state, state_folder, write_state
 from baton.serving.data_path import (
@@ -52,18 +52,6 @@ _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _LONGEST_RUN_DIR = 24
 """So that a socket's path below it, with Ray's session name, stays within 107 bytes."""
 _RAY_SHUTDOWN_S = 15.0
-
-
-class ClusterFailed(BatonError):
-    """The Ray cluster could not be started or joined; `remedy` says what to do."""
-
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(why, remedy)
-        self.why = why
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.why}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
-from baton.domain.errors import BatonError
+from baton.domain.errors import CannotStart
 from baton.serving.engines import TINY
 from baton.serving.preflight_facts import (
     ClusterFacts,
@@ -41,17 +41,6 @@ TESTED: Mapping[str, tuple[str, ...]] = {
     "torch": ("2.13", "2.14"),
 }
 """Versions that baton is tested with, major and minor."""
-
-
-class CannotStart(BatonError):
-    """The machine or the cluster cannot run this configuration; one finding a line."""
-
-    def __init__(self, findings: tuple[str, ...]) -> None:
-        super().__init__(findings)
-        self.findings = findings
-
-    def __str__(self) -> str:
-        return "\n".join(self.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
