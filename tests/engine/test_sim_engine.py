@@ -144,10 +144,11 @@ async def test_a_hundred_idle_engines_use_no_cpu() -> None:
         for engine in engines:
             await engine.start()
         await asyncio.sleep(0.1)
-        begun_s = time.process_time()
+        # Of this thread alone: other tests may have left threads that are busy with their own end.
+        begun_s = time.thread_time()
         await asyncio.sleep(0.5)
-        # One wake-up of each engine would already take longer.
-        assert time.process_time() - begun_s < 0.01
+        # Engines that looked around a hundred times a second would take several times as long.
+        assert time.thread_time() - begun_s < 0.05
     finally:
         for engine in engines:
             await engine.close()
