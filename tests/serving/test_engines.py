@@ -43,6 +43,18 @@ def test_an_engine_is_told_its_model_role_and_side_channel() -> None:
 
 
 @pytest.mark.real
+def test_only_engines_on_a_cpu_poll_for_transfers_with_pauses() -> None:
+    asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama")
+    on_gpu = vllm_settings(asked, site("prefill")).nixl
+    without = ("pools.prefill.resources.gpus=0", "pools.prefill.resources.accelerator=null")
+    on_cpu = vllm_settings(config("gpu-example.yaml", *without), site("prefill")).nixl
+    assert on_gpu is not None
+    assert on_gpu.progress_delay_us is None
+    assert on_cpu is not None
+    assert on_cpu.progress_delay_us
+
+
+@pytest.mark.real
 def test_the_workers_of_a_split_engine_live_in_its_placement_group() -> None:
     split = config(
         "gpu-example.yaml",

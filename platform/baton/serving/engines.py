@@ -91,6 +91,9 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         lease_s=max(1, round(transfer.lease_s)),
         on_load_failure=on_failure,
     )
+    if pool.resources.gpus:
+        # Between GPUs, over NVLink or RDMA, progress matters more than an idle core.
+        nixl = replace(nixl, progress_delay_us=None)
     return VllmEngineSettings(
         replica_id=site.replica_id,
         pool=site.pool,
