@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from baton.config import DeploymentConfig, load_config
 from baton.domain.fleet import Role
 from baton.engine.sim import SimEngine
@@ -31,7 +29,6 @@ def test_a_simulated_pool_gets_simulated_engines() -> None:
     assert isinstance(build_engine(config("sim.yaml"), site("decode")), SimEngine)
 
 
-@pytest.mark.real
 def test_an_engine_is_told_its_model_role_and_side_channel() -> None:
     asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama")
     settings = vllm_settings(asked, site("prefill"))
@@ -42,7 +39,6 @@ def test_an_engine_is_told_its_model_role_and_side_channel() -> None:
     assert settings.max_batched_tokens == 8192
 
 
-@pytest.mark.real
 def test_only_engines_on_a_cpu_poll_for_transfers_with_pauses() -> None:
     asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama")
     on_gpu = vllm_settings(asked, site("prefill")).nixl
@@ -54,7 +50,6 @@ def test_only_engines_on_a_cpu_poll_for_transfers_with_pauses() -> None:
     assert on_cpu.progress_delay_us
 
 
-@pytest.mark.real
 def test_the_workers_of_a_split_engine_live_in_its_placement_group() -> None:
     split = config(
         "gpu-example.yaml",

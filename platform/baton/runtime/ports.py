@@ -68,7 +68,11 @@ class ReplicaLink(Protocol):
     """The coordinator's way to the replicas. Nothing here waits: sending is to a bounded queue."""
 
     def submit(self, replica_id: str, leg: Leg) -> LegFailure | None:
-        """Send a leg; None when queued for sending, else OVERLOADED or UNREACHABLE."""
+        """Send a leg; None when queued for sending, else why not.
+
+        OVERLOADED: the queue is full; UNREACHABLE: there is no session; REFUSED: it can never be
+        sent, because it does not fit into a frame.
+        """
         ...
 
     def abort(self, replica_id: str, leg_ids: Sequence[str]) -> None:
