@@ -23,7 +23,6 @@ import psutil
 from baton.config import DeploymentConfig, load_config, sim_settings
 from baton.engine.sim.settings import SimSettings
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
-from baton.serving.data_path import DataPath
 from baton.serving.engines import model_path
 from baton.serving.reaper import marked_processes, reap
 
@@ -32,8 +31,6 @@ SCENARIOS = ROOT / "benchmarks" / "scenarios"
 _START_S = 180.0
 _STOP_S = 60.0
 _POLL_S = 0.1
-_ASK_S = 5.0
-_DIRECT_S = 60.0
 _PR_SET_PDEATHSIG = 1
 
 API, HAPROXY, ENGINE, OTHER = "api", "haproxy", "engine", "other"
@@ -174,7 +171,6 @@ class Baton:
         self._holder = _spawn(command, self._log)
         _await_health(self.url, self._why_not)
         self._state = self._find_state()
-        self._await_direct_path(self._state)
 
     def groups(self) -> dict[str, list[psutil.Process]]:
         """All processes of its cluster; `other` holds Ray's own, and the one that started it."""
@@ -203,22 +199,6 @@ class Baton:
             self._log.unlink(missing_ok=True)
         return left
 
-    def _await_direct_path(self, state: ClusterState) -> None:
-        """Wait until HAProxy sends requests to the ingress itself.
-
-        A fresh HAProxy has not checked the ingress yet and uses its backup server, Ray Serve's
-        proxy in Python: the endpoint is healthy, but it is not what is to be measured.
-        """
-        if state.data_path is not DataPath.HAPROXY:
-            return
-        until_s = time.monotonic() + _DIRECT_S
-        while time.monotonic() < until_s:
-            sockets = Path(state.run_dir).glob("h/**/a.sock")
-            if any(direct_server_is_up(_haproxy_stat(path)) for path in sockets):
-                return
-            time.sleep(_POLL_S)
-        raise NotStartedError(f"{self.name}: HAProxy did not reach the ingress: {_DIRECT_S:.0f} s")
-
     def _find_state(self) -> ClusterState:
         assert self._holder is not None, "asked before the start"
         state = self._find_state_of(self._holder.pid)
@@ -233,34 +213,6 @@ class Baton:
         if self._holder is not None and self._holder.poll() is not None and self._log is not None:
             return f"baton up ended: {_tail(self._log)}"
         return None
-
-
-def direct_server_is_up(stat: str) -> bool:
-    """Whether HAProxy's `show stat` knows a server in use that is no backup."""
-    header, _, rows = stat.removeprefix("# ").partition("\n")
-    names = header.split(",")
-    servers = [dict(zip(names, row.split(","), strict=False)) for row in rows.splitlines() if row]
-    return any(
-        server["svname"] not in {"FRONTEND", "BACKEND"}
-        and server["act"] == "1"
-        and server["status"] == "UP"
-        for server in servers
-    )
-
-
-def _haproxy_stat(path: Path) -> str:
-    """The answer to `show stat`; empty while HAProxy is not there."""
-    answer = b""
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_ASK_S)
-            connection.connect(str(path))
-            connection.sendall(b"show stat\n")
-            while part := connection.recv(65536):
-                answer += part
-    except OSError:
-        return ""
-    return answer.decode()
 
 
 def group_of(name: str, command: list[str]) -> str:

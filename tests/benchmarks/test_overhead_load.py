@@ -25,7 +25,6 @@ from benchmarks._systems import (
     ENGINE,
     HAPROXY,
     OTHER,
-    direct_server_is_up,
     engine_settings,
     group_of,
     scenario,
@@ -136,29 +135,6 @@ def test_the_arrival_rate_is_littles_law_for_the_engine_alone() -> None:
 )
 def test_every_process_has_its_group(name: str, title: str, group: str) -> None:
     assert group_of(name, [title]) == group
-
-
-STAT_HEADER = "# pxname,svname,scur,status,weight,act,bck,\n"
-
-
-@pytest.mark.parametrize(
-    ("rows", "is_up"),
-    [
-        ("app,one,0,UP,1,1,0,\napp,proxy,0,UP,1,0,1,\napp,BACKEND,0,UP,1,1,1,\n", True),
-        ("app,one,0,DOWN,1,1,0,\napp,proxy,0,UP,1,0,1,\napp,BACKEND,0,UP,1,1,1,\n", False),
-        ("http,FRONTEND,0,OPEN,,,,\napp,proxy,0,UP,1,0,1,\n", False),
-    ],
-    ids=["checked", "not checked yet", "not known yet"],
-)
-def test_the_direct_path_is_there_when_a_server_that_is_no_backup_is_up(
-    rows: str,
-    is_up: bool,  # noqa: FBT001 - a parameter of the test
-) -> None:
-    assert direct_server_is_up(STAT_HEADER + rows) is is_up
-
-
-def test_no_answer_of_haproxy_is_no_direct_path() -> None:
-    assert not direct_server_is_up("")
 
 
 def test_the_scenarios_compare_the_same_engines() -> None:

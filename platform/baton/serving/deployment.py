@@ -16,6 +16,7 @@ from baton.domain.errors import EngineStartFailed, TimedOut
 from baton.serving.app import APP, INGRESS, build_app
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
+from baton.serving.front import front_is_direct
 from baton.serving.preflight import check_cluster
 
 _POLL_S = 0.5
@@ -129,7 +130,7 @@ class LocalDeployment:
         with httpx.Client(base_url=self.state.http_url, timeout=5.0) as client:
             while time.monotonic() < until_s:
                 try:
-                    if client.get("/health").is_success:
+                    if client.get("/health").is_success and front_is_direct(self.state):
                         return
                 except httpx.TransportError:
                     # HAProxy listens a moment after the ingress is up.

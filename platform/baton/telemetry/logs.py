@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -26,7 +27,8 @@ def log_event(logger: logging.Logger, level: int, event: str, fields: Mapping[st
 
 def configure_logs(log_format: LogFormat, level: str) -> None:
     """Send the events of this process to stderr in the given format; may be called again."""
-    handler = logging.StreamHandler()
+    # The real stderr: in a replica, `sys.stderr` is Ray's, which walks the stack for every line.
+    handler = logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(_JsonLines() if log_format is LogFormat.JSON else _TextLines())
     logger = logging.getLogger(_ROOT)
     logger.handlers = [handler]

@@ -1,0 +1,52 @@
+"""Whether the front has found the ingress.
+
+Until HAProxy's own check of the ingress has passed, it sends requests through its *backup* server,
+Ray Serve's proxy in Python. The endpoint is healthy then, but slow, and connections may be cut when
+HAProxy is reloaded with the ingress in its list. So a deployment is not called up before.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from baton.serving.cluster_state import ClusterState
+from baton.serving.data_path import DataPath
+
+_ASK_S = 2.0
+_NO_SERVERS = frozenset({"FRONTEND", "BACKEND"})
+
+
+def front_is_direct(state: ClusterState) -> bool:
+    """Whether requests go straight to an ingress replica; the classic proxy has no other way."""
+    if state.data_path is not DataPath.HAPROXY:
+        return True
+    # Serve puts a folder named by the node between our folder and the socket.
+    sockets = Path(state.run_dir).glob("h/**/a.sock")
+    return any(direct_server_is_up(_show_stat(path)) for path in sockets)
+
+
+def direct_server_is_up(stat: str) -> bool:
+    """Whether HAProxy's `show stat` knows a server in use that is no backup."""
+    header, _, rows = stat.removeprefix("# ").partition("\n")
+    names = header.split(",")
+    servers = [dict(zip(names, row.split(","), strict=False)) for row in rows.splitlines() if row]
+    return any(
+        server["svname"] not in _NO_SERVERS and server["act"] == "1" and server["status"] == "UP"
+        for server in servers
+    )
+
+
+def _show_stat(path: Path) -> str:
+    """HAProxy's answer to `show stat`; empty while it is not there."""
+    answer = b""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_ASK_S)
+            connection.connect(str(path))
+            connection.sendall(b"show stat\n")
+            while part := connection.recv(65536):
+                answer += part
+    except OSError:
+        return ""
+    return answer.decode()
