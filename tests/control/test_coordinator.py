@@ -377,7 +377,11 @@ def test_a_broken_transfer_makes_the_request_local() -> None:
     world.pd(decode=2)
     world.arrive(request("r"))
     world.step(only_leg(world))
-    world.step(only_leg(world), finish=FinishReason.ERROR)
+    broken = only_leg(world)
+    replica_id, _ = world.legs.pop(broken)
+    output = LegOutput(broken, (), FinishReason.ERROR)
+    world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
+    assert world.pinned == {}, "the blocks that were not pulled are not needed any more"
     assert kinds(world) == [LegKind.LOCAL]
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]

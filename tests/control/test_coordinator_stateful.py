@@ -193,7 +193,7 @@ class NoLeakMachine(CoordinatorMachine):
 
 
 _SETTINGS = settings(
-    max_examples=150,
+    max_examples=400,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
