@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,16 +78,14 @@ def test_serve_replaces_a_killed_replica_and_it_gets_work(baton: Deployment) -> 
     assert len(baton.stream(prompt(3))) > 0
 
 
-def test_a_client_that_leaves_frees_its_replicas_within_a_second(baton: Deployment) -> None:
+def test_a_client_that_leaves_frees_its_replicas(baton: Deployment) -> None:
+    before = baton.status()["ingresses"][0]["ended"].get("cancelled", 0)
     body = {"model": "tiny", "prompt": prompt(9), "max_tokens": 3000, "stream": True}
     with httpx.stream("POST", f"{baton.url}/v1/completions", json=body, timeout=60) as answer:
         next(answer.iter_lines())
-        left_at_s = time.monotonic()
     ended = baton.wait_for(lambda s: s["ingresses"][0]["in_flight"] == {}, 10)["ingresses"][0]
     assert all(row["inflight_legs"] == 0 for row in ended["replicas"])
-    # `baton status` itself takes seconds; the record says when the coordinator knew.
-    assert ended["ended"]["cancelled"] >= 1
-    assert time.monotonic() - left_at_s < 10
+    assert ended["ended"]["cancelled"] == before + 1, "it ran to its end instead"
 
 
 def test_one_ingress_carries_many_streams_at_once(baton: Deployment) -> None:

@@ -21,14 +21,6 @@ class Phase(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
 
-    @property
-    def is_final(self) -> bool:
-        """Whether a request in this phase has ended for good."""
-        return self in FINAL_PHASES
-
-
-FINAL_PHASES = frozenset({Phase.FINISHED, Phase.SHED, Phase.EVICTED, Phase.FAILED, Phase.CANCELLED})
-
 
 class FinishReason(StrEnum):
     """Why an engine stopped producing tokens for a leg."""

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -85,9 +85,18 @@ def demo(config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
     return figures
 
 
-def _quiet_stdout() -> AbstractContextManager[object]:
-    """Keep stdout for our report: Ray prints there what its processes complain of."""
-    return redirect_stdout(sys.stderr)
+@contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """Keep stdout for our report: Ray, in Python and in C++, prints there what it complains of."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def _show_how_to_go_on(state: ClusterState, model: str, progress: Progress) -> None:
