@@ -24,9 +24,9 @@ from baton.domain.fleet import ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Request
 from baton.engine.sim import SimEngine
-from baton.engine.sim.settings import SimSettings
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.runtime.clock import MonotonicClock
+from baton.simulator.engine.settings import SimSettings
 
 MODEL_NAME = "tiny"
 _KEEP_ALIVE_S = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from baton.engine.sim.settings import SimSettings
+from baton.simulator.engine.settings import SimSettings
 from benchmarks._figures import (
     BadStreamError,
     Spread,

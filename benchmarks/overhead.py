@@ -34,7 +34,7 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from baton.engine.sim.settings import SimSettings
+from baton.simulator.engine.settings import SimSettings
 from benchmarks._figures import cpu_used, rounded
 from benchmarks._load import Client, Exchange, Undisturbed, completion_body, poisson_arrivals
 from benchmarks._report import (

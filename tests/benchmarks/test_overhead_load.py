@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.sim.settings import SimSettings
+from baton.simulator.engine.settings import SimSettings
 from benchmarks._figures import (
     Spread,
     cpu_used,

@@ -19,8 +19,8 @@ from baton.config.schema import (
     SimTimings,
 )
 from baton.domain.fleet import Role
-from baton.engine.sim.settings import OnTransferFailure, SimSettings
 from baton.engine.vllm.frontend_gate import ROUTES
+from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))

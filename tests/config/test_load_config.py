@@ -21,7 +21,7 @@ from baton.config.schema import EngineKind, SimTimings
 from baton.control.limits import CoordinatorLimits
 from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
-from baton.engine.sim.settings import SimSettings
+from baton.simulator.engine.settings import SimSettings
 from tests.config.conftest import LEAST, Load
 
 Refuse = Callable[..., tuple[str, ...]]

@@ -15,8 +15,8 @@ import pytest
 from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
+from baton.domain.kv_events import BlocksStored, KvEventBatch
 from baton.domain.request import FinishReason
-from baton.engine.kv_events import BlocksStored, KvEventBatch
 from baton.engine.sim import OnTransferFailure, SimEngine, SimSettings, expected_tokens
 from baton.engine.sim.outbox import KvEventFeed
 from tests.contracts.engine_contract import DEADLINE_S, Listener, running

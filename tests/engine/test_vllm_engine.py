@@ -18,8 +18,8 @@ import pytest_asyncio
 from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
+from baton.domain.kv_events import BlocksStored
 from baton.domain.request import FinishReason
-from baton.engine.kv_events import BlocksStored
 from baton.engine.vllm.settings import OnLoadFailure
 from baton.runtime.ports import Engine
 from tests.contracts.engine_contract import (

@@ -11,7 +11,7 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import Load, Role, TransferTotals
-from baton.engine.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
+from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
 from baton.engine.vllm.settings import VllmEngineSettings
 
 pytest.importorskip("vllm")

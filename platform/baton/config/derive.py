@@ -16,7 +16,7 @@ from baton.config.schema import (
 )
 from baton.control.limits import CoordinatorLimits
 from baton.domain.errors import ConfigInvalid
-from baton.engine.sim.settings import OnTransferFailure, SimSettings
+from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 
 
 def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:

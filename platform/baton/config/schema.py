@@ -16,8 +16,8 @@ from baton.config.fields import Key, Names, NotYet, SecretRef
 from baton.config.leaves import Bounds
 from baton.control.limits import CoordinatorLimits
 from baton.domain.fleet import Role
-from baton.engine.sim.settings import SimSettings
 from baton.policy.placement import Disaggregate
+from baton.simulator.engine.settings import SimSettings
 from baton.telemetry.logs import LogFormat
 
 _LIMITS = CoordinatorLimits()

@@ -18,13 +18,13 @@ import baton
 from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
-from baton.engine.kv_events import KvEventBatch
-from baton.engine.sim.core import SimCore
-from baton.engine.sim.orders import CancelPull, FreeSource, SimTicket, StartPull
+from baton.domain.kv_events import KvEventBatch
 from baton.engine.sim.outbox import KvEventFeed, Outbox, Outputs
-from baton.engine.sim.settings import SimSettings
 from baton.engine.sim.side_channel import LeaseClient, LeaseServer, PullFailedError, pull, release
 from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
+from baton.simulator.engine.core import SimCore
+from baton.simulator.engine.orders import CancelPull, FreeSource, SimTicket, StartPull
+from baton.simulator.engine.settings import SimSettings
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from baton.domain.handoff import LegOutput
-from baton.engine.kv_events import KvEventBatch
+from baton.domain.kv_events import KvEventBatch
 
 Outputs = tuple[LegOutput, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from baton.domain.handoff import Ticket
-from baton.engine.sim.orders import SimTicket
+from baton.simulator.engine.orders import SimTicket
 
 _KIND = "baton-sim-ticket-1"
 

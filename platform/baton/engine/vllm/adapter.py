@@ -43,7 +43,7 @@ from vllm.v1.executor import Executor
 from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
-from baton.engine.kv_events import KvEventBatch
+from baton.domain.kv_events import KvEventBatch
 from baton.engine.vllm import process
 from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
 from baton.engine.vllm.kv_events import subscribe

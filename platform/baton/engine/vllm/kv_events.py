@@ -3,7 +3,7 @@
 Theory of operation: vLLM publishes what its prefix cache gains and loses on a ZMQ PUB socket, in
 numbered batches. PUB drops what a slow reader does not take, and what was published before it
 subscribed; both show as a jump in the sequence numbers, which are passed on as they are: a reader
-that sees a gap asks nobody, it distrusts what it knew (see `baton.engine.kv_events`).
+that sees a gap asks nobody, it distrusts what it knew (see `baton.domain.kv_events`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zmq.asyncio
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.distributed.kv_events import KVEventBatch as EngineBatch
 
-from baton.engine.kv_events import (
+from baton.domain.kv_events import (
     BlockHash,
     BlocksCleared,
     BlocksRemoved,

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from baton.engine.sim.blocks import BlockPool
+from baton.simulator.engine.blocks import BlockPool
 
 TOTAL = 8
 

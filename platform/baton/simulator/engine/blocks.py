@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from baton.engine.kv_events import BlockHash
+from baton.domain.kv_events import BlockHash
 
 
 class BlockPool:

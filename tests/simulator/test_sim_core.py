@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimSettings, expected_tokens
-from baton.engine.sim.core import SimCore
-from baton.engine.sim.orders import CancelPull, FreeSource, SimTicket, StartPull
 from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
+from baton.simulator.engine.core import SimCore
+from baton.simulator.engine.orders import CancelPull, FreeSource, SimTicket, StartPull
 
 SETTINGS = SimSettings(
     max_len_tokens=200,

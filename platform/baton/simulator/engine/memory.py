@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from baton.engine.kv_events import BlocksRemoved, BlocksStored, KvEvent
-from baton.engine.sim.blocks import BlockPool, expect
-from baton.engine.sim.runs import Run
-from baton.engine.sim.settings import SimSettings
-from baton.engine.sim.tokens import digest, pack_tokens
+from baton.domain.kv_events import BlocksRemoved, BlocksStored, KvEvent
+from baton.simulator.engine.blocks import BlockPool, expect
+from baton.simulator.engine.runs import Run
+from baton.simulator.engine.settings import SimSettings
+from baton.simulator.engine.tokens import digest, pack_tokens
 
 
 class _Lease(NamedTuple):

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from baton.engine.sim.settings import FIRST_TOKEN_ID, SimSettings
+from baton.simulator.engine.settings import FIRST_TOKEN_ID, SimSettings
 
 _PRIME = 2**64 - 59
 _MASK = 2**64 - 1

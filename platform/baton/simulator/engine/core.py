@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 from baton.domain.fleet import Load, TransferTotals
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.kv_events import KvEvent
 from baton.domain.request import FinishReason
-from baton.engine.kv_events import KvEvent
-from baton.engine.sim.blocks import expect
-from baton.engine.sim.memory import KvMemory
-from baton.engine.sim.orders import CancelPull, FreeSource, Order, SimTicket, StartPull
-from baton.engine.sim.runs import Run, RunState
-from baton.engine.sim.settings import OnTransferFailure, SimSettings
-from baton.engine.sim.tokens import TokenStream, digest, pack_tokens
+from baton.simulator.engine.blocks import expect
+from baton.simulator.engine.memory import KvMemory
+from baton.simulator.engine.orders import CancelPull, FreeSource, Order, SimTicket, StartPull
+from baton.simulator.engine.runs import Run, RunState
+from baton.simulator.engine.settings import OnTransferFailure, SimSettings
+from baton.simulator.engine.tokens import TokenStream, digest, pack_tokens
 
 _STEP_AVERAGE_WEIGHT = 0.2
 """Weight of the newest step in `Load.step_s`: about the last ten steps count."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from baton.domain.handoff import Leg
-from baton.engine.kv_events import BlockHash
-from baton.engine.sim.orders import SimTicket
-from baton.engine.sim.tokens import TokenStream
+from baton.domain.kv_events import BlockHash
+from baton.simulator.engine.orders import SimTicket
+from baton.simulator.engine.tokens import TokenStream
 
 
 class RunState(Enum):
-    """Where a leg is; `baton.engine.sim.core` tells the edges."""
+    """Where a leg is; `baton.simulator.engine.core` tells the edges."""
 
     WAITING = auto()
     TRANSFER = auto()

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
 from baton.domain.request import FinishReason
-from baton.engine.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
 from baton.engine.sim import OnTransferFailure, SimSettings, expected_tokens
-from baton.engine.sim.core import SimCore
-from baton.engine.sim.orders import CancelPull, FreeSource, StartPull
 from baton.engine.sim.tickets import read_ticket, write_ticket
+from baton.simulator.engine.core import SimCore
+from baton.simulator.engine.orders import CancelPull, FreeSource, StartPull
 
 SMALL = SimSettings(
     max_len_tokens=40,

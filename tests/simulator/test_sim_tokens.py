@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.sim import SimSettings, expected_tokens
-from baton.engine.sim.tokens import TokenStream
+from baton.simulator.engine.tokens import TokenStream
 
 SETTINGS = SimSettings()
 PROMPTS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=60)

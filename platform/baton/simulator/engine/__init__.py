@@ -1,0 +1,1 @@
+"""One simulated engine without a clock: its scheduler, its paged memory, its pretended model."""
