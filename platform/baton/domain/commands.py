@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.domain.errors import BatonError
-from baton.domain.handoff import Lease, Leg, Route
+from baton.domain.handoff import Decision, Lease, Leg, Route
 from baton.domain.request import FinishReason, Phase
 
 
@@ -35,6 +35,22 @@ class ReleaseLease:
 
     lease: Lease
     via_replica_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncCache:
+    """Ask a replica for a snapshot of its prefix cache; it comes as a `CacheChanged`."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSideChannel:
+    """Have a replica ask another's side channel, as before a pull; see `SideChannelChecked`."""
+
+    replica_id: str
+    source_id: str
+    address: str
 
 
 class Delivery(NamedTuple):
@@ -72,6 +88,9 @@ class RequestRecord:
     reason: str
     routes: tuple[Route, ...]
     """In order; more than one when the request was placed again."""
+    decisions: tuple[Decision, ...]
+    """One for each route, as predicted when it was placed; the route may have changed since (the
+    decode replica is chosen again at the handoff)."""
     prompt_tokens: int
     cached_tokens: int | None
     output_tokens: int
@@ -92,4 +111,13 @@ class RecordRequest:
     record: RequestRecord
 
 
-Command = SubmitLeg | AbortLegs | ReleaseLease | Deliver | FailRequest | RecordRequest
+Command = (
+    SubmitLeg
+    | AbortLegs
+    | ReleaseLease
+    | SyncCache
+    | CheckSideChannel
+    | Deliver
+    | FailRequest
+    | RecordRequest
+)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.domain.fleet import Load, LossReason, ReplicaFacts
+from baton.domain.cache import CacheUpdate
+from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts
 from baton.domain.handoff import LegFailure, LegOutput
 from baton.domain.request import Request
 
@@ -77,6 +78,37 @@ class LoadReported:
 
     replica_id: str
     load: Load
+    received_legs: int | None = None
+    """How many of this coordinator's legs, since the replica joined, the snapshot knows of; None
+    when the replica does not count them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheChanged:
+    """A replica said what its prefix cache holds."""
+
+    replica_id: str
+    update: CacheUpdate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksReported:
+    """What a replica has pulled from others so far; only sources of which something is new."""
+
+    replica_id: str
+    links: tuple[LinkTotals, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideChannelChecked:
+    """A decode replica has tried to reach a prefill replica's side channel."""
+
+    replica_id: str
+    source_id: str
+    ok: bool
+    took_s: float
+    why: str = ""
+    """What was wrong; empty when all was well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,5 +126,8 @@ Event = (
     | ReplicaLost
     | ReplicaDraining
     | LoadReported
+    | CacheChanged
+    | LinksReported
+    | SideChannelChecked
     | TimePassed
 )

@@ -50,6 +50,11 @@ class ReplicaFacts:
     max_batched_tokens: int
     layout: str
     """Replicas hand KV blocks to each other only when their layouts are equal."""
+    side_channel: str = ""
+    """`host:port` where other engines ask for what they need in order to pull from this one; empty
+    when it hands nothing off."""
+    cache_events: bool = False
+    """Whether the replica says what its prefix cache holds."""
 
 
 class TransferTotals(NamedTuple):
@@ -60,6 +65,35 @@ class TransferTotals(NamedTuple):
     busy_s: float = 0.0
     failures: int = 0
     expired_leases: int = 0
+
+
+class StepTotals(NamedTuple):
+    """Engine steps since a replica started, and what they computed, added up.
+
+    Totals, not averages: whoever reads two of them knows what happened in between, however many
+    reports were lost; and sums over steps obey the same linear model as one step does.
+    """
+
+    steps: int = 0
+    busy_s: float = 0.0
+    prefill_tokens: int = 0
+    """Prompt tokens computed (cached ones are not)."""
+    decode_tokens: int = 0
+    """Running requests, added up over the steps that decoded for them."""
+    context_tokens: int = 0
+    """Tokens that those requests attended to, added up likewise; 0 when the engine does not say."""
+
+
+class LinkTotals(NamedTuple):
+    """Pulls from one source into a replica since it started."""
+
+    source_id: str
+    pulls: int = 0
+    moved_bytes: int = 0
+    busy_s: float = 0.0
+    failures: int = 0
+    transport: str = ""
+    """What really carries the blocks ("tcp", "cma", "cuda_ipc", "rc_mlx5"); empty: not known."""
 
 
 class Load(NamedTuple):
@@ -76,6 +110,9 @@ class Load(NamedTuple):
     transfers: TransferTotals = TransferTotals()
     pulling_requests: int = 0
     """Requests that wait for their blocks to arrive."""
+    steps: StepTotals = StepTotals()
+    cache_sequence: int = 0
+    """Number of the last cache update that was sent; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +122,15 @@ class ReplicaView:
     facts: ReplicaFacts
     load: Load = Load()
     load_at_s: float
+    """When the snapshot arrived."""
     draining: bool = False
     inflight_legs: int = 0
+    """Our own legs on it that have not ended."""
     inflight_tokens: int = 0
+    """Prompt tokens of those that it must compute (cached and fetched ones are not among them)."""
+    unseen_legs: int = 0
+    """Those of our own legs that had not reached the replica when it took the snapshot."""
+    unseen_tokens: int = 0
 
     @property
     def replica_id(self) -> str:

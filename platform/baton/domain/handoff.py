@@ -22,6 +22,10 @@ class RouteReason(StrEnum):
     """Why placement chose what it chose (a metric label, hence an enum)."""
 
     DISAGGREGATED = "disaggregated"
+    LOCAL_FASTER = "local_faster"
+    """Prefilling on the decode replica is predicted to cost less than a handoff."""
+    PREFIX_FETCH = "prefix_fetch"
+    """Another replica holds so much of the prompt that its blocks are fetched, the rest computed."""
     LOCAL_ONLY = "local_only"
     DISAGGREGATION_OFF = "disaggregation_off"
     NO_PREFILL_REPLICA = "no_prefill_replica"
@@ -38,10 +42,62 @@ class Route:
     prefill_replica_id: str | None
     decode_replica_id: str
     reason: RouteReason
+    prefill_tokens: int | None = None
+    """Leading prompt tokens that the prefill replica is asked for; None: all of them."""
 
     def __post_init__(self) -> None:
         if (self.mode is HandoffMode.LOCAL) != (self.prefill_replica_id is None):
             raise ValueError(f"route {self}: a LOCAL route, and only that, has no prefill replica")
+
+
+class HitSource(StrEnum):
+    """How it is known that a replica holds a prefix."""
+
+    NONE = "none"
+    """It is not known to hold any of it."""
+    REPORTED = "reported"
+    """Its engine said so."""
+    PREDICTED = "predicted"
+    """We sent the same prefix there."""
+
+
+class Option(NamedTuple):
+    """One way to run a request, and what it was predicted to cost."""
+
+    mode: HandoffMode
+    prefill_replica_id: str | None
+    decode_replica_id: str
+    hit_tokens: int
+    """Prompt tokens that need not be computed by whoever prefills."""
+    hit_source: HitSource
+    hit_age_s: float
+    """How long ago the source last vouched for the hit; 0 without one."""
+    queue_s: float
+    """Until the prefill begins."""
+    prefill_s: float
+    transfer_s: float
+    decode_s: float
+    """From the blocks' arrival to the first token; 0 when LOCAL."""
+    harm_s: float
+    """What the streams that run there lose by it, added up over all of them."""
+
+    @property
+    def ttft_s(self) -> float:
+        """Predicted time to first token, from the decision on."""
+        return self.queue_s + self.prefill_s + self.transfer_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A route, and what it was chosen from."""
+
+    route: Route
+    policy: str
+    at_s: float
+    options: tuple[Option, ...] = ()
+    """The best three, best first; empty for a policy that predicts nothing."""
+    considered: int = 0
+    """How many options were looked at."""
 
 
 class LegKind(StrEnum):
@@ -81,6 +137,9 @@ class Leg:
     min_tokens: int = 0
     priority: int = 0
     ticket: Ticket | None = None
+    source_id: str | None = None
+    """The replica that the ticket's blocks are on."""
+    cache_salt: str | None = None
     payload: bytes = b""
 
     def __post_init__(self) -> None:

@@ -26,6 +26,11 @@ class BlocksStored:
     block_size_tokens: int
     tier: str | None = None
     """Which memory holds them, in lower case ("gpu", "cpu"); None when the engine does not say."""
+    adapter: str | None = None
+    cache_salt: str | None = None
+    opaque: bool = False
+    """They stand for more than their token ids say (images, prompt embeddings), so that nobody can
+    know from token ids alone whether they would be reused."""
 
     def __post_init__(self) -> None:
         wanted = len(self.block_hashes) * self.block_size_tokens

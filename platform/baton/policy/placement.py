@@ -7,18 +7,23 @@ smallest id, so the same view always gives the same route.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from baton.domain.fleet import FleetView, ReplicaView, Role
-from baton.domain.handoff import HandoffMode, Route, RouteReason
+from baton.domain.handoff import Decision, HandoffMode, Route, RouteReason
 from baton.domain.request import LocalOnly
+from baton.perf.timing import EngineTiming
+from baton.policy.hits import NO_HITS, Hits
 
 
 class Disaggregate(StrEnum):
     """Whether prefill and decode may be split over two replicas."""
 
+    AUTO = "auto"
+    """Where it is predicted to serve the request better."""
     ALWAYS = "always"
     NEVER = "never"
 
@@ -42,13 +47,60 @@ class PlacementQuery:
     """What placement needs to know of a request."""
 
     prompt_tokens: int
+    max_tokens: int = 1
+    """How many tokens it may still generate."""
     local_only: LocalOnly | None = None
     avoid: frozenset[str] = frozenset()
     """Replicas on which this request failed before: never for prefill, for decode only if no
     other is left."""
+    hits: Hits = NO_HITS
+    session_replica_id: str | None = None
+    """Where the last request of the same session was decoded: a hint among equals."""
+    waited_s: float = 0.0
+    """Since the request arrived: its deadline is that much nearer."""
 
 
-Placer = Callable[[PlacementQuery, FleetView], Route | NoRoute]
+class LinkEstimates(Protocol):
+    """What is known of the ways that KV blocks can take."""
+
+    def transfer_s(self, source_id: str, target_id: str, moved_bytes: int) -> float | None:
+        """Until so many bytes are moved, beside the flows in flight; None: do not use this pair."""
+        ...
+
+
+class Timings(Protocol):
+    """What is known of how long engines take."""
+
+    def of(self, view: ReplicaView) -> EngineTiming:
+        """How long this replica takes."""
+        ...
+
+    def expected_output_tokens(self, max_tokens: int) -> float:
+        """How many tokens a request that may generate `max_tokens` will generate, on average."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What placement may look at besides the request."""
+
+    fleet: FleetView
+    timings: Timings
+    links: LinkEstimates
+
+
+class Placer(Protocol):
+    """A placement policy. It may keep a seeded random generator or a counter, and nothing else."""
+
+    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
+        """Choose the replicas for a request."""
+        ...
+
+    def place_decode(
+        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
+    ) -> str | None:
+        """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
+        ...
 
 
 def placer(disaggregate: Disaggregate) -> Placer:

@@ -1,0 +1,78 @@
+"""What a replica's prefix cache holds, as told to coordinators: hashes of blocks, numbered updates.
+
+A replica numbers its updates without holes. Update n says what changed between states n-1 and n; a
+snapshot numbered n is state n as a whole. Whoever holds state n takes update n+1, ignores what is
+not newer, and asks for a snapshot when a number is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+BLOCK_HASH_BYTES = 8
+
+
+class CacheTier(StrEnum):
+    """Which memory of a replica holds a block."""
+
+    GPU = "gpu"
+    """Where attention reads it: the KV cache itself, whatever the device."""
+    HOST = "host"
+    """In the host's memory (or further away): it must be loaded before it is of use."""
+
+
+class CacheChangeKind(StrEnum):
+    """What happened to blocks."""
+
+    STORED = "stored"
+    REMOVED = "removed"
+    CLEARED = "cleared"
+    """Everything in that tier is gone; carries no hashes."""
+
+
+class CacheChange(NamedTuple):
+    """One thing that happened to some blocks of one tier."""
+
+    kind: CacheChangeKind
+    hashes: bytes = b""
+    """Block hashes, 8 bytes little-endian each: see `pack_hashes`."""
+    tier: CacheTier = CacheTier.GPU
+
+
+class CacheUpdate(NamedTuple):
+    """A numbered step in the life of one replica's prefix cache."""
+
+    sequence: int
+    changes: tuple[CacheChange, ...]
+    """In order: a block may be stored and removed in one update."""
+    snapshot: bool = False
+    """Forget all that was known of the replica first."""
+
+
+def pack_hashes(hashes: Iterable[int]) -> bytes:
+    """Block hashes as bytes; each is in [0, 2^63)."""
+    packed = array("q", hashes)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_hashes(packed: bytes) -> Sequence[int]:
+    """The block hashes that `pack_hashes` was given.
+
+    Raises:
+        ValueError: the length is no multiple of 8.
+    """
+    if len(packed) % BLOCK_HASH_BYTES:
+        raise ValueError(
+            f"block hashes: got {len(packed)} bytes, wanted a multiple of {BLOCK_HASH_BYTES}"
+        )
+    hashes = array("q")
+    hashes.frombytes(packed)
+    if sys.byteorder == "big":
+        hashes.byteswap()
+    return hashes

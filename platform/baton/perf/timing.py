@@ -1,0 +1,28 @@
+"""The port through which decisions ask how long an engine takes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class EngineTiming(Protocol):
+    """How long one replica's engine takes for things, in seconds; pure, cheap, never negative."""
+
+    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+        """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes.
+
+        `context_tokens` is what those decodes attend to, all together.
+        """
+        ...
+
+    def step_s(self, *, running: int, context_tokens: int = 0) -> float:
+        """One step that decodes for `running` requests and prefills nothing."""
+        ...
+
+    def decode_request_s(self, *, context_tokens: int = 0) -> float:
+        """What one more request with so much context adds to each step."""
+        ...
+
+    def host_load_s(self, blocks: int) -> float:
+        """To bring blocks from the host's memory into the KV cache."""
+        ...

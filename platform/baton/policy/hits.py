@@ -1,0 +1,50 @@
+"""What a lookup in the prefix index says: how much of one prompt each replica holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from baton.domain.handoff import HitSource
+
+
+class Hit(NamedTuple):
+    """How much of a prompt one replica holds."""
+
+    blocks: int = 0
+    """Leading full blocks, in whatever tier."""
+    host_blocks: int = 0
+    """Those among them that must be loaded from the host's memory first."""
+    source: HitSource = HitSource.NONE
+    age_s: float = 0.0
+    """How long ago the source last vouched for it; 0 without a hit."""
+
+
+NO_HIT = Hit()
+
+
+class Hits(Protocol):
+    """The answer to one lookup; valid until the index changes."""
+
+    def of(self, replica_id: str) -> Hit:
+        """What one replica holds; `NO_HIT` when nothing, or when it is unknown."""
+        ...
+
+    def holders(self, limit: int) -> Sequence[str]:
+        """Up to `limit` replicas that hold something, those that hold most first.
+
+        Where more hold the same number of blocks than fit, which of them is up to the index's own
+        seeded choice, so that several coordinators do not all name the same ones.
+        """
+        ...
+
+
+class _NoHits:
+    def of(self, replica_id: str) -> Hit:  # noqa: ARG002 - the answer is the same for all
+        return NO_HIT
+
+    def holders(self, limit: int) -> Sequence[str]:  # noqa: ARG002
+        return ()
+
+
+NO_HITS: Hits = _NoHits()
