@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from baton.domain.errors import EngineDied
-from baton.domain.fleet import Load, ReplicaFacts, Role
+from baton.domain.errors import EngineDied, TransferFailed
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.kv_events import KvEvent, KvEventBatch
 from baton.domain.request import FinishReason
 
 
@@ -81,10 +82,18 @@ class ScriptedEngine:
         self.abort_gate = asyncio.Event()
         self.abort_gate.set()
         self.current_load = Load()
+        self.current_links: tuple[LinkTotals, ...] = ()
+        self.checks: list[tuple[str, str]] = []
+        self.check_gate = asyncio.Event()
+        self.check_gate.set()
+        self.unreachable: dict[str, str] = {}
+        """Sources whose side channel fails, and why."""
         self.closed = False
         self._step_s = step_s
         self._made: dict[str, int] = {}
         self._steps: asyncio.Queue[tuple[LegOutput, ...] | Exception | None] = asyncio.Queue()
+        self._kv_batches: asyncio.Queue[KvEventBatch | None] = asyncio.Queue()
+        self._kv_sequence = 0
         self._player: asyncio.Task[None] | None = None
 
     async def start(self) -> ReplicaFacts:
@@ -121,6 +130,24 @@ class ScriptedEngine:
             yield item
             self._steps.task_done()
 
+    async def kv_events(self) -> AsyncIterator[KvEventBatch]:
+        while (batch := await self._kv_batches.get()) is not None:
+            yield batch
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        return self.current_links
+
+    async def check_side_channel(self, source_id: str, address: str, deadline_s: float) -> None:
+        self.checks.append((source_id, address))
+        self.watch.notify()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.check_gate.wait()
+        except TimeoutError:
+            raise TransferFailed(source_id, f"no answer within {deadline_s} s") from None
+        if why := self.unreachable.get(source_id):
+            raise TransferFailed(source_id, why)
+
     def load(self) -> Load:
         return self.current_load
 
@@ -130,6 +157,7 @@ class ScriptedEngine:
             self._player.cancel()
             await asyncio.wait((self._player,))
         self._steps.put_nowait(None)
+        self._kv_batches.put_nowait(None)
 
     # ------------------------------------------------------------------ what tests tell it
 
@@ -139,6 +167,15 @@ class ScriptedEngine:
             if output.finish is not None:
                 self.running.pop(output.leg_id, None)
         self._steps.put_nowait(outputs)
+
+    def say_cached(self, *events: KvEvent, lose: bool = False) -> None:
+        """Tell what happened to the prefix cache; with `lose`, the batch never arrives."""
+        batch = KvEventBatch(
+            replica_id=self.facts.replica_id, sequence=self._kv_sequence, events=events
+        )
+        self._kv_sequence += 1
+        if not lose:
+            self._kv_batches.put_nowait(batch)
 
     def die(self, why: str = "cuda error") -> None:
         """Fail as an engine process does that was killed."""

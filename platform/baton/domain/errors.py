@@ -11,6 +11,7 @@
     ├── DeadlineExceeded      the request's own time limit ran out
     ├── EngineDied            the engine of a replica is dead
     ├── LinkFailed            a fleet link refused a frame or is down
+    ├── TransferFailed        KV blocks cannot be fetched from a replica
     ├── OperatorError         whoever runs baton can put it right: `remedy` says how
     │   ├── ClusterFailed     the Ray cluster could not be started or joined
     │   ├── EngineStartFailed an engine could not be started
@@ -117,6 +118,13 @@ class LinkFailed(_ReplicaTrouble):
 
     def __str__(self) -> str:
         return f"link to replica {self.replica_id}: {self.why}"
+
+
+class TransferFailed(_ReplicaTrouble):
+    """KV blocks cannot be fetched from a replica; whoever wanted them computes them instead."""
+
+    def __str__(self) -> str:
+        return f"KV blocks cannot be fetched from replica {self.replica_id}: {self.why}"
 
 
 class OperatorError(BatonError):

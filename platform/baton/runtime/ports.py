@@ -10,17 +10,18 @@ from typing import Protocol
 
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
-from baton.domain.fleet import Load, ReplicaFacts
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.domain.kv_events import KvEventBatch
 
 
 class Engine(Protocol):
     """The inference engine inside a replica.
 
     Theory of operation: `start` once, then `submit` / `abort` / `release` at any time while one
-    consumer iterates `steps`. Every submitted leg ends exactly once in `steps`: with an output
-    whose `finish` is set, with a `LegOutput` whose finish is ERROR (details in the log), or, after
-    `abort`, silently. Nothing here blocks the event loop.
+    consumer iterates `steps`, and one more `kv_events`. Every submitted leg ends exactly once in
+    `steps`: with an output whose `finish` is set, with a `LegOutput` whose finish is ERROR (details
+    in the log), or, after `abort`, silently. Nothing here blocks the event loop.
     """
 
     async def start(self) -> ReplicaFacts:
@@ -55,6 +56,29 @@ class Engine(Protocol):
         """
         ...
 
+    def kv_events(self) -> AsyncIterator[KvEventBatch]:
+        """Yield what the prefix cache gains and loses until the engine closes.
+
+        Called once, right after `start`; nothing that happened since `start` is left out. A reader
+        that is too slow loses batches, which their numbers show. An engine that says nothing about
+        its cache ends at once. A death is told by `steps`: here it is an end like any other.
+        """
+        ...
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        """What was pulled so far, by source; cheap, never blocks."""
+        ...
+
+    async def check_side_channel(self, source_id: str, address: str, deadline_s: float) -> None:
+        """Ask replica `source_id` at `address` for what a pull from it needs; move no block.
+
+        Returns when the answer came and blocks could be pulled, at the latest after `deadline_s`.
+
+        Raises:
+            TransferFailed: it did not answer in time, or with something this engine cannot use.
+        """
+        ...
+
     def load(self) -> Load:
         """The current load; cheap, never blocks."""
         ...
@@ -81,6 +105,14 @@ class ReplicaLink(Protocol):
 
     def release(self, replica_id: str, ticket: Ticket) -> None:
         """Ask replica `replica_id` to release a ticket; best effort, the lease expires anyway."""
+        ...
+
+    def sync_cache(self, replica_id: str) -> None:
+        """Ask for a snapshot of a prefix cache; best effort, it may be asked for again."""
+        ...
+
+    def check_side_channel(self, replica_id: str, source_id: str, address: str) -> None:
+        """Have `replica_id` check that it could pull from `source_id`; best effort."""
         ...
 
 
