@@ -5,14 +5,60 @@ from __future__ import annotations
 import io
 import json
 import logging
+from dataclasses import replace
+from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import HandoffMode, Route, RouteReason
+from baton.domain.handoff import (
+    Decision,
+    HandoffMode,
+    HitSource,
+    Option,
+    Route,
+    RouteReason,
+)
 from baton.domain.request import Phase
 from baton.telemetry.logs import LogFormat, configure_logs
-from baton.telemetry.records import RecordBook, story
+from baton.telemetry.records import RecordBook, Story, headline, story
+
+PULL = Route(
+    mode=HandoffMode.PULL,
+    prefill_replica_id="p",
+    decode_replica_id="d",
+    reason=RouteReason.DISAGGREGATED,
+)
+LOCAL = Route(
+    mode=HandoffMode.LOCAL,
+    prefill_replica_id=None,
+    decode_replica_id="d",
+    reason=RouteReason.LOCAL_ONLY,
+)
+
+
+def option(
+    prefill: str | None, decode: str, *, queue_s: float = 0.25, prefill_s: float = 0.125
+) -> Option:
+    return Option(
+        mode=HandoffMode.LOCAL if prefill is None else HandoffMode.PULL,
+        prefill_replica_id=prefill,
+        decode_replica_id=decode,
+        hit_tokens=64,
+        hit_source=HitSource.REPORTED,
+        hit_age_s=0.5,
+        queue_s=queue_s,
+        prefill_s=prefill_s,
+        transfer_s=0.0625,
+        decode_s=0.0625,
+        harm_s=2.0,
+    )
+
+
+def decision(route: Route = PULL, at_s: float = 100.0, *options: Option) -> Decision:
+    return Decision(route=route, policy="predicted", at_s=at_s, options=options, considered=7)
 
 
 def record(request_id: str, outcome: Phase = Phase.FINISHED) -> RequestRecord:
@@ -20,14 +66,8 @@ def record(request_id: str, outcome: Phase = Phase.FINISHED) -> RequestRecord:
         request_id=request_id,
         outcome=outcome,
         reason="stop",
-        routes=(
-            Route(
-                mode=HandoffMode.PULL,
-                prefill_replica_id="p",
-                decode_replica_id="d",
-                reason=RouteReason.DISAGGREGATED,
-            ),
-        ),
+        routes=(PULL,),
+        decisions=(decision(),),
         prompt_tokens=10,
         cached_tokens=0,
         output_tokens=3,
@@ -41,11 +81,76 @@ def record(request_id: str, outcome: Phase = Phase.FINISHED) -> RequestRecord:
     )
 
 
-def test_a_record_is_found_by_the_id_that_the_client_gave() -> None:
+def decisions(told: Story) -> list[Story]:
+    return cast("list[Story]", told["decisions"])
+
+
+def options(told: Story) -> list[Story]:
+    return cast("list[Story]", told["options"])
+
+
+def foresight(told: Story) -> tuple[object, object, object]:
+    return (told["predicted_ttft_s"], told["actual_ttft_s"], told["ttft_error_fraction"])
+
+
+# ------------------------------------------------------------------------------------ the book
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "mine",
+        "chatcmpl-mine",
+        "chatcmpl-mine-1a2b3c4d",
+        "1_chatcmpl-mine-1a2b3c4d",
+        "cmpl-mine-0-1a2b3c4d",
+        "1_cmpl-mine-0-1a2b3c4d",
+        "chatcmpl-mine_2-1a2b3c4d",
+        "mine_0-1a2b3c4d",
+    ],
+)
+def test_a_record_is_found_by_the_id_that_the_client_gave(key: str) -> None:
     book = RecordBook()
-    book.record(record("chatcmpl-mine-1a2b"))
-    book.record(record("chatcmpl-other-3c4d"))
-    assert [r.request_id for r in book.find("mine")] == ["chatcmpl-mine-1a2b"]
+    book.record(record(key))
+    assert [r.request_id for r in book.find("mine")] == [key]
+
+
+@pytest.mark.parametrize(
+    "named", ["chatcmpl-mine-1-1a2b3c4d", "chatcmpl-mine-1", "chatcmpl-mine", "mine-1", "mine"]
+)
+def test_a_record_is_found_by_the_ids_that_the_response_and_the_logs_say(named: str) -> None:
+    book = RecordBook()
+    book.record(record("chatcmpl-mine-1-1a2b3c4d"))
+    assert len(book.find(named)) == 1
+
+
+@pytest.mark.parametrize("named", ["", "mi", "ine", "1a2b3c4d", "chatcmpl", "m.ne", "min", "mine-"])
+def test_a_part_of_an_id_finds_nothing(named: str) -> None:
+    book = RecordBook()
+    book.record(record("chatcmpl-mine-1a2b3c4d"))
+    assert book.find(named) == []
+
+
+def test_a_request_is_not_found_by_the_last_part_of_another_clients_id() -> None:
+    book = RecordBook()
+    book.record(record("chatcmpl-theirs-mine-1a2b3c4d"))
+    book.record(record("chatcmpl-mine-theirs-1a2b3c4d"))
+    assert book.find("mine") == []
+
+
+def test_the_choices_of_a_request_are_all_found_oldest_first() -> None:
+    book = RecordBook()
+    for key in ("1_chatcmpl-mine-1a2b3c4d", "chatcmpl-other-11111111", "0_chatcmpl-mine-1a2b3c4d"):
+        book.record(record(key))
+    found = [r.request_id for r in book.find("mine")]
+    assert found == ["1_chatcmpl-mine-1a2b3c4d", "0_chatcmpl-mine-1a2b3c4d"]
+
+
+@given(st.text(max_size=20))
+def test_whatever_a_client_calls_its_request_it_is_found(named: str) -> None:
+    book = RecordBook()
+    book.record(record(f"chatcmpl-{named}-00ff00ff"))
+    assert len(book.find(named)) == 1
 
 
 def test_the_oldest_record_makes_room() -> None:
@@ -56,25 +161,134 @@ def test_the_oldest_record_makes_room() -> None:
     assert book.totals() == {"finished": 3, "resumes": 3}
 
 
+# ------------------------------------------------------------------------------------ the story
+
+
 def test_times_are_told_since_arrival() -> None:
     told = story(record("r"))
     assert (told["prefill_done_s"], told["first_token_s"], told["ended_s"]) == (0.25, 0.5, 1.0)
 
 
 def test_a_request_that_ran_locally_was_prefilled_where_it_was_decoded() -> None:
-    local = Route(
-        mode=HandoffMode.LOCAL,
-        prefill_replica_id=None,
-        decode_replica_id="d",
-        reason=RouteReason.LOCAL_ONLY,
-    )
-    base = record("r")
-    told = story(
-        RequestRecord(
-            **{name: getattr(base, name) for name in base.__slots__} | {"routes": (local,)}
-        )
-    )
+    told = headline(replace(record("r"), routes=(LOCAL,)))
     assert (told["prefill_replica"], told["decode_replica"]) == ("d", "d")
+
+
+def test_a_decision_tells_what_it_was_made_from() -> None:
+    best = option("p", "d")
+    told = story(replace(record("r"), decisions=(decision(PULL, 100.125, best),)))
+    (one,) = decisions(told)
+    assert {name: one[name] for name in ("policy", "reason", "decided_s", "considered")} == {
+        "policy": "predicted",
+        "reason": "disaggregated",
+        "decided_s": 0.125,
+        "considered": 7,
+    }
+    assert options(one) == [
+        {
+            "mode": "pull",
+            "prefill_replica": "p",
+            "decode_replica": "d",
+            "hit_tokens": 64,
+            "hit_source": "reported",
+            "hit_age_s": 0.5,
+            "queue_s": 0.25,
+            "prefill_s": 0.125,
+            "transfer_s": 0.0625,
+            "decode_s": 0.0625,
+            "harm_s": 2.0,
+            "ttft_s": 0.5,
+            "chosen": True,
+        }
+    ]
+
+
+def test_the_option_that_became_the_route_is_marked_though_it_is_not_the_first() -> None:
+    tried = (option(None, "d"), option("p", "other"), option("p", "d", queue_s=0.125))
+    told = story(replace(record("r"), decisions=(decision(PULL, 100.0, *tried),)))
+    (one,) = decisions(told)
+    assert [o["chosen"] for o in options(one)] == [False, False, True]
+    assert one["predicted_ttft_s"] == 0.375
+
+
+def test_only_one_of_two_options_on_the_same_replicas_is_marked() -> None:
+    twice = (option("p", "d"), option("p", "d", queue_s=1.0))
+    (one,) = decisions(story(replace(record("r"), decisions=(decision(PULL, 100.0, *twice),))))
+    assert [o["chosen"] for o in options(one)] == [True, False]
+
+
+def test_a_local_option_says_that_its_decode_replica_prefills() -> None:
+    made = decision(LOCAL, 100.0, option(None, "d"))
+    told = story(replace(record("r"), routes=(LOCAL,), decisions=(made,)))
+    ((local,),) = [options(one) for one in decisions(told)]
+    assert (local["mode"], local["prefill_replica"], local["decode_replica"]) == ("local", "d", "d")
+
+
+def test_the_prediction_is_compared_with_what_came_after_the_decision() -> None:
+    made = decision(PULL, 100.25, option("p", "d"))
+    told = story(replace(record("r"), decisions=(made,)))
+    assert foresight(told) == (0.5, 0.25, 1.0)
+    (one,) = decisions(told)
+    assert foresight(one) == (0.5, 0.25, 1.0)
+
+
+def test_a_prediction_that_was_too_short_has_a_negative_error() -> None:
+    made = decision(PULL, 100.0, option("p", "d", queue_s=0.0, prefill_s=0.0))
+    assert foresight(headline(replace(record("r"), decisions=(made,)))) == (0.125, 0.5, -0.75)
+
+
+def test_only_the_placement_that_brought_the_first_token_has_an_actual_ttft() -> None:
+    best = option("p", "d")
+    made = tuple(decision(PULL, at_s, best) for at_s in (100.0, 100.375, 100.625))
+    told = story(replace(record("r"), routes=(PULL,) * 3, decisions=made))
+    assert [one["actual_ttft_s"] for one in decisions(told)] == [None, 0.125, None]
+    assert [one["predicted_ttft_s"] for one in decisions(told)] == [0.5] * 3
+    assert told["actual_ttft_s"] == 0.125
+
+
+def test_without_a_first_token_there_is_no_actual_ttft() -> None:
+    made = decision(PULL, 100.0, option("p", "d"))
+    failed = replace(record("r"), decisions=(made,), first_token_at_s=None)
+    (one,) = decisions(story(failed))
+    assert foresight(one) == (0.5, None, None)
+    assert foresight(headline(failed)) == (None, None, None)
+
+
+def test_a_first_token_that_took_no_time_has_no_error_fraction() -> None:
+    made = decision(PULL, 100.5, option("p", "d"))
+    assert foresight(headline(replace(record("r"), decisions=(made,)))) == (0.5, 0.0, None)
+
+
+def test_a_policy_that_predicts_nothing_has_no_prediction_but_an_actual_ttft() -> None:
+    assert foresight(headline(record("r"))) == (None, 0.5, None)
+
+
+def test_a_route_that_changed_since_it_was_decided_is_told_as_both() -> None:
+    changed = replace(PULL, decode_replica_id="d-2")
+    (one,) = decisions(story(replace(record("r"), routes=(changed,))))
+    decided, became = cast("Story", one["route"]), cast("Story", one["became"])
+    assert (decided["decode_replica"], became["decode_replica"]) == ("d", "d-2")
+
+
+def test_a_request_that_was_refused_has_a_story_without_decisions() -> None:
+    refused = replace(record("r", Phase.SHED), routes=(), decisions=(), first_token_at_s=None)
+    told = story(refused)
+    assert (told["decisions"], told["routes"], told["mode"]) == ([], [], None)
+
+
+def test_a_story_says_why_each_resume_happened() -> None:
+    resumed = replace(record("r"), resumes=2, resume_reasons=("lost", "stalled"))
+    assert story(resumed)["resume_reasons"] == ["lost", "stalled"]
+
+
+def test_a_story_is_strict_json_even_when_a_prediction_is_endless() -> None:
+    endless = decision(PULL, 100.0, option("p", "d", queue_s=float("inf")))
+    told = story(replace(record("r"), decisions=(endless,)))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert foresight(told) == (None, 0.5, None)
+
+
+# -------------------------------------------------------------------------------------- the log
 
 
 @pytest.mark.parametrize("log_format", LogFormat)
@@ -93,6 +307,7 @@ def test_an_ended_request_is_one_line_in_the_log(log_format: LogFormat) -> None:
     if log_format is LogFormat.JSON:
         parsed = json.loads(line)
         assert (parsed["event"], parsed["outcome"]) == ("request_ended", "failed")
+        assert (parsed["actual_ttft_s"], "decisions" in parsed) == (0.5, False)
     else:
         assert "request_ended" in line
         assert "outcome=failed" in line

@@ -95,6 +95,8 @@ class RequestRecord:
     cached_tokens: int | None
     output_tokens: int
     resumes: int
+    resume_reasons: tuple[str, ...] = ()
+    """Why it was placed again, in order; one for each resume."""
     arrived_at_s: float
     first_token_at_s: float | None
     last_token_at_s: float | None

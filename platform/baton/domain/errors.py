@@ -16,7 +16,8 @@
     │   ├── ClusterFailed     the Ray cluster could not be started or joined
     │   ├── EngineStartFailed an engine could not be started
     │   ├── NotRunning        there is no deployment where one was looked for
-    │   └── TimedOut          an operator's command did not finish in its time
+    │   ├── TimedOut          an operator's command did not finish in its time
+    │   └── UnknownRequest    no ingress remembers the request that was asked about
     ├── ConfigInvalid         the configuration cannot be used
     └── CannotStart           the machine or the cluster cannot run the configuration
 
@@ -159,6 +160,12 @@ class TimedOut(OperatorError):
 
     retryable = True
     http_status = 504
+
+
+class UnknownRequest(OperatorError):
+    """No ingress remembers the request that an operator asked about."""
+
+    http_status = 404
 
 
 class _Found(BatonError):

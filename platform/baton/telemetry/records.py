@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 from collections import OrderedDict, deque
 
 from baton.domain.commands import RequestRecord
+from baton.domain.handoff import Decision, Option, Route
 from baton.domain.request import Phase
 from baton.telemetry.logs import log_event
 
@@ -32,15 +35,15 @@ class RecordBook:
         self._resumes += record.resumes
         level = logging.WARNING if record.outcome in _TROUBLED else logging.INFO
         if _LOGGER.isEnabledFor(level):
-            log_event(_LOGGER, level, "request_ended", story(record))
+            log_event(_LOGGER, level, "request_ended", headline(record))
 
     def find(self, request_id: str) -> list[RequestRecord]:
-        """The records of a request, oldest first.
+        """The records of a request, oldest first; more than one when it had several choices.
 
-        The API layer makes its own ids of a client's (a kind in front, a random part or a choice's
-        number behind), so every record whose id contains `request_id` is returned.
+        It may be named as the client did (X-Request-Id), as the response does, or as the logs do.
         """
-        return [record for key, record in self._records.items() if request_id in key]
+        names = _names(request_id)
+        return [record for key, record in self._records.items() if names.fullmatch(key)]
 
     def latest(self, count: int) -> list[RequestRecord]:
         """The last records, oldest first."""
@@ -53,12 +56,11 @@ class RecordBook:
         }
 
 
-def story(record: RequestRecord) -> Story:
-    """A record as plain values; times become durations since arrival, for clocks differ."""
+def headline(record: RequestRecord) -> Story:
+    """A record as flat plain values, for a line in the log.
 
-    def since_arrival(at_s: float | None) -> float | None:
-        return None if at_s is None else round(at_s - record.arrived_at_s, 6)
-
+    Times become durations since arrival, for clocks differ.
+    """
     route = record.routes[-1] if record.routes else None
     return {
         "request_id": record.request_id,
@@ -66,18 +68,142 @@ def story(record: RequestRecord) -> Story:
         "reason": record.reason,
         "mode": None if route is None else str(route.mode),
         "route_reason": None if route is None else str(route.reason),
-        "prefill_replica": None
-        if route is None
-        else route.prefill_replica_id or route.decode_replica_id,
+        "prefill_replica": None if route is None else _prefill_replica(route),
         "decode_replica": None if route is None else route.decode_replica_id,
         "placements": len(record.routes),
         "resumes": record.resumes,
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
         "output_tokens": record.output_tokens,
-        "prefill_done_s": since_arrival(record.prefill_done_at_s),
-        "first_token_s": since_arrival(record.first_token_at_s),
-        "last_token_s": since_arrival(record.last_token_at_s),
-        "ended_s": since_arrival(record.ended_at_s),
+        "prefill_done_s": _since(record.arrived_at_s, record.prefill_done_at_s),
+        "first_token_s": _since(record.arrived_at_s, record.first_token_at_s),
+        "last_token_s": _since(record.arrived_at_s, record.last_token_at_s),
+        "ended_s": _since(record.arrived_at_s, record.ended_at_s),
         "handed_off_blocks": record.handed_off_blocks,
+    } | _foresight(_decision_of_first_token(record), record)
+
+
+def story(record: RequestRecord) -> Story:
+    """The headline, and how each placement was decided."""
+    first = _decision_of_first_token(record)
+    decisions: list[Story] = []
+    for decision, became in zip(record.decisions, record.routes, strict=False):
+        told = _decision(decision, became, record)
+        decisions.append(told | _foresight(decision, record if decision is first else None))
+    return headline(record) | {
+        "routes": [_route(route) for route in record.routes],
+        "resume_reasons": list(record.resume_reasons),
+        "decisions": decisions,
     }
+
+
+# ------------------------------------------------------------------------------------- decisions
+
+
+def _decision(decision: Decision, became: Route, record: RequestRecord) -> Story:
+    chosen = _chosen(decision)
+    return {
+        "policy": decision.policy,
+        "reason": str(decision.route.reason),
+        "decided_s": _since(record.arrived_at_s, decision.at_s),
+        "considered": decision.considered,
+        "route": _route(decision.route),
+        "became": _route(became),
+        "options": [_option(option) | {"chosen": option is chosen} for option in decision.options],
+    }
+
+
+def _option(option: Option) -> Story:
+    return {
+        "mode": str(option.mode),
+        "prefill_replica": option.prefill_replica_id or option.decode_replica_id,
+        "decode_replica": option.decode_replica_id,
+        "hit_tokens": option.hit_tokens,
+        "hit_source": str(option.hit_source),
+        "hit_age_s": _plain(option.hit_age_s),
+        "queue_s": _plain(option.queue_s),
+        "prefill_s": _plain(option.prefill_s),
+        "transfer_s": _plain(option.transfer_s),
+        "decode_s": _plain(option.decode_s),
+        "harm_s": _plain(option.harm_s),
+        "ttft_s": _plain(option.ttft_s),
+    }
+
+
+def _route(route: Route) -> Story:
+    return {
+        "mode": str(route.mode),
+        "prefill_replica": _prefill_replica(route),
+        "decode_replica": route.decode_replica_id,
+        "reason": str(route.reason),
+        "prefill_tokens": route.prefill_tokens,
+    }
+
+
+def _prefill_replica(route: Route) -> str:
+    """Who computes the prompt: without a handoff, whoever decodes."""
+    return route.prefill_replica_id or route.decode_replica_id
+
+
+def _chosen(decision: Decision) -> Option | None:
+    """The option that became the route; None when it is not among those that were kept."""
+    route = decision.route
+    wanted = (route.mode, route.prefill_replica_id, route.decode_replica_id)
+    for option in decision.options:
+        if (option.mode, option.prefill_replica_id, option.decode_replica_id) == wanted:
+            return option
+    return None
+
+
+def _decision_of_first_token(record: RequestRecord) -> Decision | None:
+    """The one that was followed when the first token came: the last before it."""
+    if record.first_token_at_s is None:
+        return None
+    before = [d for d in record.decisions if d.at_s <= record.first_token_at_s]
+    return before[-1] if before else None
+
+
+def _foresight(decision: Decision | None, outcome: RequestRecord | None) -> Story:
+    """Predicted against actual TTFT, both from the decision on, and the error.
+
+    The error is a fraction of the actual value; above 0, the prediction was too long. Only the
+    decision that was followed when the first token came has an actual value.
+    """
+    option = None if decision is None else _chosen(decision)
+    predicted_s = None if option is None else _plain(option.ttft_s)
+    actual_s = None
+    if decision is not None and outcome is not None:
+        actual_s = _since(decision.at_s, outcome.first_token_at_s)
+    error = None
+    if predicted_s is not None and actual_s:
+        error = round(predicted_s / actual_s - 1.0, 4)
+    return {
+        "predicted_ttft_s": predicted_s,
+        "actual_ttft_s": actual_s,
+        "ttft_error_fraction": error,
+    }
+
+
+# --------------------------------------------------------------------------------- plain values
+
+
+def _since(from_s: float, at_s: float | None) -> float | None:
+    return None if at_s is None else round(at_s - from_s, 6)
+
+
+def _plain(value: float) -> float | None:
+    """Rounded; None for what JSON cannot say."""
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def _names(request_id: str) -> re.Pattern[str]:
+    r"""What a request that somebody calls `request_id` may be called here.
+
+    The API layer puts a kind in front (`chatcmpl-`), the number of one of several answers before
+    that (`1_`), the number of one of several prompts behind (`-1`, `_1`), and eight random hex
+    digits at the end. A request is not found by a mere part of its id: `a` is not `a-b`.
+    Source: vLLM 0.32, `InputProcessor.assign_request_id`, `ParentRequest.get_child_info`, and the
+    `create_*` methods of its OpenAI serving classes.
+    """
+    named = re.escape(request_id)
+    return re.compile(rf"(?:\d+_)?(?:[a-z]+-)?{named}(?:[-_]\d+)?(?:-[0-9a-f]{{8}})?")
