@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import baton
 from baton.cli.main import build_app
-from baton.cli.output import text_lines
+from baton.cli.output import duration_text, text_lines
 from baton.cli.seam import Commands, Progress, Report, Seam
 from baton.config import LoadedConfig
 from baton.domain.errors import (
@@ -25,6 +25,7 @@ from baton.domain.errors import (
     LinkFailed,
     NotRunning,
     TimedOut,
+    UnknownRequest,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,12 @@ class ScriptedCommands:
 
     def status(self, *, address: str | None) -> Report:
         return self._answer("status", address=address)
+
+    def explain_route(self, request_id: str, *, address: str | None) -> Report:
+        return self._answer("explain_route", request_id=request_id, address=address)
+
+    def links(self, *, address: str | None) -> Report:
+        return self._answer("links", address=address)
 
     def down(self, *, timeout_s: float) -> Report:
         return self._answer("down", timeout_s=timeout_s)
@@ -112,6 +119,44 @@ def test_nothing_is_started_with_a_wrong_configuration(run: Run) -> None:
     assert commands.asked == []
     assert "server.prot: unknown key, did you mean 'port'?" in result.stderr
     assert result.stdout == ""
+
+
+def test_explain_and_links_pass_their_options_on(run: Run) -> None:
+    commands = ScriptedCommands({"requests": [], "links": []})
+    for arguments in (
+        ("explain", "route", "r-1", "--address", "h:1"),
+        ("explain", "route", "r-1"),
+        ("links", "--address", "h:1"),
+        ("links",),
+    ):
+        assert run(*arguments, commands=commands).exit_code == 0
+    assert commands.asked == [
+        ("explain_route", {"request_id": "r-1", "address": "h:1"}),
+        ("explain_route", {"request_id": "r-1", "address": None}),
+        ("links", {"address": "h:1"}),
+        ("links", {"address": None}),
+    ]
+
+
+@pytest.mark.parametrize("as_json", [("--json",), ("-o", "json"), ("--output", "json")])
+@pytest.mark.parametrize("verb", [("status",), ("links",), ("explain", "route", "r")], ids=" ".join)
+def test_json_is_the_whole_report_as_one_object(
+    run: Run, verb: tuple[str, ...], as_json: tuple[str, ...]
+) -> None:
+    report = {"requests": [{"a": 1}], "links": [{"b": 2.5}], "members": [{"c": None}]}
+    result = run(*verb, *as_json, commands=ScriptedCommands(report))
+    (line,) = result.stdout.splitlines()
+    assert json.loads(line) == report
+
+
+def test_a_request_that_nobody_remembers_is_one_clear_line(run: Run) -> None:
+    error = UnknownRequest("no request 'r-1' among those that ended lately", "ask again later")
+    result = run("explain", "route", "r-1", "--json", commands=ScriptedCommands(error))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == (
+        "error: no request 'r-1' among those that ended lately\nnext: ask again later\n"
+    )
 
 
 def test_status_and_down_pass_their_options_on(run: Run) -> None:
@@ -176,6 +221,27 @@ def test_text_shows_reports_as_lines_and_lists_of_reports_as_tables() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [
+        (None, "-"),
+        (0.0, "0 ms"),
+        (0.0000123, "0.0123 ms"),
+        (0.2314, "231 ms"),
+        (0.9994, "999 ms"),
+        (0.99951, "1 s"),
+        (1.2351, "1.24 s"),
+        (99.96, "100 s"),
+        (1234.0, "1230 s"),
+        (-0.25, "-250 ms"),
+    ],
+)
+def test_a_duration_is_said_in_three_digits_with_its_unit(
+    duration_s: float | None, text: str
+) -> None:
+    assert duration_text(duration_s) == text
+
+
 # ------------------------------------------------------------------------------------- exit codes
 
 
@@ -188,6 +254,7 @@ def test_text_shows_reports_as_lines_and_lists_of_reports_as_tables() -> None:
         (NotRunning("nothing runs here", "start it"), 3),
         (LinkFailed("d-1", "gone"), 3),
         (ConnectionRefusedError("refused"), 3),
+        (UnknownRequest("no request 'r-1'", "wait until it has ended"), 1),
         (TimedOut("not healthy after 90 s", "wait longer"), 4),
         (DeadlineExceeded("r-1", "too slow"), 4),
         (TimeoutError("too slow"), 4),
@@ -224,6 +291,10 @@ def test_a_mistake_of_ours_is_not_dressed_up_as_an_error_of_the_user(run: Run) -
         ("down", "--timeout", "0s"),
         ("status", "-o", "yaml"),
         ("start",),
+        ("explain",),
+        ("explain", "route"),
+        ("explain", "r-1"),
+        ("links", "r-1"),
         ("config", "validate", QUICKSTART),
     ],
     ids=" ".join,
@@ -331,7 +402,8 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 
 
 def test_help_of_every_verb_imports_nothing_heavy() -> None:
-    verbs = [(), ("up",), ("status",), ("down",), ("demo",), ("config",), ("config", "show")]
+    verbs = [(), ("up",), ("status",), ("down",), ("demo",), ("links",)]
+    verbs += [("config",), ("config", "show"), ("explain",), ("explain", "route")]
     for verb in verbs:
         found = imported_by(
             "from contextlib import redirect_stdout; from io import StringIO\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from baton.cli import config, demo, down, status, up, version
+from baton.cli import config, demo, down, explain, links, status, up, version
 
 
 def build_app() -> typer.Typer:
@@ -19,6 +19,7 @@ def build_app() -> typer.Typer:
     )
     app.command("up")(up.up)
     app.command("status")(status.status)
+    app.command("links")(links.links)
     app.command("down")(down.down)
     app.command("demo")(demo.demo)
     app.command("version")(version.version)
@@ -27,6 +28,9 @@ def build_app() -> typer.Typer:
     group.command("show")(config.show)
     group.command("schema")(config.schema)
     app.add_typer(group, name="config")
+    group = typer.Typer(no_args_is_help=True, help="Ask why something was decided.")
+    group.command("route")(explain.route)
+    app.add_typer(group, name="explain")
     return app
 
 

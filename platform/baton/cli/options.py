@@ -29,9 +29,21 @@ Sets = Annotated[
     ),
 ]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print the result.")]
+Json = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address", metavar="HOST:PORT", help="Of the Ray cluster, if not on this machine."
+    ),
+]
 Timeout = Annotated[
     str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as 90s or 5m.")
 ]
+
+
+def wanted_format(output: OutputFormat, *, as_json: bool) -> OutputFormat:
+    """How to print, of the two ways to say it."""
+    return OutputFormat.JSON if as_json else output
 
 
 def seam_of(context: typer.Context) -> Seam:

@@ -109,18 +109,29 @@ def text_lines(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
                 yield from text_lines(value, indent + "  ")
             case [Mapping(), *_] as rows:
                 yield f"{indent}{key}:"
-                yield from _table([row for row in rows if isinstance(row, Mapping)], indent + "  ")
+                yield from table_lines(
+                    [row for row in rows if isinstance(row, Mapping)], indent + "  "
+                )
             case _:
                 yield f"{indent}{key}: {_text(value)}"
 
 
-def _table(rows: Sequence[Mapping[str, object]], indent: str) -> Iterator[str]:
+def table_lines(rows: Sequence[Mapping[str, object]], indent: str = "") -> Iterator[str]:
+    """Rows as a table; its columns are all their keys, in order of appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [columns, *([_text(row.get(key)) for key in columns] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     for row in cells:
         padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield indent + "  ".join(padded).rstrip()
+
+
+def duration_text(duration_s: float | None) -> str:
+    """Seconds as people write them, with their unit: `231 ms`, `1.24 s`, `600 s`; `-` for None."""
+    if duration_s is None:
+        return "-"
+    rounded_s = float(f"{duration_s:.3g}")
+    return f"{rounded_s:g} s" if abs(rounded_s) >= 1 else f"{rounded_s * 1000:.3g} ms"
 
 
 def _text(value: object) -> str:

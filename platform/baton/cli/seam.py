@@ -39,6 +39,23 @@ class Commands(Protocol):
         """
         ...
 
+    def explain_route(self, request_id: str, *, address: str | None) -> Report:
+        """How a request was placed, as every ingress that remembers it tells.
+
+        Raises:
+            NotRunning: there is no deployment.
+            UnknownRequest: no ingress remembers it.
+        """
+        ...
+
+    def links(self, *, address: str | None) -> Report:
+        """Every pair of replicas between which KV blocks may move, and what is known of it.
+
+        Raises:
+            NotRunning: there is no deployment.
+        """
+        ...
+
     def down(self, *, timeout_s: float) -> Report:
         """Drain and stop the deployment.
 

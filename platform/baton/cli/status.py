@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import typer
 
-from baton.cli.options import Output, seam_of
+from baton.cli.options import Address, Json, Output, seam_of, wanted_format
 from baton.cli.output import OutputFormat, print_report, reported_errors
 from baton.cli.seam import Report
 
@@ -14,17 +14,14 @@ from baton.cli.seam import Report
 def status(
     context: typer.Context,
     *,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address", metavar="HOST:PORT", help="Of the Ray cluster, if not on this machine."
-        ),
-    ] = None,
+    address: Address = None,
     output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
 ) -> None:
     """Show what runs: pools, replicas, health."""
     with reported_errors():
         report = seam_of(context).commands().status(address=address)
+    output = wanted_format(output, as_json=as_json)
     print_report(readable(report) if output is OutputFormat.TEXT else report, output)
 
 

@@ -16,13 +16,20 @@ from typing import cast
 import psutil
 
 from baton.config import LoadedConfig, render
-from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
+from baton.domain.errors import (
+    BatonError,
+    EngineStartFailed,
+    NotRunning,
+    TimedOut,
+    UnknownRequest,
+)
 from baton.serving import demo as demonstration
 from baton.serving.app import CONTROLLER, INGRESS
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import LocalDeployment, Progress, ask_all
 from baton.serving.preflight import check_machine
+from baton.serving.reports import LinkRow, merged_links
 
 Report = Mapping[str, object]
 _DEMO_START_S = 600.0
@@ -50,6 +57,27 @@ def status(*, address: str | None) -> Report:
         ingresses = ask_all(INGRESS, "status")
         found: dict[str, object] = {} if state is None else {"endpoint": state.http_url}
         return found | cast("dict[str, object]", asked_for) | {"ingresses": ingresses}
+
+
+def explain_route(request_id: str, *, address: str | None) -> Report:
+    """How a request was placed, as every ingress that remembers it tells."""
+    with _attached(address):
+        answers = ask_all(INGRESS, "explain", request_id)
+    found = [story for answer in answers for story in cast("list[Report]", answer)]
+    if not found:
+        raise UnknownRequest(
+            f"no request {request_id!r} among those that ended lately",
+            "ask again once it has ended; an ingress keeps its last few thousand requests, "
+            "its log has a request_ended event for each",
+        )
+    return {"request_id": request_id, "requests": found}
+
+
+def links(*, address: str | None) -> Report:
+    """Every pair of replicas between which KV blocks may move, and what is known of it."""
+    with _attached(address):
+        answers = ask_all(INGRESS, "links")
+    return {"links": merged_links(cast("list[list[LinkRow]]", answers)), "ingresses": len(answers)}
 
 
 def down(*, timeout_s: float) -> Report:

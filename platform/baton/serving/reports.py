@@ -1,14 +1,37 @@
-"""The fleet in plain values, for operators."""
+"""The fleet and its links in plain values, for operators."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
+
 from baton.domain.fleet import FleetView, ReplicaView
+
+LinkRow = Mapping[str, object]
 
 
 def fleet_report(fleet: FleetView) -> list[dict[str, object]]:
     """One row a replica, in order of pool and id."""
     views = sorted(fleet.replicas.values(), key=lambda v: (v.facts.pool, v.replica_id))
     return [_row(view, fleet.at_s) for view in views]
+
+
+def merged_links(answers: Iterable[Iterable[LinkRow]]) -> list[LinkRow]:
+    """What several ingresses know of links as one list: for each pair, the one that probed last.
+
+    Its totals are as good as the others': engines count them, and tell every ingress the same.
+    """
+    newest: dict[tuple[str, str], LinkRow] = {}
+    for row in (row for rows in answers for row in rows):
+        pair = (str(row["source_id"]), str(row["target_id"]))
+        if pair not in newest or _probed_age_s(row) < _probed_age_s(newest[pair]):
+            newest[pair] = row
+    return [newest[pair] for pair in sorted(newest)]
+
+
+def _probed_age_s(row: LinkRow) -> float:
+    age_s = row["probed_age_s"]
+    return age_s if isinstance(age_s, int | float) else math.inf
 
 
 def _row(view: ReplicaView, at_s: float) -> dict[str, object]:

@@ -1,0 +1,196 @@
+"""What `baton explain route` shows to a person."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.cli.explain import readable
+from baton.domain.commands import RequestRecord
+from baton.domain.handoff import (
+    Decision,
+    HandoffMode,
+    HitSource,
+    Option,
+    Route,
+    RouteReason,
+)
+from baton.domain.request import Phase
+from baton.telemetry.records import story
+
+REMOTE = Route(
+    mode=HandoffMode.PULL,
+    prefill_replica_id="p-1",
+    decode_replica_id="d-1",
+    reason=RouteReason.DISAGGREGATED,
+)
+LOCAL = Route(
+    mode=HandoffMode.LOCAL,
+    prefill_replica_id=None,
+    decode_replica_id="d-2",
+    reason=RouteReason.LOCAL_ONLY,
+)
+PULLED = Option(
+    mode=HandoffMode.PULL,
+    prefill_replica_id="p-1",
+    decode_replica_id="d-1",
+    hit_tokens=3008,
+    hit_source=HitSource.REPORTED,
+    hit_age_s=0.4,
+    queue_s=0.01,
+    prefill_s=0.15,
+    transfer_s=0.02,
+    decode_s=0.03,
+    harm_s=0.0,
+)
+ALONE = Option(
+    mode=HandoffMode.LOCAL,
+    prefill_replica_id=None,
+    decode_replica_id="d-1",
+    hit_tokens=0,
+    hit_source=HitSource.NONE,
+    hit_age_s=0.0,
+    queue_s=0.0,
+    prefill_s=0.61,
+    transfer_s=0.0,
+    decode_s=0.0,
+    harm_s=1.25,
+)
+DECISION = Decision(
+    route=REMOTE, policy="predicted", at_s=10.0003, options=(PULLED, ALONE), considered=6
+)
+RECORD = RequestRecord(
+    request_id="chatcmpl-r-1-1a2b3c4d",
+    outcome=Phase.FINISHED,
+    reason="stop",
+    routes=(REMOTE,),
+    decisions=(DECISION,),
+    prompt_tokens=3990,
+    cached_tokens=3008,
+    output_tokens=64,
+    resumes=0,
+    arrived_at_s=10.0,
+    first_token_at_s=10.2,
+    last_token_at_s=11.0,
+    ended_at_s=11.0,
+    prefill_done_at_s=10.1,
+    handed_off_blocks=250,
+)
+
+
+def shown(*records: RequestRecord) -> str:
+    told = [story(record) for record in records]
+    return "\n".join(readable({"request_id": "r-1", "requests": told}))
+
+
+def line_with(part: str, *records: RequestRecord) -> str:
+    (line,) = [line for line in shown(*records).splitlines() if part in line]
+    return line.strip()
+
+
+def test_a_request_is_shown_with_its_options_and_what_came_of_them() -> None:
+    assert shown(RECORD) == (
+        "chatcmpl-r-1-1a2b3c4d: finished (stop)\n"
+        "  tokens: 3990 prompt (3008 cached), 64 output\n"
+        "  since arrival: first token 200 ms, end 1 s\n"
+        "  resumes: 0\n"
+        "\n"
+        "placement 1 of 1\n"
+        "  policy predicted, 0.3 ms after arrival: p-1 -> d-1, disaggregated\n"
+        "  best 2 of 6 options; * is the chosen one\n"
+        "     runs on     cached                             "
+        "queue  +prefill  +transfer  +decode  =TTFT   harm\n"
+        "  *  p-1 -> d-1  3008 tokens (reported 400 ms ago)  "
+        "10 ms  150 ms    20 ms      30 ms    210 ms  0 ms\n"
+        "     d-1         none                               "
+        "0 ms   610 ms    0 ms       0 ms     610 ms  1.25 s\n"
+        "  TTFT from then on: predicted 210 ms, actual 200 ms (predicted 5% too long)"
+    )
+
+
+def test_a_prediction_that_was_too_short_is_called_so() -> None:
+    late = replace(RECORD, first_token_at_s=10.4203)
+    assert line_with("TTFT from", late).endswith("actual 420 ms (predicted 50% too short)")
+
+
+def test_a_route_whose_decode_replica_was_chosen_again_says_so() -> None:
+    changed = replace(RECORD, routes=(replace(REMOTE, decode_replica_id="d-9"),))
+    assert line_with("changed", changed) == (
+        "route changed: decoded on d-9, not d-1: the decode replica is chosen again at the handoff"
+    )
+
+
+def test_a_route_that_became_quite_another_says_why() -> None:
+    changed = replace(RECORD, routes=(LOCAL,))
+    assert line_with("changed", changed) == "route changed: p-1 -> d-1 became d-2, local_only"
+
+
+def test_a_route_that_did_not_change_says_nothing_of_changes() -> None:
+    assert "changed" not in shown(RECORD)
+
+
+def test_a_request_that_was_placed_again_says_why_and_when() -> None:
+    again = Decision(route=LOCAL, policy="predicted", at_s=10.15)
+    resumed = replace(
+        RECORD,
+        routes=(REMOTE, LOCAL),
+        decisions=(DECISION, again),
+        resumes=1,
+        resume_reasons=("p-1 was lost",),
+    )
+    assert "resumes: 1" in shown(resumed)
+    assert line_with("placement 1", resumed) == "placement 1 of 2"
+    assert line_with("placement 2", resumed) == "placement 2 of 2, because p-1 was lost"
+    assert line_with("150 ms after", resumed) == (
+        "policy predicted, 150 ms after arrival: d-2, local_only"
+    )
+    assert [line.strip() for line in shown(resumed).splitlines() if "TTFT from" in line] == [
+        "TTFT from then on: predicted 210 ms, actual no first token",
+        "TTFT from then on: predicted nothing, actual 50 ms",
+    ]
+
+
+def test_each_resume_has_its_own_reason() -> None:
+    decisions = tuple(replace(DECISION, at_s=at_s) for at_s in (10.0, 10.1, 10.15))
+    resumed = replace(
+        RECORD,
+        routes=(REMOTE,) * 3,
+        decisions=decisions,
+        resumes=2,
+        resume_reasons=("first", "second"),
+    )
+    assert line_with("placement 2", resumed).endswith("because first")
+    assert line_with("placement 3", resumed).endswith("because second")
+
+
+def test_a_prefix_that_is_fetched_says_how_much_of_it() -> None:
+    fetch = replace(REMOTE, reason=RouteReason.PREFIX_FETCH, prefill_tokens=2992)
+    fetched = replace(RECORD, routes=(fetch,), decisions=(replace(DECISION, route=fetch),))
+    assert line_with("fetched", fetched) == "fetched from p-1: 2992 tokens"
+
+
+def test_a_policy_that_predicts_nothing_says_so() -> None:
+    plain = replace(RECORD, decisions=(replace(DECISION, policy="random", options=()),))
+    assert line_with("options:", plain) == "options: none kept, this policy predicts nothing"
+    assert line_with("TTFT from", plain).endswith("predicted nothing, actual 200 ms")
+
+
+def test_a_request_that_was_refused_is_one_paragraph() -> None:
+    refused = replace(
+        RECORD,
+        outcome=Phase.SHED,
+        reason="the queue is full",
+        routes=(),
+        decisions=(),
+        first_token_at_s=None,
+        cached_tokens=None,
+    )
+    text = shown(refused)
+    assert "placement" not in text
+    assert line_with("shed", refused).endswith("shed (the queue is full)")
+    assert line_with("tokens:", refused) == "tokens: 3990 prompt (unknown cached), 64 output"
+    assert line_with("first token", refused) == "since arrival: first token -, end 1 s"
+
+
+def test_the_choices_of_a_request_are_one_paragraph_each() -> None:
+    text = shown(RECORD, replace(RECORD, request_id="1_chatcmpl-r-1-1a2b3c4d"))
+    assert "\n\n1_chatcmpl-r-1-1a2b3c4d: finished" in text

@@ -1,0 +1,59 @@
+"""What `baton links` shows to a person."""
+
+from __future__ import annotations
+
+from baton.cli.links import readable
+from baton.cli.output import text_lines
+
+OK: dict[str, object] = {
+    "source_id": "p-1",
+    "target_id": "d-1",
+    "state": "ok",
+    "why": "",
+    "transport": "cuda_ipc",
+    "bytes_per_s": 187_400_000_000.0,
+    "setup_s": 0.0012,
+    "p50_s": 0.0034,
+    "p99_s": 1.25,
+    "pulls": 118,
+    "failures": 2,
+    "probed_age_s": 3.2,
+}
+UNKNOWN: dict[str, object] = OK | {
+    "target_id": "d-2",
+    "state": "unknown",
+    "transport": "",
+    "bytes_per_s": None,
+    "setup_s": None,
+    "p50_s": None,
+    "p99_s": None,
+    "pulls": 0,
+    "failures": 0,
+    "probed_age_s": None,
+}
+QUARANTINED: dict[str, object] = OK | {"state": "quarantined", "why": "handshake timed out"}
+
+
+def shown(*rows: dict[str, object]) -> list[str]:
+    return list(text_lines(readable({"links": list(rows), "ingresses": 1})))
+
+
+def test_a_pair_is_one_row_with_units() -> None:
+    assert shown(OK, UNKNOWN) == [
+        "pairs: 2 (1 ok, 1 unknown)",
+        "links:",
+        "  source  target  state    transport  GB/s  setup   p50     p99     "
+        "pulls  failures  probed     why",
+        "  p-1     d-1     ok       cuda_ipc   187   1.2 ms  3.4 ms  1.25 s  "
+        "118    2         3.2 s ago  -",
+        "  p-1     d-2     unknown  unknown    -     -       -       -       "
+        "0      0         never      -",
+    ]
+
+
+def test_a_quarantined_pair_says_why() -> None:
+    assert shown(QUARANTINED)[-1].endswith("handshake timed out")
+
+
+def test_a_fleet_that_hands_nothing_over_is_said_to_have_no_pairs() -> None:
+    assert shown() == ["pairs: none: nothing hands blocks over here", "links: -"]
