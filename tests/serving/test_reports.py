@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from baton.serving.reports import LinkRow, merged_links
+import pytest
+
+from baton.domain.errors import UnknownRequest
+from baton.serving.reports import Row, explained, merged_links
 
 
 def link(source: str, target: str, *, age_s: float | None, told_by: str = "a") -> dict[str, object]:
     return {"source_id": source, "target_id": target, "probed_age_s": age_s, "told_by": told_by}
 
 
-def told_by(rows: list[LinkRow]) -> list[object]:
+def told_by(rows: list[Row]) -> list[object]:
     return [row["told_by"] for row in rows]
 
 
@@ -41,3 +44,13 @@ def test_the_two_directions_of_a_pair_are_two_links() -> None:
 
 def test_without_an_answer_there_are_no_links() -> None:
     assert merged_links([]) == []
+
+
+def test_a_request_is_explained_by_every_ingress_that_knows_it() -> None:
+    report = explained("r", [[], [{"a": 1}, {"b": 2}], [{"c": 3}]])
+    assert report == {"request_id": "r", "requests": [{"a": 1}, {"b": 2}, {"c": 3}]}
+
+
+def test_a_request_that_no_ingress_knows_is_an_error_that_names_it() -> None:
+    with pytest.raises(UnknownRequest, match="no request 'r-1'"):
+        explained("r-1", [[], []])

@@ -21,7 +21,6 @@ from baton.domain.errors import (
     EngineStartFailed,
     NotRunning,
     TimedOut,
-    UnknownRequest,
 )
 from baton.serving import demo as demonstration
 from baton.serving.app import CONTROLLER, INGRESS
@@ -29,7 +28,7 @@ from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import LocalDeployment, Progress, ask_all
 from baton.serving.preflight import check_machine
-from baton.serving.reports import LinkRow, merged_links
+from baton.serving.reports import explained, merged_links
 
 Report = Mapping[str, object]
 _DEMO_START_S = 600.0
@@ -63,21 +62,14 @@ def explain_route(request_id: str, *, address: str | None) -> Report:
     """How a request was placed, as every ingress that remembers it tells."""
     with _attached(address):
         answers = ask_all(INGRESS, "explain", request_id)
-    found = [story for answer in answers for story in cast("list[Report]", answer)]
-    if not found:
-        raise UnknownRequest(
-            f"no request {request_id!r} among those that ended lately",
-            "ask again once it has ended; an ingress keeps its last few thousand requests, "
-            "its log has a request_ended event for each",
-        )
-    return {"request_id": request_id, "requests": found}
+    return explained(request_id, cast("list[list[Report]]", answers))
 
 
 def links(*, address: str | None) -> Report:
     """Every pair of replicas between which KV blocks may move, and what is known of it."""
     with _attached(address):
         answers = ask_all(INGRESS, "links")
-    return {"links": merged_links(cast("list[list[LinkRow]]", answers)), "ingresses": len(answers)}
+    return {"links": merged_links(cast("list[list[Report]]", answers)), "ingresses": len(answers)}
 
 
 def down(*, timeout_s: float) -> Report:

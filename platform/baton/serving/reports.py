@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
 
-LinkRow = Mapping[str, object]
+Row = Mapping[str, object]
 
 
 def fleet_report(fleet: FleetView) -> list[dict[str, object]]:
@@ -16,12 +17,28 @@ def fleet_report(fleet: FleetView) -> list[dict[str, object]]:
     return [_row(view, fleet.at_s) for view in views]
 
 
-def merged_links(answers: Iterable[Iterable[LinkRow]]) -> list[LinkRow]:
+def explained(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
+    """The stories that several ingresses tell of one request.
+
+    Raises:
+        UnknownRequest: none of them knows any.
+    """
+    found = [story for stories in answers for story in stories]
+    if not found:
+        raise UnknownRequest(
+            f"no request {request_id!r} among those that ended lately",
+            "ask again once it has ended; an ingress keeps its last few thousand requests, "
+            "its log has a request_ended event for each",
+        )
+    return {"request_id": request_id, "requests": found}
+
+
+def merged_links(answers: Iterable[Iterable[Row]]) -> list[Row]:
     """What several ingresses know of links as one list: for each pair, the one that probed last.
 
     Its totals are as good as the others': engines count them, and tell every ingress the same.
     """
-    newest: dict[tuple[str, str], LinkRow] = {}
+    newest: dict[tuple[str, str], Row] = {}
     for row in (row for rows in answers for row in rows):
         pair = (str(row["source_id"]), str(row["target_id"]))
         if pair not in newest or _probed_age_s(row) < _probed_age_s(newest[pair]):
@@ -29,7 +46,7 @@ def merged_links(answers: Iterable[Iterable[LinkRow]]) -> list[LinkRow]:
     return [newest[pair] for pair in sorted(newest)]
 
 
-def _probed_age_s(row: LinkRow) -> float:
+def _probed_age_s(row: Row) -> float:
     age_s = row["probed_age_s"]
     return age_s if isinstance(age_s, int | float) else math.inf
 
