@@ -1,0 +1,185 @@
+"""Asks an engine's side channel for what a pull from it needs, as another engine would.
+
+Theory of operation: before vLLM's first pull from an engine it asks a thread of that engine, the
+handshake listener, for the metadata of the engine's NIXL agent (a ZMQ request on a TCP port). That
+thread ends for good at the first packet that it cannot read, while the engine goes on and calls
+itself healthy: prefills still succeed there, and every new decode engine fails to pull from it.
+`check_side_channel` sends the very request that an engine sends and reads the answer as far as it
+can be read without being an engine, so that such a replica is found before requests are.
+
+A ZMQ socket says nothing about a peer that is not there, it just waits. So a plain connection is
+tried first, which tells "nobody listens" from "does not answer".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from baton.domain.errors import TransferFailed
+
+_REQUEST = b"\x93\xc4\x0cget_meta_msg\x00\x00"
+"""MessagePack of (b"get_meta_msg", pipeline rank 0, tensor rank 0).
+
+A rank that the engine does not have would end its listener, and rank 0 always is there.
+
+Source: vllm 0.32, kv_connector/v1/nixl/base_worker.py `_nixl_handshake`.
+"""
+
+_MAX_REPLY_BYTES = 8 << 20
+"""An engine with 48 layers answers with some 10 kB."""
+
+_PARTS = 2
+"""The payload, and the listener's clock."""
+
+
+class _Payload(msgspec.Struct):
+    """vLLM's `NixlHandshakePayload`."""
+
+    compatibility_hash: str
+    agent_metadata_bytes: bytes
+
+
+_PAYLOAD = msgspec.msgpack.Decoder(_Payload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideChannelFacts:
+    """What a side channel answered."""
+
+    compatibility: str
+    """vLLM's digest of all that must be equal for blocks to be exchanged."""
+    metadata_bytes: int
+    took_s: float
+
+
+class SideChannelChecks:
+    """The checks that one engine makes of others, against its own compatibility hash.
+
+    Its own hash it asks its own side channel for. While that does not answer, nothing is compared:
+    an engine whose own listener is dead still pulls from others.
+    """
+
+    def __init__(self, own_id: str, own_address: str) -> None:
+        self._own_id = own_id
+        self._own_address = own_address
+        self._own_compatibility: str | None = None
+
+    async def check(self, source_id: str, address: str, deadline_s: float) -> None:
+        """Return when blocks could be pulled from `source_id`, at the latest after `deadline_s`.
+
+        Raises:
+            TransferFailed: it did not answer in time, or with something that cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        if self._own_compatibility is None:
+            await self._ask_own(deadline_s / 2)
+        await check_side_channel(
+            source_id,
+            address,
+            wanted_compatibility=self._own_compatibility,
+            deadline_s=deadline_s - (loop.time() - started_s),
+        )
+
+    async def _ask_own(self, deadline_s: float) -> None:
+        try:
+            facts = await check_side_channel(
+                self._own_id, self._own_address, wanted_compatibility=None, deadline_s=deadline_s
+            )
+        except TransferFailed:
+            return
+        self._own_compatibility = facts.compatibility
+
+
+async def check_side_channel(
+    source_id: str, address: str, *, wanted_compatibility: str | None, deadline_s: float
+) -> SideChannelFacts:
+    """Ask replica `source_id`, whose side channel is at `address` (`host:port`).
+
+    Returns at the latest after `deadline_s`; `wanted_compatibility` None accepts any hash.
+
+    Raises:
+        TransferFailed: nobody listens, nobody answers in time, or the answer cannot be used.
+    """
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    host, port = _split(source_id, address)
+    why = "took no connection within {:.1f} s; check the network between the nodes"
+    try:
+        async with asyncio.timeout(deadline_s):
+            await _knock(host, port)
+            why = "gave no answer within {:.1f} s: its thread hangs; restart the replica"
+            parts = await _ask(host, port)
+    except TimeoutError as error:
+        why = f"side channel {address} {why.format(deadline_s)}"
+        raise TransferFailed(source_id, why) from error
+    except OSError as error:
+        raise TransferFailed(
+            source_id,
+            f"nobody listens at side channel {address} ({error.strerror or error}): the engine or "
+            "its handshake thread has ended; restart the replica",
+        ) from error
+    payload = _read(source_id, address, parts)
+    if wanted_compatibility not in {None, payload.compatibility_hash}:
+        raise TransferFailed(
+            source_id,
+            f"its engine is not compatible: got hash {payload.compatibility_hash}, wanted "
+            f"{wanted_compatibility}; give both pools the same vLLM, model, dtype and KV layout",
+        )
+    return SideChannelFacts(
+        compatibility=payload.compatibility_hash,
+        metadata_bytes=len(payload.agent_metadata_bytes),
+        took_s=loop.time() - started_s,
+    )
+
+
+def _split(source_id: str, address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise TransferFailed(source_id, f"side channel: got {address!r}, wanted host:port")
+    return host.strip("[]"), int(port)
+
+
+async def _knock(host: str, port: int) -> None:
+    """Open a connection and close it.
+
+    Raises:
+        OSError: it was not accepted.
+    """
+    _, writer = await asyncio.open_connection(host, port)
+    writer.transport.abort()
+
+
+async def _ask(host: str, port: int) -> list[bytes]:
+    name = f"[{host}]" if ":" in host else host
+    with zmq.asyncio.Context() as context, context.socket(zmq.REQ) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, int(":" in host))
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
+        socket.connect(f"tcp://{name}:{port}")
+        await socket.send(_REQUEST)
+        parts: list[bytes] = await socket.recv_multipart()
+        return parts
+
+
+def _read(source_id: str, address: str, parts: list[bytes]) -> _Payload:
+    why = f"got {len(parts)} parts, wanted {_PARTS}"
+    if len(parts) == _PARTS:
+        try:
+            payload = _PAYLOAD.decode(parts[0])
+        except msgspec.MsgspecError as error:
+            why = str(error)
+        else:
+            if payload.compatibility_hash and payload.agent_metadata_bytes:
+                return payload
+            why = "the hash or the metadata is empty"
+    raise TransferFailed(
+        source_id,
+        f"side channel {address} answered what no engine can read: {why}; "
+        "run the same vLLM everywhere",
+    )

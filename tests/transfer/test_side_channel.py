@@ -1,0 +1,223 @@
+"""The check of an engine's side channel, against listeners that are well, ill and wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+import psutil
+import pytest
+import zmq
+import zmq.asyncio
+
+from baton.domain.errors import TransferFailed
+from baton.transfer.side_channel import (
+    SideChannelChecks,
+    SideChannelFacts,
+    check_side_channel,
+)
+
+HOST = "127.0.0.1"
+SOON_S = 5.0
+BRIEF_S = 0.3
+"""The deadline of a check that is meant to run into it."""
+
+Reply = Callable[[bytes], Sequence[bytes] | None]
+
+
+def answer(compatibility: str = "a1", metadata: bytes = b"agent") -> Reply:
+    payload = {"compatibility_hash": compatibility, "agent_metadata_bytes": metadata}
+    return lambda _: (msgspec.msgpack.encode(payload), msgspec.msgpack.encode(1.5))
+
+
+def say(*parts: bytes) -> Reply:
+    return lambda _: parts
+
+
+class Listener:
+    """A side channel that answers with what a test wants."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.requests: list[bytes] = []
+        self.address = ""
+
+    async def serve(self, router: zmq.asyncio.Socket) -> None:
+        while True:
+            identity, _, request = await router.recv_multipart()
+            self.requests.append(request)
+            parts = self.reply(request)
+            if parts is not None:
+                await router.send_multipart((identity, b"", *parts))
+
+
+@asynccontextmanager
+async def listening(reply: Reply, host: str = HOST) -> AsyncIterator[Listener]:
+    listener = Listener(reply)
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.IPV6, 1)
+        name = f"[{host}]" if ":" in host else host
+        listener.address = f"{name}:{router.bind_to_random_port(f'tcp://{name}')}"
+        serving = asyncio.create_task(listener.serve(router))
+        try:
+            yield listener
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+@asynccontextmanager
+async def mute() -> AsyncIterator[str]:
+    """A process that is stopped: the kernel still takes connections for it, and nobody reads."""
+    with socket.create_server((HOST, 0)) as server:
+        yield f"{HOST}:{server.getsockname()[1]}"
+
+
+async def check(
+    address: str, wanted: str | None = None, deadline_s: float = SOON_S
+) -> SideChannelFacts:
+    return await check_side_channel(
+        "p-1", address, wanted_compatibility=wanted, deadline_s=deadline_s
+    )
+
+
+async def why(address: str, wanted: str | None = None, deadline_s: float = SOON_S) -> str:
+    with pytest.raises(TransferFailed) as caught:
+        await check(address, wanted, deadline_s)
+    assert caught.value.replica_id == "p-1"
+    return caught.value.why
+
+
+def descriptors() -> int:
+    return psutil.Process().num_fds()
+
+
+@pytest.mark.parametrize("host", [HOST, "::1"])
+async def test_a_listener_that_is_well_says_what_it_is(host: str) -> None:
+    async with listening(answer("a1", b"x" * 700), host) as listener:
+        facts = await check(listener.address, "a1")
+    assert (facts.compatibility, facts.metadata_bytes) == ("a1", 700)
+    assert 0 < facts.took_s < SOON_S
+
+
+async def test_the_question_names_the_first_rank_which_every_engine_has() -> None:
+    async with listening(answer()) as listener:
+        await check(listener.address)
+    assert [msgspec.msgpack.decode(one) for one in listener.requests] == [[b"get_meta_msg", 0, 0]]
+
+
+async def test_a_port_where_nobody_listens_is_named() -> None:
+    async with listening(answer()) as listener:
+        address = listener.address
+    assert "nobody listens" in await why(address)
+
+
+async def test_a_listener_that_takes_connections_but_is_silent_is_given_up_at_the_deadline() -> (
+    None
+):
+    async with mute() as address:
+        text = await why(address, deadline_s=BRIEF_S)
+    assert "no answer within 0.3 s" in text
+
+
+async def test_a_listener_that_hangs_after_the_handshake_is_given_up_at_the_deadline() -> None:
+    async with listening(lambda _: None) as listener:
+        assert "no answer" in await why(listener.address, deadline_s=BRIEF_S)
+    assert listener.requests
+
+
+async def test_an_engine_that_is_not_compatible_is_refused_with_both_hashes() -> None:
+    async with listening(answer("b2")) as listener:
+        text = await why(listener.address, "a1")
+    assert "got hash b2, wanted a1" in text
+
+
+async def test_any_hash_will_do_where_none_is_wanted() -> None:
+    async with listening(answer("b2")) as listener:
+        assert (await check(listener.address)).compatibility == "b2"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        say(b"hello"),
+        say(b"\x93", b"\x00"),
+        say(b"\xff" * 200, b"\x00"),
+        say(msgspec.msgpack.encode([1, 2]), b"\x00"),
+        say(msgspec.msgpack.encode({"compatibility_hash": "a1"}), b"\x00"),
+        say(*answer()(b""), b"more"),  # type: ignore[misc]  # this one does answer
+        answer(""),
+        answer(metadata=b""),
+    ],
+)
+async def test_an_answer_that_no_engine_can_read_is_refused(reply: Reply) -> None:
+    async with listening(reply) as listener:
+        assert "no engine can read" in await why(listener.address)
+
+
+async def test_an_endless_answer_is_not_taken_in() -> None:
+    async with listening(answer(metadata=bytes(9 << 20))) as listener:
+        assert "no answer" in await why(listener.address, deadline_s=BRIEF_S)
+
+
+@pytest.mark.parametrize("address", ["", "host", ":5600", "host:", "host:port", "host:-1"])
+async def test_an_address_that_is_none_is_refused(address: str) -> None:
+    assert "wanted host:port" in await why(address)
+
+
+async def test_no_outcome_leaves_a_socket_behind() -> None:
+    async with listening(answer()) as listener, mute() as silent:
+        await check(listener.address)
+        before = descriptors()
+        for _ in range(5):
+            await check(listener.address)
+            await why(listener.address, "other")
+            await why(silent, deadline_s=0.02)
+            await why(f"{HOST}:1")
+        await asyncio.sleep(0)
+        assert descriptors() <= before + 2
+
+
+async def test_a_check_that_is_cancelled_leaves_no_socket_behind() -> None:
+    asked = asyncio.Event()
+
+    def note(_: bytes) -> None:
+        asked.set()
+
+    async with listening(note) as listener:
+        await why(listener.address, deadline_s=BRIEF_S)
+        before = descriptors()
+        for _ in range(3):
+            asked.clear()
+            running = asyncio.create_task(check(listener.address))
+            await asked.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        assert descriptors() <= before + 2
+
+
+async def test_an_engine_compares_others_with_itself() -> None:
+    async with listening(answer("a1")) as own, listening(answer("b2")) as other:
+        checks = SideChannelChecks("d-1", own.address)
+        await checks.check("p-1", own.address, SOON_S)
+        with pytest.raises(TransferFailed, match="got hash b2, wanted a1"):
+            await checks.check("p-1", other.address, SOON_S)
+        assert len(own.requests) == 2, "its own hash is asked for once"
+
+
+async def test_an_engine_whose_own_listener_is_dead_still_checks_others() -> None:
+    async with listening(answer("b2")) as other, mute() as own:
+        checks = SideChannelChecks("d-1", own)
+        await checks.check("p-1", other.address, BRIEF_S)
+        assert len(other.requests) == 1
+
+
+async def test_asking_oneself_does_not_stretch_the_deadline() -> None:
+    async with mute() as own, mute() as other:
+        with pytest.raises(TransferFailed, match=r"p-1: .* within 0\.[0-2] s"):
+            await SideChannelChecks("d-1", own).check("p-1", other, 0.5)
