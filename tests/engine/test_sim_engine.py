@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.errors import EngineDied, EngineStartFailed
+from baton.domain.errors import EngineDied, EngineStartFailed, TransferFailed
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
-from baton.domain.kv_events import BlocksStored, KvEventBatch
+from baton.domain.kv_events import BlocksCleared, BlocksStored, KvEventBatch
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimEngine, SimSettings, expected_tokens
 from baton.engine.sim.outbox import KvEventFeed
@@ -517,20 +517,110 @@ async def test_a_feed_ends_when_the_engine_closes() -> None:
     feed = engine.kv_events()
     await engine.close()
     assert [batch async for batch in feed] == []
-    assert [batch async for batch in engine.kv_events()] == []
 
 
-async def test_a_closed_feed_is_forgotten() -> None:
-    engine = new_engine()
-    feed = engine.kv_events()
+async def test_a_reader_that_comes_late_misses_nothing() -> None:
+    async with running(new_engine()) as listener:
+        await listener.run(leg("a"))
+        feed = engine_of(listener).kv_events()
+        assert (await anext(feed)).sequence == 0
+
+
+async def test_a_closed_feed_takes_nothing_more() -> None:
+    feed = KvEventFeed(2)
+    feed.put(KvEventBatch(replica_id="e0", sequence=0, events=()))
     await feed.aclose()
     await feed.aclose()
-    assert engine._feeds == []
+    feed.put(KvEventBatch(replica_id="e0", sequence=1, events=()))
+    assert [batch async for batch in feed] == []
 
 
 async def test_a_feed_that_nobody_reads_drops_the_oldest_and_shows_the_hole() -> None:
-    feed = KvEventFeed(2, on_close=lambda _: None)
+    feed = KvEventFeed(2)
     for sequence in range(5):
         feed.put(KvEventBatch(replica_id="e0", sequence=sequence, events=()))
     feed.end()
     assert [batch.sequence async for batch in feed] == [3, 4]
+
+
+async def test_a_reset_cache_is_told_and_refused_while_blocks_are_in_use() -> None:
+    async with running_two() as (prefill, decode):
+        engine = engine_of(prefill)
+        ticket = await prefilled(prefill)
+        assert not engine.reset_cache()
+        await decode.engine.release(ticket)
+        assert engine.reset_cache()
+        feed = engine.kv_events()
+        (stored,), (cleared,) = (await anext(feed)).events, (await anext(feed)).events
+        assert isinstance(stored, BlocksStored)
+        assert cleared == BlocksCleared()
+        await prefill.run(leg("again"))
+        assert prefill.outputs("again")[0].cached_tokens == 0
+
+
+async def test_blocks_come_back_from_the_hosts_memory_and_delay_only_their_own_leg() -> None:
+    room = replace(SETTINGS, max_len_tokens=128, kv_blocks=8, host_blocks=64)
+    async with running(new_engine(room)) as listener:
+        await listener.run(leg("a"))
+        await listener.run(leg("other", prompt=PROMPT[::-1]))  # evicts the first one's blocks
+        assert await listener.run(leg("b")) == wanted()
+        assert listener.outputs("b")[0].cached_tokens == 80
+
+
+async def test_a_slow_load_from_the_host_can_be_aborted() -> None:
+    room = replace(SETTINGS, max_len_tokens=128, kv_blocks=8, host_blocks=64, host_bytes_per_s=1.0)
+    async with running(new_engine(room)) as listener:
+        await listener.run(leg("a"))
+        await listener.run(leg("other", prompt=PROMPT[::-1]))
+        assert await listener.engine.submit(leg("b")) is None
+        await until_transferring(listener)
+        await listener.engine.abort(["b"])
+        assert listener.engine.load().kv_used_fraction == 0
+
+
+# ---------------------------------------------------------------------- side channel checks
+async def test_what_was_pulled_is_counted_by_source() -> None:
+    async with running_two() as (prefill, decode):
+        ticket = await prefilled(prefill)
+        await decode.run(leg("d", LegKind.DECODE, ticket=ticket))
+        (link,) = decode.engine.links()
+        totals = decode.engine.load().transfers
+        assert (link.source_id, link.transport, link.pulls, link.failures) == ("p0", "sim", 1, 0)
+        assert (link.moved_bytes, link.busy_s) == (totals.moved_bytes, totals.busy_s)
+        assert prefill.engine.links() == ()
+
+
+async def test_the_side_channel_of_another_layout_fails_its_check_with_both_layouts() -> None:
+    async with running_two(source=replace(SETTINGS, kv_dtype="fp8")) as (prefill, decode):
+        address = prefill.facts.side_channel
+        with pytest.raises(TransferFailed, match=r"its blocks are 'sim/tiny/fp8.*bfloat16"):
+            await decode.engine.check_side_channel("p0", address, DEADLINE_S)
+
+
+async def test_a_side_channel_that_belongs_to_another_replica_now_fails_its_check() -> None:
+    async with running_two() as (prefill, decode):
+        address = prefill.facts.side_channel
+        with pytest.raises(TransferFailed, match=r"replica 'p0' answers there, wanted 'p9'"):
+            await decode.engine.check_side_channel("p9", address, DEADLINE_S)
+
+
+async def test_a_frozen_side_channel_fails_its_check_after_the_deadline() -> None:
+    async with running_two() as (prefill, decode):
+        engine_of(prefill).freeze()
+        with pytest.raises(TransferFailed, match=r"replica p0: .*within|replica p0: .*Timeout"):
+            await decode.engine.check_side_channel("p0", prefill.facts.side_channel, 0.05)
+        engine_of(prefill).thaw()
+
+
+async def test_a_check_of_a_side_channel_that_answers_garbage_fails() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\x00\x00\x01\xc3")
+        await writer.drain()
+        writer.close()
+
+    async with asyncio.timeout(DEADLINE_S):
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, running(new_engine()) as listener:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(TransferFailed):
+            await listener.engine.check_side_channel("p0", f"127.0.0.1:{port}", DEADLINE_S)

@@ -7,64 +7,21 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.handoff import LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
-from baton.engine.sim import OnTransferFailure, SimSettings, expected_tokens
-from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
-from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.orders import CancelPull, FreeSource, SimTicket, StartPull
-
-SETTINGS = SimSettings(
-    max_len_tokens=200,
-    block_size_tokens=4,
-    kv_blocks=50,
-    max_running_requests=4,
-    max_waiting_requests=3,
-    max_batched_tokens=16,
+from baton.engine.sim import OnTransferFailure, expected_tokens
+from baton.engine.sim.tickets import UnreadableTicketError, read_ticket
+from baton.simulator.engine.orders import CancelFetch, FreeSource, StartPull
+from tests.simulator.cores import (
+    PROMPT,
+    SETTINGS,
+    decode,
+    local,
+    new_core,
+    prefilled,
+    run_dry,
+    tokens_of,
 )
-PROMPT = tuple(range(3, 33))
-
-
-def new_core(settings: SimSettings = SETTINGS, engine_id: str = "e0") -> SimCore:
-    return SimCore(
-        settings, engine_id=engine_id, model="tiny", address="nowhere:1", write_ticket=write_ticket
-    )
-
-
-def local(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 1) -> Leg:
-    return Leg(
-        leg_id=leg_id,
-        request_id="r",
-        kind=LegKind.LOCAL,
-        prompt_token_ids=prompt,
-        max_tokens=max_tokens,
-    )
-
-
-def decode(leg_id: str, ticket: Ticket, max_tokens: int = 3) -> tuple[Leg, SimTicket]:
-    leg = replace(local(leg_id, max_tokens=max_tokens), kind=LegKind.DECODE, ticket=ticket)
-    return leg, read_ticket(ticket)
-
-
-def run_dry(core: SimCore, now_s: float = 0.0) -> list[LegOutput]:
-    """Step until there is nothing to do; the outputs in order."""
-    outputs: list[LegOutput] = []
-    while (step := core.begin_step(now_s)) is not None:
-        now_s += step.duration_s
-        outputs += core.finish_step(now_s)
-        core.check_integrity()
-    return outputs
-
-
-def prefilled(core: SimCore, leg_id: str = "p", prompt: tuple[int, ...] = PROMPT) -> Ticket:
-    assert core.add(replace(local(leg_id, prompt), kind=LegKind.PREFILL)) is None
-    (output,) = run_dry(core)
-    assert output.ticket is not None
-    return output.ticket
-
-
-def tokens_of(outputs: list[LegOutput], leg_id: str) -> tuple[int, ...]:
-    return tuple(token for out in outputs if out.leg_id == leg_id for token in out.token_ids)
 
 
 # ---------------------------------------------------------------------- what is not accepted
@@ -360,7 +317,7 @@ def test_aborting_a_leg_in_its_transfer_cancels_the_pull_and_frees_both_sides() 
     core.begin_step(0.0)
     core.take_orders()
     core.abort(["d"])
-    assert core.take_orders() == (CancelPull(leg_id="d"), FreeSource(ticket=ticket))
+    assert core.take_orders() == (CancelFetch(leg_id="d"), FreeSource(ticket=ticket))
     assert core.load().kv_used_fraction == 0
     core.pull_done("d", blocks=8, took_s=0.1)
     assert core.pull_failed("d") is None

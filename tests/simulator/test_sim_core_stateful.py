@@ -12,7 +12,7 @@ from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimSettings, expected_tokens
 from baton.engine.sim.tickets import read_ticket, write_ticket
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.orders import CancelPull, FreeSource, StartPull
+from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, StartPull
 
 SMALL = SimSettings(
     max_len_tokens=40,
@@ -26,6 +26,7 @@ SMALL = SimSettings(
     eos_probability=0.03,
 )
 FAILING = replace(SMALL, on_transfer_failure=OnTransferFailure.FAIL)
+TIERED = replace(SMALL, host_blocks=9)
 # Prompts share beginnings, so that the prefix caches are hit.
 STEMS = [tuple(range(3, 39)), tuple(range(40, 76)), tuple(range(3, 20)) + tuple(range(50, 69))]
 
@@ -76,8 +77,9 @@ class Body:
         )
         self.stories: dict[str, Story] = {}
         self.pulls: dict[str, StartPull] = {}
+        self.loads: dict[str, LoadBlocks] = {}
         self.frees: list[FreeSource] = []
-        self.cached: set[bytes] = set()
+        self.cached: dict[str, set[bytes]] = {"gpu": set(), "cpu": set()}
         self.stepping = False
 
     def add(self, leg: Leg) -> LegFailure | None:
@@ -119,21 +121,29 @@ class Body:
                 case StartPull():
                     assert order.leg_id not in self.pulls
                     self.pulls[order.leg_id] = order
-                case CancelPull():
-                    del self.pulls[order.leg_id]
+                case LoadBlocks():
+                    assert order.leg_id not in self.loads
+                    self.loads[order.leg_id] = order
+                case CancelFetch():
+                    assert (order.leg_id in self.pulls) != (order.leg_id in self.loads)
+                    self.pulls.pop(order.leg_id, None)
+                    self.loads.pop(order.leg_id, None)
                 case FreeSource():
                     self.frees.append(order)
         for event in self.core.take_events():
             match event:
                 case BlocksStored():
-                    assert event.parent_hash is None or event.parent_hash in self.cached
-                    assert not self.cached & set(event.block_hashes)
-                    self.cached |= set(event.block_hashes)
+                    somewhere = self.cached["gpu"] | self.cached["cpu"]
+                    assert event.parent_hash is None or event.parent_hash in somewhere
+                    tier = self.cached[event.tier or "?"]
+                    assert not tier & set(event.block_hashes)
+                    tier |= set(event.block_hashes)
                 case BlocksRemoved():
-                    assert self.cached >= set(event.block_hashes)
-                    self.cached -= set(event.block_hashes)
+                    tier = self.cached[event.tier or "?"]
+                    assert tier >= set(event.block_hashes)
+                    tier -= set(event.block_hashes)
                 case BlocksCleared():
-                    self.cached.clear()
+                    self.cached = {"gpu": set(), "cpu": set()}
 
 
 class TwoCores(RuleBasedStateMachine):
@@ -164,8 +174,8 @@ class TwoCores(RuleBasedStateMachine):
         stem=st.sampled_from(STEMS),
         tokens=st.integers(1, 36),
         tail=st.integers(3, 5),
-        max_tokens=st.integers(1, 30),
-        min_tokens=st.integers(0, 3),
+        limits=st.tuples(st.integers(1, 30), st.integers(0, 3)),
+        salt=st.sampled_from([None, "", "tenant"]),
         at_source=st.booleans(),
     )
     def add_local(
@@ -174,12 +184,13 @@ class TwoCores(RuleBasedStateMachine):
         stem: tuple[int, ...],
         tokens: int,
         tail: int,
-        max_tokens: int,
-        min_tokens: int,
+        limits: tuple[int, int],
+        salt: str | None,
         at_source: bool,
     ) -> None:
         prompt = (*stem[:tokens], tail)
-        leg = self.leg(LegKind.LOCAL, prompt, max_tokens=max_tokens, min_tokens=min_tokens)
+        rest = {"max_tokens": limits[0], "min_tokens": limits[1], "cache_salt": salt}
+        leg = self.leg(LegKind.LOCAL, prompt, **rest)
         failure = (self.source if at_source else self.target).add(leg)
         assert failure in {None, LegFailure.OVERLOADED}
 
@@ -189,11 +200,18 @@ class TwoCores(RuleBasedStateMachine):
         assert self.source.add(leg) in {None, LegFailure.OVERLOADED}
 
     @precondition(lambda self: self.tickets)
-    @rule(index=st.integers(0, 20), max_tokens=st.integers(1, 30), resumed=st.integers(0, 3))
-    def add_decode(self, index: int, max_tokens: int, resumed: int) -> None:
-        # The same ticket may come twice: the second pull then fails.
+    @rule(
+        index=st.integers(0, 20),
+        max_tokens=st.integers(1, 30),
+        more=st.integers(0, 12),
+        resumed=st.integers(0, 3),
+    )
+    def add_decode(self, index: int, max_tokens: int, more: int, resumed: int) -> None:
+        # The same ticket may come twice: the second pull then fails. With `more`, the ticket is a
+        # prefix fetch: it covers the beginning of the prompt only.
         prefill, ticket = self.tickets[index % len(self.tickets)]
         prompt = prefill.prompt_token_ids
+        prompt = (*prompt, *(90 for _ in range(min(more, 38 - len(prompt)))))
         prompt += expected_tokens(prompt, resumed, model="tiny", settings=SMALL, min_tokens=resumed)
         leg = self.leg(LegKind.DECODE, prompt, max_tokens=max_tokens, ticket=ticket)
         assert self.target.add(leg) in {None, LegFailure.OVERLOADED, LegFailure.REFUSED}
@@ -222,6 +240,22 @@ class TwoCores(RuleBasedStateMachine):
             if output is not None:
                 self.target.hear(output)
         self.target.absorb()
+
+    @precondition(lambda self: self.target.loads)
+    @rule(index=st.integers(0, 20))
+    def end_load(self, *, index: int) -> None:
+        order = self.target.loads.pop(sorted(self.target.loads)[index % len(self.target.loads)])
+        assert order.blocks > 0
+        self.target.core.load_done(order.leg_id)
+        self.target.absorb()
+
+    @rule(at_source=st.booleans())
+    def reset_cache(self, *, at_source: bool) -> None:
+        body = self.source if at_source else self.target
+        unused = body.core.load().kv_used_fraction == 0
+        assert body.core.reset_cache() == unused
+        body.absorb()
+        assert not (unused and any(body.cached.values()))
 
     @precondition(lambda self: self.target.frees)
     @rule()
@@ -256,7 +290,9 @@ class TwoCores(RuleBasedStateMachine):
     @invariant()
     def events_say_what_is_cached(self) -> None:
         for body in (self.source, self.target):
-            assert body.cached == set(body.core._memory._pool._block_of)
+            assert body.cached["gpu"] == set(body.core._memory._pool._block_of)
+            assert body.cached["cpu"] == body.core._memory._host.holds()
+            assert len(body.cached["cpu"]) <= body.config.host_blocks
 
     def teardown(self) -> None:
         """Left alone, with all pulls working or failing, every leg ends and nothing is held."""
@@ -269,6 +305,8 @@ class TwoCores(RuleBasedStateMachine):
                 self.step(at_source=at_source)
             if self.target.pulls:
                 self.end_pull(index=0, works=turn % 2 == 0)
+            if self.target.loads:
+                self.end_load(index=0)
         else:
             raise AssertionError("a leg never ended")
         self.now_s += SMALL.lease_s
@@ -287,7 +325,17 @@ class TwoCoresThatFail(TwoCores):
     decode_settings = FAILING
 
 
+class TwoCoresWithHostMemory(TwoCores):
+    """The same where evicted blocks go to the host's memory and come back."""
+
+    decode_settings = TIERED
+
+
 TestTwoCores = TwoCores.TestCase
 TestTwoCores.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestTwoCoresWithHostMemory = TwoCoresWithHostMemory.TestCase
+TestTwoCoresWithHostMemory.settings = settings(
+    max_examples=80, stateful_step_count=60, deadline=None
+)
 TestTwoCoresThatFail = TwoCoresThatFail.TestCase
 TestTwoCoresThatFail.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)

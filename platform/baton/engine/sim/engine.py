@@ -12,18 +12,27 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import baton
-from baton.domain.errors import EngineDied, EngineStartFailed
-from baton.domain.fleet import Load, ReplicaFacts, Role
+from baton.domain.errors import EngineDied, EngineStartFailed, TransferFailed
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.domain.kv_events import KvEventBatch
 from baton.engine.sim.outbox import KvEventFeed, Outbox, Outputs
-from baton.engine.sim.side_channel import LeaseClient, LeaseServer, PullFailedError, pull, release
+from baton.engine.sim.side_channel import (
+    Description,
+    LeaseClient,
+    LeaseServer,
+    PullFailedError,
+    check,
+    pull,
+    release,
+)
 from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.orders import CancelPull, FreeSource, SimTicket, StartPull
+from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, SimTicket, StartPull
 from baton.simulator.engine.settings import SimSettings
 
 _log = logging.getLogger(__name__)
@@ -58,8 +67,10 @@ class SimEngine:
             max_running_requests=settings.max_running_requests,
             max_batched_tokens=settings.max_batched_tokens,
             layout=settings.layout(model),
+            cache_events=True,
         )
         self._side_channel = LeaseServer(
+            Description(replica_id, self._facts.layout),
             self._holds_lease,
             self._release_lease,
             idle_s=settings.lease_s + settings.side_channel_deadline_s,
@@ -68,9 +79,9 @@ class SimEngine:
         self._over = False
         self._main: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._pulls: dict[str, asyncio.Task[None]] = {}
+        self._fetches: dict[str, asyncio.Task[None]] = {}
         self._outbox = Outbox(_OUTBOX_STEPS)
-        self._feeds: list[KvEventFeed] = []
+        self._feed = KvEventFeed(_FEED_BATCHES)
         self._sequence = 0
         self._wake = asyncio.Event()
         self._thawed = asyncio.Event()
@@ -94,6 +105,7 @@ class SimEngine:
                 f"replica {self._facts.replica_id}: cannot listen on {host}:{port}: {error}",
                 "choose another side_channel_port, or 0 for any free one",
             ) from error
+        self._facts = replace(self._facts, side_channel=address)
         self._core = SimCore(
             self._settings,
             engine_id=self._facts.replica_id,
@@ -155,6 +167,30 @@ class SimEngine:
         while (outputs := await self._outbox.take()) is not None:
             yield outputs
 
+    def kv_events(self) -> KvEventFeed:
+        """What the prefix cache has stored and let go since the engine was made; for one reader."""
+        return self._feed
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        """What was pulled so far, by source."""
+        return () if self._core is None else self._core.links()
+
+    async def check_side_channel(self, source_id: str, address: str, deadline_s: float) -> None:
+        """Ask another simulated engine who it is and of which layout its blocks are.
+
+        Raises:
+            TransferFailed: it does not answer in time, or nothing could be pulled from it.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                client = LeaseClient(address, "", deadline_s=deadline_s)
+                await check(client, Description(source_id, self._facts.layout))
+        except TimeoutError as error:
+            why = f"no answer from {address} within {deadline_s:g} s"
+            raise TransferFailed(source_id, why) from error
+        except PullFailedError as error:
+            raise TransferFailed(source_id, str(error)) from error
+
     def load(self) -> Load:
         """The load at this moment; nothing is estimated or late."""
         return Load() if self._core is None else self._core.load()
@@ -167,13 +203,12 @@ class SimEngine:
         await self._side_channel.closed()
 
     # ------------------------------------------------------------------ beyond the port
-    def kv_events(self) -> KvEventFeed:
-        """What the prefix cache stores and lets go from now on; close it when done."""
-        feed = KvEventFeed(_FEED_BATCHES, on_close=self._drop_feed)
-        self._feeds.append(feed)
-        if self._over:
-            feed.end()
-        return feed
+    def reset_cache(self) -> bool:
+        """Empty the prefix cache, as an operator may; False while any block is in use."""
+        done = self._core is not None and self._core.reset_cache()
+        if done and self._core is not None:
+            self._publish(self._core)
+        return done
 
     def freeze(self) -> None:
         """Stop as under SIGSTOP: no steps, no answers to other engines. Legs may still be sent."""
@@ -208,8 +243,7 @@ class SimEngine:
             return
         self._over = True
         self._outbox.end(failure, drop=failure is not None)
-        for feed in self._feeds:
-            feed.end()
+        self._feed.end()
         self._side_channel.stop()
         if self._main is not None:
             self._main.cancel()
@@ -250,9 +284,11 @@ class SimEngine:
         for order in core.take_orders():
             match order:
                 case StartPull():
-                    self._pulls[order.leg_id] = self._spawn(self._pull(core, order))
-                case CancelPull():
-                    self._pulls.pop(order.leg_id).cancel()
+                    self._fetches[order.leg_id] = self._spawn(self._pull(core, order))
+                case LoadBlocks():
+                    self._fetches[order.leg_id] = self._spawn(self._load(core, order))
+                case CancelFetch():
+                    self._fetches.pop(order.leg_id).cancel()
                 case FreeSource():
                     self._spawn(self._free_source(order.ticket))
 
@@ -271,13 +307,21 @@ class SimEngine:
         except PullFailedError as error:
             why = error
         await self._thawed.wait()
-        del self._pulls[order.leg_id]
+        del self._fetches[order.leg_id]
         if why is None:
             core.pull_done(order.leg_id, blocks=order.blocks, took_s=now_s() - begun_at_s)
         else:
             _log.warning("leg %s: pull failed: %s", order.leg_id, why)
             output = core.pull_failed(order.leg_id)
             self._outbox.put(() if output is None else (output,))
+        self._publish(core)
+        self._wake.set()
+
+    async def _load(self, core: SimCore, order: LoadBlocks) -> None:
+        await asyncio.sleep(self._settings.host_load_s(order.blocks))
+        await self._thawed.wait()
+        del self._fetches[order.leg_id]
+        core.load_done(order.leg_id)
         self._publish(core)
         self._wake.set()
 
@@ -311,9 +355,4 @@ class SimEngine:
             replica_id=self._facts.replica_id, sequence=self._sequence, events=events
         )
         self._sequence += 1
-        for feed in self._feeds:
-            feed.put(batch)
-
-    def _drop_feed(self, feed: KvEventFeed) -> None:
-        if feed in self._feeds:
-            self._feeds.remove(feed)
+        self._feed.put(batch)

@@ -91,18 +91,18 @@ class Outbox:
 
 
 class KvEventFeed:
-    """One reader's KV events from the moment it was made; an async iterator, to be closed."""
+    """An engine's KV events since it was made, for one reader; an async iterator, to be closed."""
 
-    def __init__(self, limit_batches: int, on_close: Callable[[KvEventFeed], None]) -> None:
+    def __init__(self, limit_batches: int) -> None:
         self._batches: deque[KvEventBatch] = deque(maxlen=limit_batches)
-        self._on_close = on_close
         self._closed = False
         self._filled = asyncio.Event()
 
     def put(self, batch: KvEventBatch) -> None:
-        """Queue a batch, dropping the oldest when full."""
-        self._batches.append(batch)
-        self._filled.set()
+        """Queue a batch, dropping the oldest when full; after the end it is dropped."""
+        if not self._closed:
+            self._batches.append(batch)
+            self._filled.set()
 
     def end(self) -> None:
         """Let the reader finish what is queued, then stop."""
@@ -121,7 +121,6 @@ class KvEventFeed:
         return self._batches.popleft()
 
     async def aclose(self) -> None:
-        """Stop reading."""
+        """Stop reading, for good."""
         self._batches.clear()
         self.end()
-        self._on_close(self)

@@ -3,7 +3,8 @@
 Theory of operation: a message is a 4-byte big-endian length and a msgpack array. The puller sends
 `pull`; the source answers whether it holds the lease. The puller lets the time pass that moving the
 bytes would take, then sends `done`; the source frees the blocks and answers whether it had them to
-the end. `release` frees without a pull. No bytes of KV cache exist, so none move.
+the end. `release` frees without a pull. `describe` asks who listens and of which layout its blocks
+are; it is what a check of the side channel sends. No bytes of KV cache exist, so none move.
 What may fail: no connection, no answer within the deadline, a connection that breaks meanwhile (the
 source died), a lease that is unknown or ran out. All are `PullFailedError`.
 """
@@ -14,10 +15,11 @@ import asyncio
 import struct
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final, Self, cast
+from typing import Final, Self, TypeVar, cast
 
 import msgspec
 
+_Answer = TypeVar("_Answer")
 _LENGTH: Final = struct.Struct("!I")
 _LIMIT_BYTES: Final = 4096
 """Longest message: ids are a few dozen bytes."""
@@ -31,10 +33,18 @@ class Verb(StrEnum):
     PULL = "pull"
     DONE = "done"
     RELEASE = "release"
+    DESCRIBE = "describe"
 
 
 class PullFailedError(Exception):
     """Blocks could not be fetched, or a release could not be delivered."""
+
+
+class Description(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Who listens at a side channel, and which blocks it has."""
+
+    engine_id: str
+    layout: str
 
 
 class _Ask(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -49,13 +59,20 @@ def _frame(body: bytes) -> bytes:
 class LeaseServer:
     """The source's end. Costs nothing while nobody asks: no task, no timer without a connection.
 
-    `holds` says whether a finished prefill leg's blocks are still kept, `release` frees them and
-    says whether they had been kept until then. A connection is cut after `idle_s`.
+    `description` is what it says of itself. `holds` says whether a finished prefill leg's blocks
+    are still kept, `release` frees them and says whether they had been kept until then. A
+    connection is cut after `idle_s`.
     """
 
     def __init__(
-        self, holds: Callable[[str], bool], release: Callable[[str], bool], *, idle_s: float
+        self,
+        description: Description,
+        holds: Callable[[str], bool],
+        release: Callable[[str], bool],
+        *,
+        idle_s: float,
     ) -> None:
+        self._description = msgspec.msgpack.encode(description)
         self._holds = holds
         self._release = release
         self._idle_s = idle_s
@@ -128,6 +145,8 @@ class LeaseServer:
                 held = self._holds(ask.leg_id)
             case Verb.DONE | Verb.RELEASE:
                 held = self._release(ask.leg_id)
+            case Verb.DESCRIBE:
+                return self._description
         return msgspec.msgpack.encode(held)
 
 
@@ -210,11 +229,22 @@ class LeaseClient:
             self._writer.transport.abort()
 
     async def ask(self, verb: Verb) -> bool:
-        """Send a message and return the answer.
+        """Send a message that is answered by yes or no, and return the answer.
 
         Raises:
             PullFailedError: there is none in time.
         """
+        return await self._exchange(verb, bool)
+
+    async def describe(self) -> Description:
+        """Ask who listens there.
+
+        Raises:
+            PullFailedError: there is no answer in time.
+        """
+        return await self._exchange(Verb.DESCRIBE, Description)
+
+    async def _exchange(self, verb: Verb, answer: type[_Answer]) -> _Answer:
         reader, writer = self._streams()
         body = msgspec.msgpack.encode(_Ask(verb, self._leg_id))
         try:
@@ -224,9 +254,9 @@ class LeaseClient:
                 (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
                 if length > _LIMIT_BYTES:
                     raise PullFailedError(f"{self._address}: an answer of {length} bytes")
-                answer = await reader.readexactly(length)
-                return msgspec.msgpack.decode(answer, type=bool)
-        except (OSError, EOFError, msgspec.DecodeError) as error:
+                body = await reader.readexactly(length)
+                return msgspec.msgpack.decode(body, type=answer)
+        except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PullFailedError(f"{verb} to {self._address}: {error!r}") from error
 
     async def wait_connected(self, duration_s: float) -> None:
@@ -273,3 +303,19 @@ async def release(client: LeaseClient) -> bool:
     """
     async with client:
         return await client.ask(Verb.RELEASE)
+
+
+async def check(client: LeaseClient, expected: Description) -> None:
+    """Make sure that the expected engine, with the expected blocks, listens there.
+
+    Raises:
+        PullFailedError: it does not answer, or is another one.
+    """
+    async with client:
+        found = await client.describe()
+    if found.engine_id != expected.engine_id:
+        who = f"replica {found.engine_id!r} answers there, wanted {expected.engine_id!r}"
+        raise PullFailedError(f"{who}: the address belongs to another one now")
+    if found.layout != expected.layout:
+        what = f"its blocks are {found.layout!r}, wanted {expected.layout!r}"
+        raise PullFailedError(f"{what}: give both engines the same model and block settings")

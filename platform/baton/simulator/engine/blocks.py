@@ -95,6 +95,16 @@ class BlockPool:
         self.give_back((block,))
         return cached
 
+    def forget(self) -> bool:
+        """Empty the prefix cache; False, and nothing changed, while any block is used."""
+        if self.used_blocks:
+            return False
+        self._empty.extend(self._idle)
+        self._idle.clear()
+        self._hash_of.clear()
+        self._block_of.clear()
+        return True
+
     def take_evicted(self) -> tuple[BlockHash, ...]:
         """The hashes evicted since this was last called."""
         evicted, self._evicted = tuple(self._evicted), []

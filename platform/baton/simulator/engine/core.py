@@ -2,36 +2,43 @@
 
 Theory of operation: a body calls `begin_step`, lets `Step.duration_s` pass, and calls
 `finish_step`; between the two it may add, abort, and report pulls. Legs go
-WAITING -> RUNNING -> ENDED, decode legs with something to fetch
+WAITING -> RUNNING -> ENDED, those with blocks to pull or to load
 WAITING -> TRANSFER -> READY -> RUNNING -> ENDED; out of blocks, the youngest running leg falls back
 to WAITING and will recompute. A leg's prompt gets all its blocks when it leaves WAITING, in arrival
 order, nobody jumping the queue; decoding takes a block more when the last is full. Running legs are
 served first, then newcomers, until the step's token budget is used up.
 
-A finished PREFILL leg becomes a lease: its blocks stay owned until pulled, released or expired.
-What the body has to do outside (pulls, telling a source to free) is in `take_orders`. Every time is
-an argument, in seconds on the body's clock. What may fail: a pull, see `pull_failed`.
+A ticket may cover less than the prompt of the leg that brings it: what it covers is pulled, the
+rest computed. A finished PREFILL leg becomes a lease: its blocks stay owned until pulled, released
+or expired. What the body has to do outside (pulls, loads, telling a source to free) is in
+`take_orders`. Every time is an argument, in seconds on the body's clock. What may fail: a pull, see
+`pull_failed`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from baton.domain.fleet import Load, TransferTotals
+from baton.domain.fleet import LinkTotals, Load
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEvent
 from baton.domain.request import FinishReason
 from baton.simulator.engine.blocks import expect
+from baton.simulator.engine.book import RunBook
 from baton.simulator.engine.memory import KvMemory
-from baton.simulator.engine.orders import CancelPull, FreeSource, Order, SimTicket, StartPull
+from baton.simulator.engine.meters import Meters
+from baton.simulator.engine.orders import (
+    CancelFetch,
+    FreeSource,
+    LoadBlocks,
+    Order,
+    SimTicket,
+    StartPull,
+)
 from baton.simulator.engine.runs import Run, RunState
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 from baton.simulator.engine.tokens import TokenStream, digest, pack_tokens
-
-_STEP_AVERAGE_WEIGHT = 0.2
-"""Weight of the newest step in `Load.step_s`: about the last ten steps count."""
 
 
 class Step(NamedTuple):
@@ -41,6 +48,8 @@ class Step(NamedTuple):
     started_at_s: float
     prefill_tokens: int
     decode_requests: int
+    context_tokens: int
+    """What those decoding requests attend to."""
 
     @property
     def tokens(self) -> int:
@@ -67,15 +76,11 @@ class SimCore:
         self._write_ticket = write_ticket
         self._layout = settings.layout(model)
         self._memory = KvMemory(settings, self._layout)
-        self._runs: dict[str, Run] = {}
-        self._waiting: deque[Run] = deque()
-        self._ready: deque[Run] = deque()
-        self._running: list[Run] = []
+        self._book = RunBook()
         self._step: Step | None = None
         self._work: list[tuple[Run, int]] = []
         self._orders: list[Order] = []
-        self._step_s = 0.0
-        self._transfers = TransferTotals()
+        self._meters = Meters()
 
     # ------------------------------------------------------------------ legs in and out
     def add(self, leg: Leg, ticket: SimTicket | None = None) -> LegFailure | None:
@@ -83,22 +88,22 @@ class SimCore:
         prompt = leg.prompt_token_ids
         if not prompt or len(prompt) >= self._settings.max_len_tokens:
             return LegFailure.REFUSED
-        if leg.leg_id in self._runs or self._memory.is_leased(leg.leg_id):
+        if leg.leg_id in self._book or self._memory.is_leased(leg.leg_id):
             return LegFailure.REFUSED
-        if ticket is not None and not self._fits(ticket, prompt):
+        if ticket is not None and not self._fits(ticket, leg):
             return LegFailure.KV_LOAD_FAILED
-        if len(self._waiting) >= self._settings.max_waiting_requests:
+        if len(self._book.waiting) >= self._settings.max_waiting_requests:
             return LegFailure.OVERLOADED
         max_tokens = 1 if leg.kind is LegKind.PREFILL else leg.max_tokens
-        run = Run(
-            leg=leg,
-            ticket=ticket,
-            tokens=list(prompt),
-            limit_tokens=min(len(prompt) + max_tokens, self._settings.max_len_tokens),
-            stream=TokenStream(self._model, self._settings, prompt),
+        self._book.add(
+            Run(
+                leg=leg,
+                ticket=ticket,
+                tokens=list(prompt),
+                limit_tokens=min(len(prompt) + max_tokens, self._settings.max_len_tokens),
+                stream=TokenStream(self._model, self._settings, prompt),
+            )
         )
-        self._runs[leg.leg_id] = run
-        self._waiting.append(run)
         return None
 
     def abort(self, leg_ids: Iterable[str]) -> None:
@@ -107,11 +112,11 @@ class SimCore:
         A prefill leg that has finished is not a leg any more but a lease, and stays.
         """
         for leg_id in leg_ids:
-            run = self._runs.get(leg_id)
+            run = self._book.get(leg_id)
             if run is None:
                 continue
             if run.state is RunState.TRANSFER:
-                self._orders.append(CancelPull(leg_id=leg_id))
+                self._orders.append(CancelFetch(leg_id=leg_id))
             if run.ticket is not None:
                 self._orders.append(FreeSource(ticket=run.ticket))
             self._end(run)
@@ -135,9 +140,12 @@ class SimCore:
         step = self._step
         if step is None:
             raise AssertionError("no step is under way: begin one first")
-        took_s = now_s - step.started_at_s
-        weight = _STEP_AVERAGE_WEIGHT if self._step_s else 1.0
-        self._step_s += weight * (took_s - self._step_s)
+        self._meters.stepped(
+            now_s - step.started_at_s,
+            prefill_tokens=step.prefill_tokens,
+            decode_tokens=step.decode_requests,
+            context_tokens=step.context_tokens,
+        )
         work, self._work, self._step = self._work, [], None
         outputs = []
         for run, tokens in work:
@@ -152,32 +160,35 @@ class SimCore:
     # ------------------------------------------------------------------ transfers, this side
     def pull_done(self, leg_id: str, *, blocks: int, took_s: float) -> None:
         """The blocks of a pull are here; ignored when the leg was aborted meanwhile."""
-        run = self._in_transfer(leg_id)
+        run = self._book.in_transfer(leg_id)
         if run is None or run.ticket is None:
             return
-        totals = self._transfers
-        self._transfers = totals._replace(
-            pulls=totals.pulls + 1,
-            moved_bytes=totals.moved_bytes + blocks * self._settings.kv_block_bytes,
-            busy_s=totals.busy_s + took_s,
-        )
+        moved_bytes = blocks * self._settings.kv_block_bytes
+        self._meters.pulled(run.ticket.engine_id, moved_bytes=moved_bytes, took_s=took_s)
         # The last token is always computed here: its logits pick the next one.
         fetched = min(run.ticket.tokens, len(run.tokens) - 1)
         run.computed_tokens = max(run.computed_tokens, fetched)
-        self._become_ready(run)
+        self._book.make_ready(run)
         self._memory.remember(run)
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
         """A pull did not work; the leg recomputes or, if set so, ends with the returned error."""
-        run = self._in_transfer(leg_id)
-        if run is None:
+        run = self._book.in_transfer(leg_id)
+        if run is None or run.ticket is None:
             return None
-        self._transfers = self._transfers._replace(failures=self._transfers.failures + 1)
+        self._meters.pull_failed(run.ticket.engine_id)
         if self._settings.on_transfer_failure is OnTransferFailure.RECOMPUTE:
-            self._become_ready(run)
+            self._book.make_ready(run)
             return None
         self._end(run)
         return LegOutput(leg_id, finish=FinishReason.ERROR)
+
+    def load_done(self, leg_id: str) -> None:
+        """Blocks have come from the host's memory; ignored when the leg was aborted meanwhile."""
+        run = self._book.in_transfer(leg_id)
+        if run is not None and run.ticket is None:
+            self._memory.loaded(run)
+            self._book.make_ready(run)
 
     # ------------------------------------------------------------------ transfers, source side
     def holds(self, leg_id: str, now_s: float) -> bool:
@@ -194,9 +205,7 @@ class SimCore:
 
     def expire_leases(self, now_s: float) -> None:
         """Free the blocks of leases whose time is up."""
-        if expired := self._memory.expire(now_s):
-            expired += self._transfers.expired_leases
-            self._transfers = self._transfers._replace(expired_leases=expired)
+        self._meters.expired(self._memory.expire(now_s))
 
     @property
     def next_expiry_s(self) -> float | None:
@@ -215,42 +224,37 @@ class SimCore:
 
     def load(self) -> Load:
         """The load at this moment, counted."""
-        pulling = sum(run.state is RunState.TRANSFER for run in self._runs.values())
-        queued = (*self._waiting, *self._ready)
-        prefilling = (run for run in self._running if run.missing_tokens > 1)
+        counts = self._book.counts()
         return Load(
-            queued_requests=len(queued),
-            pulling_requests=pulling,
-            running_requests=len(self._running),
-            queued_tokens=sum(run.missing_tokens for run in (*queued, *prefilling)),
+            queued_requests=counts.queued,
+            running_requests=counts.running,
+            queued_tokens=counts.queued_tokens,
             kv_used_fraction=self._memory.used_fraction,
-            step_s=self._step_s,
-            transfers=self._transfers,
+            step_s=self._meters.step_s,
+            transfers=self._meters.transfers,
+            pulling_requests=counts.pulling,
+            steps=self._meters.steps,
         )
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        """What was pulled from whom."""
+        return self._meters.links
+
+    def reset_cache(self) -> bool:
+        """Empty the prefix cache, both tiers; False, and nothing, while any block is in use."""
+        return self._memory.reset()
 
     def check_integrity(self) -> None:
         """Assert that blocks and legs are each in exactly one place."""
-        runs = list(self._runs.values())
-        lists = {
-            RunState.WAITING: list(self._waiting),
-            RunState.READY: list(self._ready),
-            RunState.RUNNING: self._running,
-        }
-        for state, members in lists.items():
-            in_state = {run.leg.leg_id for run in runs if run.state is state}
-            listed = [run.leg.leg_id for run in members]
-            expect(len(listed) == len(set(listed)), f"{state}: a leg is listed twice: {listed}")
-            expect(set(listed) == in_state, f"{state}: listed {listed}, in that state {in_state}")
-        expect(all(run.state is not RunState.ENDED for run in runs), "an ended leg is still known")
-        expect(not any(run.blocks for run in self._waiting), "a waiting leg holds blocks")
-        self._memory.check_integrity(runs)
+        self._book.check_integrity()
+        self._memory.check_integrity(self._book)
 
     # ------------------------------------------------------------------ scheduling
     def _continue_running(self) -> tuple[list[tuple[Run, int]], int]:
         """Work for the legs that already run, oldest first, and the token budget that is left."""
         budget = self._settings.max_batched_tokens
         work: list[tuple[Run, int]] = []
-        for run in tuple(self._running):
+        for run in tuple(self._book.running):
             if run.state is not RunState.RUNNING or not budget or not self._make_room(run):
                 break
             tokens = min(run.missing_tokens, budget)
@@ -259,74 +263,76 @@ class SimCore:
         return work, budget
 
     def _shape(self, work: Sequence[tuple[Run, int]], now_s: float) -> Step:
-        prefill_tokens = decode_requests = 0
+        prefill_tokens = decode_requests = context_tokens = 0
         for run, tokens in work:
             # One missing token is the last of a prompt or of an output: a decode either way.
             if run.missing_tokens == 1:
                 decode_requests += 1
+                context_tokens += len(run.tokens)
             else:
                 prefill_tokens += tokens
         duration_s = self._settings.step_s(
-            prefill_tokens=prefill_tokens, decode_requests=decode_requests
+            prefill_tokens=prefill_tokens,
+            decode_requests=decode_requests,
+            kv_used_fraction=self._memory.used_fraction,
         )
-        return Step(duration_s, now_s, prefill_tokens, decode_requests)
+        return Step(duration_s, now_s, prefill_tokens, decode_requests, context_tokens)
 
     def _make_room(self, run: Run) -> bool:
         """Let a running leg's newest token have a block; False if the leg was preempted instead."""
         while not self._memory.grow(run):
-            victim = self._running[-1]
+            victim = self._book.running[-1]
             self._preempt(victim)
             if victim is run:
                 return False
         return True
 
     def _preempt(self, run: Run) -> None:
-        self._running.remove(run)
         self._memory.drop(run)
-        run.computed_tokens = 0
-        run.state = RunState.WAITING
-        self._waiting.appendleft(run)
+        self._book.put_back(run)
 
     def _admit(self, work: list[tuple[Run, int]], budget: int) -> None:
-        while budget and len(self._running) < self._settings.max_running_requests:
-            if self._ready:
-                run = self._ready.popleft()
-            elif self._waiting and self._memory.place(self._waiting[0]):
-                run = self._waiting.popleft()
-                if self._start_pull(run):
+        book = self._book
+        while budget and len(book.running) < self._settings.max_running_requests:
+            if book.ready:
+                run = book.ready.popleft()
+            elif book.waiting and self._memory.place(book.waiting[0]):
+                run = book.waiting.popleft()
+                if self._start_fetch(run):
                     continue
             else:
                 return
-            run.state = RunState.RUNNING
-            self._running.append(run)
+            book.run(run)
             if run.cached_tokens is None:
                 run.cached_tokens = run.computed_tokens
             tokens = min(run.missing_tokens, budget)
             work.append((run, tokens))
             budget -= tokens
 
-    def _start_pull(self, run: Run) -> bool:
-        """Order the blocks that a placed leg's ticket promises; False when all are here."""
+    def _start_fetch(self, run: Run) -> bool:
+        """Order the blocks of a placed leg that are elsewhere; False when all are here.
+
+        The host's memory is nearer than another engine: where it has all that the ticket promises,
+        nothing is pulled. Otherwise nothing is loaded.
+        """
         ticket = run.ticket
-        if ticket is None:
-            return False
-        missing = ticket.blocks - run.remembered_blocks
-        if missing <= 0:
+        if ticket is not None:
+            missing = ticket.blocks - run.remembered_blocks
+            if missing > run.host_blocks:
+                order = StartPull(leg_id=run.leg.leg_id, ticket=ticket, blocks=missing)
+                run.host_blocks = 0
+                return self._wait_for(run, order)
             run.ticket = None
             self._orders.append(FreeSource(ticket=ticket))
+        if not run.host_blocks:
             return False
+        self._memory.load(run)
+        return self._wait_for(run, LoadBlocks(leg_id=run.leg.leg_id, blocks=run.host_blocks))
+
+    def _wait_for(self, run: Run, order: Order) -> bool:
         run.state = RunState.TRANSFER
-        self._orders.append(StartPull(leg_id=run.leg.leg_id, ticket=ticket, blocks=missing))
+        self._orders.append(order)
         return True
-
-    def _in_transfer(self, leg_id: str) -> Run | None:
-        run = self._runs.get(leg_id)
-        return run if run is not None and run.state is RunState.TRANSFER else None
-
-    def _become_ready(self, run: Run) -> None:
-        run.ticket = None
-        run.state = RunState.READY
-        self._ready.append(run)
 
     # ------------------------------------------------------------------ tokens and ends
     def _emit(self, run: Run, now_s: float) -> LegOutput:
@@ -360,29 +366,25 @@ class SimCore:
             layout=self._layout,
             tokens=len(prompt),
             blocks=len(run.blocks),
-            prompt_digest=digest(pack_tokens(prompt)),
+            prompt_digest=self._digest(run.leg, len(prompt)),
         )
         self._memory.lease(run, now_s)
         return Ticket(tokens=ticket.tokens, blocks=ticket.blocks, params=self._write_ticket(ticket))
 
     def _end(self, run: Run) -> None:
-        del self._runs[run.leg.leg_id]
-        match run.state:
-            case RunState.WAITING:
-                self._waiting.remove(run)
-            case RunState.READY:
-                self._ready.remove(run)
-            case RunState.RUNNING:
-                self._running.remove(run)
-            case RunState.TRANSFER | RunState.ENDED:
-                pass
-        run.state = RunState.ENDED
+        self._book.end(run)
         self._memory.drop(run)
 
-    def _fits(self, ticket: SimTicket, prompt: tuple[int, ...]) -> bool:
+    def _fits(self, ticket: SimTicket, leg: Leg) -> bool:
         return (
             ticket.layout == self._layout
-            and 0 < ticket.tokens <= len(prompt)
+            and 0 < ticket.tokens <= len(leg.prompt_token_ids)
             and ticket.blocks == self._memory.blocks_for(ticket.tokens)
-            and ticket.prompt_digest == digest(pack_tokens(prompt[: ticket.tokens]))
+            and ticket.prompt_digest == self._digest(leg, ticket.tokens)
+        )
+
+    def _digest(self, leg: Leg, tokens: int) -> bytes:
+        """What stands for a leg's leading tokens and its salt."""
+        return digest(
+            self._memory.root_hash(leg.cache_salt) + pack_tokens(leg.prompt_token_ids[:tokens])
         )

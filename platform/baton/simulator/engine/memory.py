@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from baton.domain.kv_events import BlocksRemoved, BlocksStored, KvEvent
+from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, KvEvent
 from baton.simulator.engine.blocks import BlockPool, expect
+from baton.simulator.engine.host_tier import GPU, BlockContent, HostTier, stored_event
 from baton.simulator.engine.runs import Run
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.engine.tokens import digest, pack_tokens
@@ -20,14 +21,16 @@ class _Lease(NamedTuple):
 class KvMemory:
     """Blocks for runs, a prefix cache chained by block hashes, and leases on finished prefills.
 
-    The chains start from the layout, so that no two models or block sizes ever share a hash.
+    The chains start from the layout and the salt, so that no two models, block sizes or tenants
+    ever share a hash. What is evicted goes to the host's memory, if there is room for anything.
     """
 
     def __init__(self, settings: SimSettings, layout: str) -> None:
         self._block_tokens = settings.block_size_tokens
         self._lease_s = settings.lease_s
-        self._root_hash = digest(layout.encode())
+        self._layout = layout
         self._pool = BlockPool(settings.kv_blocks)
+        self._host = HostTier(settings.host_blocks)
         self._leases: dict[str, _Lease] = {}
         self._events: list[KvEvent] = []
 
@@ -40,12 +43,16 @@ class KvMemory:
         """How many blocks this many tokens need."""
         return -(-tokens // self._block_tokens)
 
+    def root_hash(self, cache_salt: str | None) -> BlockHash:
+        """Where the chains of one salt start."""
+        return digest(self._layout.encode() + salt_bytes(cache_salt))
+
     # ------------------------------------------------------------------ a run's blocks
     def place(self, run: Run) -> bool:
         """Give a run all the blocks its tokens need; False, and nothing, without room.
 
-        Cached leading blocks are reused, and count as computed. The last token never does: its
-        logits are needed.
+        Cached leading blocks are reused, and count as computed; those that follow in the host's
+        memory are to be loaded. The last token is always computed: its logits are needed.
         """
         self._extend_hashes(run)
         usable = (len(run.tokens) - 1) // self._block_tokens
@@ -56,7 +63,19 @@ class KvMemory:
         run.blocks = blocks
         run.remembered_blocks = len(cached)
         run.computed_tokens = len(cached) * self._block_tokens
+        run.host_blocks = self._host.match(run.hashes[len(cached) : usable])
         return True
+
+    def load(self, run: Run) -> None:
+        """Note that a run's blocks in the host's memory are being loaded."""
+        first = run.remembered_blocks
+        self._host.use(run.hashes[first : first + run.host_blocks])
+
+    def loaded(self, run: Run) -> None:
+        """A run's blocks have come from the host's memory."""
+        run.computed_tokens = (run.remembered_blocks + run.host_blocks) * self._block_tokens
+        run.host_blocks = 0
+        self.remember(run)
 
     def grow(self, run: Run) -> bool:
         """Give a run a block for its newest token if it needs one; False without room."""
@@ -72,7 +91,7 @@ class KvMemory:
         """Take a run's blocks back; the full ones stay cached until someone needs the room."""
         self._pool.give_back(run.blocks)
         run.blocks = []
-        run.remembered_blocks = 0
+        run.remembered_blocks = run.host_blocks = 0
 
     def remember(self, run: Run) -> None:
         """Put the blocks that a run has fully computed into the prefix cache."""
@@ -123,9 +142,19 @@ class KvMemory:
 
     # ------------------------------------------------------------------ what others are told
     def note_evictions(self) -> None:
-        """Turn the evictions so far into an event; before anything newer is stored."""
+        """Turn the evictions so far into events; before anything newer is stored."""
         if evicted := self._pool.take_evicted():
-            self._events.append(BlocksRemoved(block_hashes=evicted))
+            self._events.extend(self._host.take_over(evicted))
+            self._events.append(BlocksRemoved(block_hashes=evicted, tier=GPU))
+
+    def reset(self) -> bool:
+        """Forget all that is cached, in both tiers; False, and nothing, while blocks are in use."""
+        self.note_evictions()
+        if not self._pool.forget():
+            return False
+        self._host.clear()
+        self._events.append(BlocksCleared())
+        return True
 
     def take_events(self) -> tuple[KvEvent, ...]:
         """What changed in the prefix cache since this was last called."""
@@ -144,7 +173,7 @@ class KvMemory:
     def _extend_hashes(self, run: Run) -> None:
         """Hash the blocks that have become full: each over its tokens and the hash before it."""
         size = self._block_tokens
-        previous = run.hashes[-1] if run.hashes else self._root_hash
+        previous = run.hashes[-1] if run.hashes else self.root_hash(run.leg.cache_salt)
         for start in range(len(run.hashes) * size, len(run.tokens) - size + 1, size):
             previous = digest(previous + pack_tokens(run.tokens[start : start + size]))
             run.hashes.append(previous)
@@ -152,10 +181,19 @@ class KvMemory:
     def _note_stored(self, run: Run, first: int, end: int) -> None:
         self.note_evictions()
         size = self._block_tokens
-        stored = BlocksStored(
-            block_hashes=tuple(run.hashes[first:end]),
-            parent_hash=run.hashes[first - 1] if first else None,
-            token_ids=tuple(run.tokens[first * size : end * size]),
-            block_size_tokens=size,
-        )
-        self._events.append(stored)
+        contents = [
+            BlockContent(
+                run.hashes[index],
+                run.hashes[index - 1] if index else None,
+                tuple(run.tokens[index * size : (index + 1) * size]),
+                run.leg.cache_salt,
+            )
+            for index in range(first, end)
+        ]
+        self._host.cached(contents)
+        self._events.append(stored_event(contents, GPU))
+
+
+def salt_bytes(cache_salt: str | None) -> bytes:
+    """A salt as bytes; no salt and an empty one differ."""
+    return b"" if cache_salt is None else b"\0" + cache_salt.encode("utf-8", "surrogatepass")

@@ -16,7 +16,7 @@ class SimTicket:
     tokens: int
     blocks: int
     prompt_digest: bytes
-    """Of the `tokens` ids whose KV the blocks hold: the puller must have the same ones."""
+    """Of the salt and the `tokens` ids whose KV the blocks hold: the puller must have the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,16 @@ class StartPull:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CancelPull:
-    """Stop a pull that nobody waits for; not answered."""
+class LoadBlocks:
+    """Bring blocks back from the host's memory; answered by `load_done`."""
+
+    leg_id: str
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelFetch:
+    """Stop a pull or a load that nobody waits for; not answered."""
 
     leg_id: str
 
@@ -42,4 +50,4 @@ class FreeSource:
     ticket: SimTicket
 
 
-Order = StartPull | CancelPull | FreeSource
+Order = StartPull | LoadBlocks | CancelFetch | FreeSource

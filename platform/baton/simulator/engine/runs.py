@@ -34,6 +34,8 @@ class Run:
     hashes: list[BlockHash] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     remembered_blocks: int = 0
+    host_blocks: int = 0
+    """How many blocks after the remembered ones are to be loaded from the host's memory."""
     computed_tokens: int = 0
     cached_tokens: int | None = None
     reported: bool = False

@@ -19,10 +19,20 @@ _POSITIVE = (
     "block_size_tokens",
     "kv_blocks",
     "kv_block_bytes",
+    "host_bytes_per_s",
     "max_running_requests",
     "max_waiting_requests",
 )
-_NOT_NEGATIVE = ("decode_step_s", "decode_request_s", "step_overhead_s", "transfer_setup_s")
+_NOT_NEGATIVE = (
+    "prefill_step_s",
+    "prefill_token_token_s",
+    "decode_step_s",
+    "decode_request_s",
+    "decode_kv_s",
+    "step_overhead_s",
+    "transfer_setup_s",
+    "host_blocks",
+)
 
 
 class OnTransferFailure(StrEnum):
@@ -45,13 +55,28 @@ class SimSettings:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     prefill_tokens_per_s: float = 20_000.0
+    prefill_step_s: float = 0.0
+    """What a step that prefills anything costs besides."""
+    prefill_token_token_s: float = 0.0
+    """Times the square of the prompt tokens that a step computes: attention among them."""
     decode_step_s: float = 0.008
     """Time of a step that decodes for anyone, whoever it is for: reading the weights."""
     decode_request_s: float = 0.000_05
     """What each decoding request adds to a step."""
+    decode_kv_s: float = 0.0
+    """Times the fraction of the KV blocks in use, added to a step that decodes."""
+    decode_kv_kv_s: float = 0.0
+    """Times the square of that fraction, likewise; may be negative, but not below -decode_kv_s."""
     step_overhead_s: float = 0.001
     transfer_bytes_per_s: float = 25e9
+    """What an engine's network interface carries, in and out each."""
     transfer_setup_s: float = 0.002
+    share_bandwidth: bool = True
+    """Transfers at the same time share the interfaces that they have in common."""
+    host_blocks: int = 0
+    """Room in the host's memory for blocks that the KV cache has evicted; 0: they are lost."""
+    host_bytes_per_s: float = 20e9
+    """At which they come back."""
     speed: float = 1.0
     """Divides the duration of every step and transfer; leases and deadlines stay as they are."""
 
@@ -101,6 +126,11 @@ class SimSettings:
         self._require(
             "vocab_size", f"more than {FIRST_TOKEN_ID}", holds=self.vocab_size > FIRST_TOKEN_ID
         )
+        self._require(
+            "decode_kv_kv_s",
+            f"at least -decode_kv_s={-self.decode_kv_s}",
+            holds=self.decode_kv_kv_s >= -self.decode_kv_s,
+        )
         self._require("eos_probability", "from 0 to 1", holds=0 <= self.eos_probability <= 1)
         self._require(
             "side_channel_port",
@@ -108,16 +138,32 @@ class SimSettings:
             holds=0 <= self.side_channel_port <= _LAST_PORT,
         )
 
-    def step_s(self, *, prefill_tokens: int, decode_requests: int) -> float:
+    def step_s(
+        self, *, prefill_tokens: int, decode_requests: int, kv_used_fraction: float = 0.0
+    ) -> float:
         """How long a step takes that computes so many prompt tokens and decodes for so many."""
-        took_s = self.step_overhead_s + prefill_tokens / self.prefill_tokens_per_s
+        took_s = self.step_overhead_s
+        if prefill_tokens:
+            took_s += self.prefill_step_s
+            took_s += prefill_tokens / self.prefill_tokens_per_s
+            took_s += prefill_tokens * prefill_tokens * self.prefill_token_token_s
         if decode_requests:
             took_s += self.decode_step_s + decode_requests * self.decode_request_s
+            took_s += kv_used_fraction * (self.decode_kv_s + kv_used_fraction * self.decode_kv_kv_s)
         return took_s / self.speed
 
     def transfer_s(self, moved_bytes: int) -> float:
-        """How long a transfer of these bytes takes; transfers at the same time do not share."""
-        return (self.transfer_setup_s + moved_bytes / self.transfer_bytes_per_s) / self.speed
+        """How long a transfer of these bytes takes that shares with no other."""
+        return self.transfer_setup_s / self.speed + moved_bytes / self.wire_bytes_per_s
+
+    @property
+    def wire_bytes_per_s(self) -> float:
+        """What a network interface carries in the time that the engine runs in."""
+        return self.transfer_bytes_per_s * self.speed
+
+    def host_load_s(self, blocks: int) -> float:
+        """How long blocks take from the host's memory into the KV cache."""
+        return blocks * self.kv_block_bytes / (self.host_bytes_per_s * self.speed)
 
     def layout(self, model: str) -> str:
         """What two engines must have in common to exchange blocks."""

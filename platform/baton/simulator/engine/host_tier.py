@@ -1,0 +1,99 @@
+"""The host's memory behind a KV cache: what the cache evicts is kept there for as long as it fits.
+
+Theory of operation: a block that the KV cache evicts comes here; when there is no room, the one
+that was kept or used longest ago goes for good. A block that is loaded back stays here too, until
+it goes. Prompts are kept and used tail first, so a prompt's tail always goes before its head.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from baton.domain.kv_events import BlockHash, BlocksRemoved, BlocksStored, KvEvent
+
+GPU = "gpu"
+HOST = "cpu"
+
+
+class BlockContent(NamedTuple):
+    """What is known of one full block."""
+
+    block_hash: BlockHash
+    parent_hash: BlockHash | None
+    token_ids: tuple[int, ...]
+    cache_salt: str | None
+
+
+class HostTier:
+    """Evicted blocks, the least recently used first; holds nothing when it has no room at all."""
+
+    def __init__(self, total_blocks: int) -> None:
+        self._total_blocks = total_blocks
+        self._cached: dict[BlockHash, BlockContent] = {}
+        self._kept: OrderedDict[BlockHash, BlockContent] = OrderedDict()
+
+    def cached(self, contents: Iterable[BlockContent]) -> None:
+        """Note what blocks hold that have come into the KV cache."""
+        if self._total_blocks:
+            self._cached.update((content.block_hash, content) for content in contents)
+
+    def take_over(self, evicted: Sequence[BlockHash]) -> Iterator[KvEvent]:
+        """Keep what the KV cache has evicted, tails first; yields what has changed here."""
+        if not self._total_blocks:
+            return
+        contents = [self._cached.pop(block_hash) for block_hash in evicted]
+        new = [content for content in contents if content.block_hash not in self._kept]
+        for content in contents:
+            self._kept[content.block_hash] = content
+            self._kept.move_to_end(content.block_hash)
+        yield from _stored(new[::-1])
+        over = max(0, len(self._kept) - self._total_blocks)
+        if dropped := tuple(self._kept.popitem(last=False)[0] for _ in range(over)):
+            yield BlocksRemoved(block_hashes=dropped, tier=HOST)
+
+    def match(self, hashes: Sequence[BlockHash]) -> int:
+        """How many leading ones of these blocks are here."""
+        for index, block_hash in enumerate(hashes):
+            if block_hash not in self._kept:
+                return index
+        return len(hashes)
+
+    def use(self, hashes: Sequence[BlockHash]) -> None:
+        """Note that these blocks, in prompt order, are loaded."""
+        for block_hash in reversed(hashes):
+            self._kept.move_to_end(block_hash)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._cached.clear()
+        self._kept.clear()
+
+    def holds(self) -> frozenset[BlockHash]:
+        """Everything that is here."""
+        return frozenset(self._kept)
+
+
+def _stored(contents: Iterable[BlockContent]) -> Iterator[BlocksStored]:
+    """One event for each run of blocks that follow each other."""
+    run: list[BlockContent] = []
+    for content in contents:
+        if run and content.parent_hash != run[-1].block_hash:
+            yield stored_event(run, HOST)
+            run = []
+        run.append(content)
+    if run:
+        yield stored_event(run, HOST)
+
+
+def stored_event(contents: Sequence[BlockContent], tier: str) -> BlocksStored:
+    """The event that says that these blocks, which follow each other, are in a tier."""
+    return BlocksStored(
+        block_hashes=tuple(content.block_hash for content in contents),
+        parent_hash=contents[0].parent_hash,
+        token_ids=tuple(token for content in contents for token in content.token_ids),
+        block_size_tokens=len(contents[0].token_ids),
+        tier=tier,
+        cache_salt=contents[0].cache_salt,
+    )

@@ -1,0 +1,67 @@
+"""What a simulated engine counts: steps and what they computed, pulls by source, leases run out."""
+
+from __future__ import annotations
+
+from baton.domain.fleet import LinkTotals, StepTotals, TransferTotals
+
+_STEP_AVERAGE_WEIGHT = 0.2
+"""Weight of the newest step in `step_s`: about the last ten steps count."""
+TRANSPORT = "sim"
+
+
+class Meters:
+    """Totals since the engine was made; they only grow, but for the average `step_s`."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self.steps = StepTotals()
+        self.transfers = TransferTotals()
+        self._links: dict[str, LinkTotals] = {}
+
+    @property
+    def links(self) -> tuple[LinkTotals, ...]:
+        """Pulls by source, those pulled from first in front."""
+        return tuple(self._links.values())
+
+    def stepped(
+        self, took_s: float, *, prefill_tokens: int, decode_tokens: int, context_tokens: int
+    ) -> None:
+        """A step ended."""
+        weight = _STEP_AVERAGE_WEIGHT if self.steps.steps else 1.0
+        self.step_s += weight * (took_s - self.step_s)
+        before = self.steps
+        self.steps = StepTotals(
+            steps=before.steps + 1,
+            busy_s=before.busy_s + took_s,
+            prefill_tokens=before.prefill_tokens + prefill_tokens,
+            decode_tokens=before.decode_tokens + decode_tokens,
+            context_tokens=before.context_tokens + context_tokens,
+        )
+
+    def pulled(self, source_id: str, *, moved_bytes: int, took_s: float) -> None:
+        """A pull brought its blocks."""
+        total, link = self.transfers, self._link(source_id)
+        self.transfers = total._replace(
+            pulls=total.pulls + 1,
+            moved_bytes=total.moved_bytes + moved_bytes,
+            busy_s=total.busy_s + took_s,
+        )
+        self._links[source_id] = link._replace(
+            pulls=link.pulls + 1,
+            moved_bytes=link.moved_bytes + moved_bytes,
+            busy_s=link.busy_s + took_s,
+        )
+
+    def pull_failed(self, source_id: str) -> None:
+        """A pull brought nothing."""
+        self.transfers = self.transfers._replace(failures=self.transfers.failures + 1)
+        link = self._link(source_id)
+        self._links[source_id] = link._replace(failures=link.failures + 1)
+
+    def expired(self, leases: int) -> None:
+        """Leases ran out before anyone pulled."""
+        total = self.transfers.expired_leases + leases
+        self.transfers = self.transfers._replace(expired_leases=total)
+
+    def _link(self, source_id: str) -> LinkTotals:
+        return self._links.get(source_id) or LinkTotals(source_id, transport=TRANSPORT)

@@ -1,0 +1,69 @@
+"""Cores, legs and steps for the tests of the simulated engine without a clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
+from baton.engine.sim import SimSettings
+from baton.engine.sim.tickets import read_ticket, write_ticket
+from baton.simulator.engine.core import SimCore
+from baton.simulator.engine.orders import SimTicket
+
+SETTINGS = SimSettings(
+    max_len_tokens=200,
+    block_size_tokens=4,
+    kv_blocks=50,
+    max_running_requests=4,
+    max_waiting_requests=3,
+    max_batched_tokens=16,
+)
+PROMPT = tuple(range(3, 33))
+
+
+def new_core(settings: SimSettings = SETTINGS, engine_id: str = "e0") -> SimCore:
+    return SimCore(
+        settings, engine_id=engine_id, model="tiny", address="nowhere:1", write_ticket=write_ticket
+    )
+
+
+def local(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 1) -> Leg:
+    return Leg(
+        leg_id=leg_id,
+        request_id="r",
+        kind=LegKind.LOCAL,
+        prompt_token_ids=prompt,
+        max_tokens=max_tokens,
+    )
+
+
+def salted(leg_id: str, salt: str | None, prompt: tuple[int, ...] = PROMPT) -> Leg:
+    return replace(local(leg_id, prompt), cache_salt=salt)
+
+
+def decode(
+    leg_id: str, ticket: Ticket, max_tokens: int = 3, prompt: tuple[int, ...] = PROMPT
+) -> tuple[Leg, SimTicket]:
+    leg = replace(local(leg_id, prompt, max_tokens), kind=LegKind.DECODE, ticket=ticket)
+    return leg, read_ticket(ticket)
+
+
+def run_dry(core: SimCore, now_s: float = 0.0) -> list[LegOutput]:
+    """Step until there is nothing to do; the outputs in order."""
+    outputs: list[LegOutput] = []
+    while (step := core.begin_step(now_s)) is not None:
+        now_s += step.duration_s
+        outputs += core.finish_step(now_s)
+        core.check_integrity()
+    return outputs
+
+
+def prefilled(core: SimCore, leg_id: str = "p", prompt: tuple[int, ...] = PROMPT) -> Ticket:
+    assert core.add(replace(local(leg_id, prompt), kind=LegKind.PREFILL)) is None
+    (output,) = run_dry(core)
+    assert output.ticket is not None
+    return output.ticket
+
+
+def tokens_of(outputs: list[LegOutput], leg_id: str) -> tuple[int, ...]:
+    return tuple(token for out in outputs if out.leg_id == leg_id for token in out.token_ids)

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.fleet import LinkTotals, StepTotals
+from baton.domain.handoff import LegFailure, LegKind
+from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
+from baton.engine.sim import OnTransferFailure, expected_tokens
+from baton.engine.sim.tickets import read_ticket
+from baton.simulator.engine.core import SimCore
+from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, StartPull
+from tests.simulator.cores import (
+    PROMPT,
+    SETTINGS,
+    decode,
+    local,
+    new_core,
+    prefilled,
+    run_dry,
+    salted,
+    tokens_of,
+)
+
+SMALL = replace(SETTINGS, kv_blocks=10, max_len_tokens=40)
+TIERED = replace(SMALL, host_blocks=20)
+OTHER = tuple(reversed(PROMPT))
+
+
+def tiers(events: Iterable[KvEvent]) -> list[tuple[str, str | None, int]]:
+    """What happened where to how many blocks, without clearing."""
+    return [
+        (type(event).__name__, event.tier, len(event.block_hashes))
+        for event in events
+        if not isinstance(event, BlocksCleared)
+    ]
+
+
+def cached_tokens(core: SimCore, leg_id: str, prompt: tuple[int, ...] = PROMPT) -> int | None:
+    """Run a leg that needs nothing from elsewhere; what it found."""
+    core.add(local(leg_id, prompt))
+    return run_dry(core)[0].cached_tokens
+
+
+# ---------------------------------------------------------------------- salts
+def test_blocks_are_only_reused_under_the_salt_that_they_were_computed_under() -> None:
+    core = new_core()
+    found = {}
+    for number, salt in enumerate([None, "", "tenant", None, "", "tenant"]):
+        core.add(salted(str(number), salt))
+        found[number] = run_dry(core)[0].cached_tokens
+    assert [found[number] for number in range(6)] == [0, 0, 0, 28, 28, 28]
+
+
+def test_events_say_the_salt() -> None:
+    core = new_core()
+    core.add(salted("a", "tenant"))
+    run_dry(core)
+    stored = [event for event in core.take_events() if isinstance(event, BlocksStored)]
+    assert {event.cache_salt for event in stored} == {"tenant"}
+
+
+def test_a_ticket_of_another_salt_is_not_accepted() -> None:
+    leg, ticket = decode("d", prefilled(new_core()))
+    core = new_core()
+    assert core.add(replace(leg, cache_salt="tenant"), ticket) is LegFailure.KV_LOAD_FAILED
+    assert core.add(leg, ticket) is None
+
+
+# ---------------------------------------------------------------------- counting
+def test_steps_and_what_they_computed_add_up() -> None:
+    core = new_core()
+    core.add(local("a", (5,) * 20, max_tokens=3))  # steps: 16 tokens; 4; a decode; a decode
+    now_s = 10.0
+    while (step := core.begin_step(now_s)) is not None:
+        now_s += step.duration_s
+        core.finish_step(now_s)
+    steps = core.load().steps
+    assert steps.busy_s == pytest.approx(now_s - 10.0)
+    assert steps._replace(busy_s=0.0) == StepTotals(
+        steps=4, prefill_tokens=20, decode_tokens=2, context_tokens=21 + 22
+    )
+
+
+def test_cached_tokens_are_not_counted_as_computed() -> None:
+    core = new_core()
+    core.add(local("a"))
+    run_dry(core)
+    before = core.load().steps
+    core.add(local("b"))
+    run_dry(core)
+    assert core.load().steps.prefill_tokens - before.prefill_tokens == len(PROMPT) - 28
+
+
+def test_pulls_are_counted_by_source() -> None:
+    tickets = {name: prefilled(new_core(engine_id=name)) for name in ("p0", "p1")}
+    core = new_core()
+    for leg_id, source in (("a", "p0"), ("b", "p1"), ("c", "p0")):
+        core.reset_cache()
+        core.add(*decode(leg_id, tickets[source]))
+        core.begin_step(0.0)
+        if leg_id == "c":
+            core.pull_failed(leg_id)
+        else:
+            core.pull_done(leg_id, blocks=8, took_s=0.25)
+        run_dry(core)
+    moved_bytes = 8 * SETTINGS.kv_block_bytes
+    assert core.links() == (
+        LinkTotals("p0", 1, moved_bytes, 0.25, failures=1, transport="sim"),
+        LinkTotals("p1", 1, moved_bytes, 0.25, transport="sim"),
+    )
+    assert core.load().transfers[:4] == (2, 2 * moved_bytes, 0.5, 1)
+
+
+# ---------------------------------------------------------------------- prefix fetches
+def test_a_ticket_for_the_beginning_of_a_prompt_spares_computing_that() -> None:
+    ticket = prefilled(new_core(), prompt=PROMPT[:16])
+    core = new_core()
+    core.add(*decode("d", ticket))
+    assert core.begin_step(0.0) is None
+    (order,) = core.take_orders()
+    assert isinstance(order, StartPull)
+    assert order.blocks == 4
+    core.pull_done("d", blocks=4, took_s=0.1)
+    outputs = run_dry(core)
+    assert outputs[0].cached_tokens == 16
+    assert core.load().steps.prefill_tokens == len(PROMPT) - 16
+    assert tokens_of(outputs, "d") == expected_tokens(PROMPT, 3, model="tiny", settings=SETTINGS)
+
+
+def test_a_ticket_that_ends_within_a_block_spares_computing_to_there() -> None:
+    ticket = prefilled(new_core(), prompt=PROMPT[:18])
+    core = new_core()
+    core.add(*decode("d", ticket))
+    core.begin_step(0.0)
+    core.pull_done("d", blocks=5, took_s=0.1)
+    assert run_dry(core)[0].cached_tokens == 18
+
+
+def test_a_ticket_for_the_beginning_of_another_prompt_is_not_accepted() -> None:
+    leg, ticket = decode("d", prefilled(new_core(), prompt=PROMPT[:16]), prompt=OTHER)
+    assert new_core().add(leg, ticket) is LegFailure.KV_LOAD_FAILED
+
+
+def test_a_failed_prefix_fetch_computes_everything() -> None:
+    core = new_core(replace(SETTINGS, on_transfer_failure=OnTransferFailure.RECOMPUTE))
+    core.add(*decode("d", prefilled(new_core(), prompt=PROMPT[:16])))
+    core.begin_step(0.0)
+    core.pull_failed("d")
+    assert run_dry(core)[0].cached_tokens == 0
+
+
+# ---------------------------------------------------------------------- the host's memory
+def evicted_core() -> SimCore:
+    """A core that has computed PROMPT, and let go of its blocks for another prompt."""
+    core = new_core(TIERED)
+    assert cached_tokens(core, "first") == 0
+    assert cached_tokens(core, "second", OTHER) == 0
+    return core
+
+
+def test_evicted_blocks_go_to_the_host_and_are_told_of_before_they_are_gone() -> None:
+    core = evicted_core()
+    assert tiers(core.take_events()) == [
+        ("BlocksStored", "gpu", 4),
+        ("BlocksStored", "gpu", 3),
+        ("BlocksStored", "cpu", 5),
+        ("BlocksRemoved", "gpu", 5),
+        ("BlocksStored", "gpu", 4),
+        ("BlocksStored", "gpu", 3),
+    ]
+
+
+def test_blocks_in_the_host_are_loaded_in_time_and_count_as_cached() -> None:
+    core = evicted_core()
+    core.add(local("again", max_tokens=3))
+    assert core.begin_step(0.0) is None
+    assert core.take_orders() == (LoadBlocks(leg_id="again", blocks=5),)
+    assert core.load().pulling_requests == 1
+    core.take_events()
+    core.load_done("again")
+    assert ("BlocksStored", "gpu", 5) in tiers(core.take_events())
+    outputs = run_dry(core)
+    assert outputs[0].cached_tokens == 28  # two blocks were never evicted, five came back
+    wanted = expected_tokens(PROMPT, 3, model="tiny", settings=SETTINGS)
+    assert tokens_of(outputs, "again") == wanted
+
+
+def test_a_load_delays_its_own_leg_only() -> None:
+    core = evicted_core()
+    core.add(local("slow"))
+    core.add(local("fast", (7,)))
+    assert core.begin_step(0.0) is not None
+    assert [output.leg_id for output in core.finish_step(0.0)] == ["fast"]
+
+
+def test_aborting_a_leg_whose_blocks_are_loaded_cancels_the_load() -> None:
+    core = evicted_core()
+    core.add(local("again"))
+    core.begin_step(0.0)
+    core.take_orders()
+    core.abort(["again"])
+    assert core.take_orders() == (CancelFetch(leg_id="again"),)
+    core.load_done("again")
+    assert core.load().kv_used_fraction == 0
+    core.check_integrity()
+
+
+def test_a_block_stored_again_stays_in_the_host_until_evicted_there() -> None:
+    core = new_core(replace(TIERED, host_blocks=5))
+    cached_tokens(core, "first")
+    cached_tokens(core, "second", OTHER)
+    core.add(local("again"))
+    core.begin_step(0.0)
+    core.load_done("again")
+    run_dry(core)
+    gone = [e for e in core.take_events() if isinstance(e, BlocksRemoved) and e.tier == "cpu"]
+    # Loading took five blocks from the second prompt, and those pushed out five in the host.
+    assert sum(len(event.block_hashes) for event in gone) == 5
+    core.take_orders()
+    core.add(local("others", OTHER))
+    core.begin_step(0.0)
+    assert core.take_orders() == (LoadBlocks(leg_id="others", blocks=5),)
+
+
+def test_the_host_lets_go_of_what_was_used_longest_ago() -> None:
+    core = new_core(replace(SMALL, host_blocks=8))
+    for number in range(3):
+        cached_tokens(core, str(number), (20 + number,) * 30)
+    core.add(local("first again", (20,) * 30))
+    core.begin_step(0.0)
+    # Ten blocks were evicted, the tails before the heads: of the first prompt, the head is here.
+    (order,) = core.take_orders()
+    assert isinstance(order, LoadBlocks)
+    assert order.blocks == 3
+
+
+def test_a_ticket_is_not_pulled_where_the_host_has_its_blocks() -> None:
+    core = evicted_core()
+    leg, ticket = decode("d", prefilled(new_core(), prompt=PROMPT[:28]))
+    core.add(leg, ticket)
+    core.begin_step(0.0)
+    assert core.take_orders() == (FreeSource(ticket=ticket), LoadBlocks(leg_id="d", blocks=5))
+
+
+def test_a_ticket_for_more_than_the_host_has_is_pulled() -> None:
+    core = evicted_core()
+    leg, ticket = decode("d", prefilled(new_core()))
+    core.add(leg, ticket)
+    core.begin_step(0.0)
+    assert core.take_orders() == (StartPull(leg_id="d", ticket=ticket, blocks=6),)
+    core.pull_done("d", blocks=6, took_s=0.1)
+    assert run_dry(core)[0].cached_tokens == len(PROMPT) - 1
+
+
+def test_without_room_in_the_host_evicted_blocks_are_lost() -> None:
+    core = new_core(SMALL)
+    cached_tokens(core, "first")
+    cached_tokens(core, "second", OTHER)
+    assert {tier for _, tier, _ in tiers(core.take_events())} == {"gpu"}
+    assert cached_tokens(core, "again") == 8
+
+
+# ---------------------------------------------------------------------- reset
+def test_a_reset_empties_both_tiers_and_says_so() -> None:
+    core = evicted_core()
+    core.take_events()
+    assert core.reset_cache()
+    assert core.take_events() == (BlocksCleared(),)
+    assert cached_tokens(core, "again") == 0
+    core.check_integrity()
+
+
+def test_a_cache_in_use_is_not_reset() -> None:
+    core = new_core()
+    ticket = prefilled(core)
+    core.take_events()
+    assert not core.reset_cache()
+    assert core.take_events() == ()
+    core.release(read_ticket(ticket).leg_id, 0.0)
+    assert core.reset_cache()
+
+
+def test_a_prefill_leg_may_find_its_blocks_in_the_host() -> None:
+    core = evicted_core()
+    core.add(replace(local("p"), kind=LegKind.PREFILL))
+    core.begin_step(0.0)
+    core.load_done("p")
+    (output,) = run_dry(core)
+    assert output.ticket is not None
+    assert output.cached_tokens == 28
