@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from baton.cli.explain import readable
 from baton.domain.commands import RequestRecord
@@ -107,6 +108,11 @@ def test_a_request_is_shown_with_its_options_and_what_came_of_them() -> None:
     )
 
 
+def test_the_example_in_the_documents_is_what_is_shown() -> None:
+    document = Path(__file__).parents[2] / "docs" / "operations" / "routing.md"
+    assert shown(RECORD) in document.read_text(encoding="utf-8")
+
+
 def test_a_prediction_that_was_too_short_is_called_so() -> None:
     late = replace(RECORD, first_token_at_s=10.4203)
     assert line_with("TTFT from", late).endswith("actual 420 ms (predicted 50% too short)")
@@ -162,10 +168,16 @@ def test_each_resume_has_its_own_reason() -> None:
     assert line_with("placement 3", resumed).endswith("because second")
 
 
-def test_a_prefix_that_is_fetched_says_how_much_of_it() -> None:
+def test_a_request_that_found_no_replica_again_says_after_what() -> None:
+    lost = replace(RECORD, resumes=1, resume_reasons=("p-1 was lost",))
+    assert shown(lost).endswith("\n\nnot placed again after: p-1 was lost")
+    assert "because" not in shown(lost)
+
+
+def test_a_prefix_that_is_fetched_says_who_prefills_what() -> None:
     fetch = replace(REMOTE, reason=RouteReason.PREFIX_FETCH, prefill_tokens=2992)
     fetched = replace(RECORD, routes=(fetch,), decisions=(replace(DECISION, route=fetch),))
-    assert line_with("fetched", fetched) == "fetched from p-1: 2992 tokens"
+    assert line_with("rest", fetched) == "p-1 prefills the first 2992 tokens, d-1 the rest"
 
 
 def test_a_policy_that_predicts_nothing_says_so() -> None:

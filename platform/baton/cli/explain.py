@@ -49,16 +49,19 @@ def readable(report: Report) -> Iterator[str]:
         if number:
             yield ""
         yield from _request_lines(story)
-        decisions = cast("list[Told]", story["decisions"])
-        for at, decision in enumerate(decisions):
-            yield ""
-            title = f"placement {at + 1} of {len(decisions)}"
-            reasons = story["resume_reasons"]
-            if at and at <= len(reasons):
-                yield f"{title}, because {reasons[at - 1]}"
-            else:
-                yield title
-            yield from _decision_lines(decision)
+        yield from _placement_lines(story["decisions"], story["resume_reasons"])
+
+
+def _placement_lines(decisions: list[Told], resume_reasons: list[str]) -> Iterator[str]:
+    """Each placement, and before each but the first why the request was resumed."""
+    for at, decision in enumerate(decisions):
+        because = f", because {resume_reasons[at - 1]}" if 0 < at <= len(resume_reasons) else ""
+        yield ""
+        yield f"placement {at + 1} of {len(decisions)}{because}"
+        yield from _decision_lines(decision)
+    for reason in resume_reasons[max(0, len(decisions) - 1) :]:
+        yield ""
+        yield f"not placed again after: {reason}"
 
 
 def _request_lines(story: Told) -> Iterator[str]:
@@ -82,7 +85,8 @@ def _decision_lines(decision: Told) -> Iterator[str]:
         f"{_route_text(decided)}, {decision['reason']}"
     )
     if decided["prefill_tokens"] is not None:
-        yield f"  fetched from {decided['prefill_replica']}: {decided['prefill_tokens']} tokens"
+        first, rest = decided["prefill_replica"], decided["decode_replica"]
+        yield f"  {first} prefills the first {decided['prefill_tokens']} tokens, {rest} the rest"
     if (changed := _change(decided, became)) is not None:
         yield f"  route changed: {changed}"
     if options := decision["options"]:
