@@ -1,0 +1,1 @@
+"""Placement as others do it, from their published formulas, behind the same interface."""

@@ -1,0 +1,149 @@
+"""NVIDIA Dynamo's KV-aware cost: blocks to prefill, less what is cached, plus blocks in use.
+
+Source: Dynamo 1.6.1, lib/kv-router/src/scheduling/selector/default.rs; defaults from its binding.
+With block size B, for each worker w:
+
+    raw_prefill = (active_prefill_tokens(w) + prompt_tokens) / B
+    decay       = 1 / (1 + D * (active_prefill(w) - min active_prefill) / B / request_blocks)
+    credit      = C * decay * device_overlap + 0.75 * host_overlap
+    prefill     = max(0, raw_prefill - credit)
+    decode      = distinct active blocks on w once the prompt's are added
+    cost        = S * prefill + decode + A * active_requests(w)      (linear)
+                = prefill * (decode + 1)                             (lmetric)
+
+The lowest cost wins, equals are drawn. In a prefill pool decode blocks are not tracked (decode =
+0). In a decode pool no prefill and no reuse is: the cost is the active blocks; with conditional
+disaggregation max(0, decode - credit) + A * active_requests(w).
+
+Approximations: a router of Dynamo's books blocks and tokens of every request it sends; here they
+are the replica's report and what was sent since (`loads`). Which of a prompt's blocks are active
+there already is not known, so all are added, to every worker alike; blocks of generated tokens, not
+tracked by default there, are in what replicas report. There are no disk and shared tiers here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+from baton.domain.handoff import LegKind
+from baton.policy.baselines.draws import softmin
+from baton.policy.baselines.loads import active_blocks, active_requests, pending_prefill_tokens
+from baton.policy.choosing import Candidate
+from baton.policy.placement import PlacementQuery
+
+
+class DynamoFormula(StrEnum):
+    """How the parts make up the cost."""
+
+    LINEAR = "linear"
+    LMETRIC = "lmetric"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoParameters:
+    """As shipped."""
+
+    formula: DynamoFormula = DynamoFormula.LINEAR
+    overlap_score_credit: float = 1.0
+    """C"""
+    overlap_score_credit_decay: float = 0.0
+    """D"""
+    host_credit: float = 0.75
+    prefill_load_scale: float = 1.0
+    """S"""
+    decode_active_request_weight: float = 0.0
+    """A"""
+    temperature: float = 0.0
+    """0: the lowest cost; more: a draw."""
+    conditional_disaggregation: bool = False
+    """Whether a decider stands behind it, so that a decode replica's cache counts."""
+
+
+class DynamoKvCost:
+    """Chooses by Dynamo's cost."""
+
+    def __init__(self, parameters: DynamoParameters | None = None) -> None:
+        self._parameters = parameters or DynamoParameters()
+
+    def __call__(
+        self,
+        query: PlacementQuery,
+        kind: LegKind,
+        candidates: Sequence[Candidate],
+        rng: Random,
+    ) -> int:
+        """The candidate of the lowest cost."""
+        costs = self.costs(query, kind, candidates)
+        return softmin(costs, self._parameters.temperature, rng)
+
+    def costs(
+        self, query: PlacementQuery, kind: LegKind, candidates: Sequence[Candidate]
+    ) -> list[float]:
+        """What each candidate costs, in blocks (of `lmetric`, blocks squared)."""
+        if kind is LegKind.DECODE:
+            return [self._decode_cost(query, one) for one in candidates]
+        calmest = min(pending_prefill_tokens(one.view) for one in candidates)
+        return [self._cost(query, kind, one, calmest) for one in candidates]
+
+    def _cost(
+        self, query: PlacementQuery, kind: LegKind, one: Candidate, calmest_tokens: int
+    ) -> float:
+        parameters, block = self._parameters, one.view.facts.block_size_tokens
+        pending = pending_prefill_tokens(one.view)
+        backlog = (pending - calmest_tokens) / block / _request_blocks(query, one)
+        decay = 1 / (1 + parameters.overlap_score_credit_decay * backlog)
+        raw = (pending + query.prompt_tokens) / block
+        prefill = max(0.0, raw - self._credit(one, decay))
+        decode = 0.0 if kind is LegKind.PREFILL else _decode_blocks(query, one)
+        if parameters.formula is DynamoFormula.LMETRIC:
+            return prefill * (decode + 1)
+        requests = parameters.decode_active_request_weight * active_requests(one.view)
+        return parameters.prefill_load_scale * prefill + decode + requests
+
+    def _decode_cost(self, query: PlacementQuery, one: Candidate) -> float:
+        parameters, blocks = self._parameters, _decode_blocks(query, one)
+        if parameters.conditional_disaggregation:
+            blocks = max(0.0, blocks - self._credit(one, 1.0))
+        return blocks + parameters.decode_active_request_weight * active_requests(one.view)
+
+    def _credit(self, one: Candidate, decay: float) -> float:
+        on_device = one.hit.blocks - one.hit.host_blocks
+        parameters = self._parameters
+        return (
+            parameters.overlap_score_credit * decay * on_device
+            + parameters.host_credit * one.hit.host_blocks
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslBounding:
+    """Dynamo's experimental decider, off as shipped: a short rest of a long prompt is not split.
+
+    Source: Dynamo 1.6.1, lib/kv-router/src/conditional_disagg.rs: with eff the prompt tokens that
+    the chosen decode worker does not hold, it is bypassed iff eff < 2048 and eff / prompt < 0.7.
+    """
+
+    tokens: int = 2048
+    ratio: float = 0.7
+
+    def __call__(self, query: PlacementQuery, decode: Candidate) -> bool:
+        """Whether to split it."""
+        uncached = uncached_tokens(query, decode)
+        bypassed = uncached < self.tokens and uncached < self.ratio * query.prompt_tokens
+        return not bypassed
+
+
+def uncached_tokens(query: PlacementQuery, one: Candidate) -> int:
+    """Prompt tokens that a replica does not hold."""
+    return max(0, query.prompt_tokens - one.hit.blocks * one.view.facts.block_size_tokens)
+
+
+def _request_blocks(query: PlacementQuery, one: Candidate) -> int:
+    return max(1, -(-query.prompt_tokens // one.view.facts.block_size_tokens))
+
+
+def _decode_blocks(query: PlacementQuery, one: Candidate) -> float:
+    return active_blocks(one.view) + _request_blocks(query, one)
