@@ -1,0 +1,170 @@
+"""Least squares that forgets, starts from a prior and keeps to bounds, for a handful of features.
+
+Theory of operation. The value is modelled as the sum of features times coefficients. Each row is
+divided by its size, so that errors are relative and a long window does not
+outweigh a short one; each coefficient is counted in multiples of its prior. The state is the
+normal matrix and vector of all rows so far, which fade: by `1 / memory_rows` per row at most, and
+no faster than `memory_s` of time pass. Idle hours forget nothing, and a thousand reporters do not
+shorten the memory to an instant. The prior counts as a fraction of a row that never fades, so a
+feature that never varies on its own keeps its prior and nothing winds up. The coefficients are the
+minimum within the bounds, found by coordinate descent from the last ones.
+
+A value far off the prediction is clipped to a few times the usual error before it is taken in, so
+one stalled step moves little; what stays far off raises the usual error each time, and is then
+followed within some tens of rows. Rows that are not finite or mean nothing are refused and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from operator import mul
+from typing import NamedTuple
+
+
+class Coefficient(NamedTuple):
+    """What is believed of one coefficient before anything was seen, and what is never believed."""
+
+    prior: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSettings:
+    """How fast a fit learns, and what it does not believe."""
+
+    memory_rows: float = 256.0
+    """A row fades to 1/e within so many."""
+    memory_s: float = 30.0
+    """... but not within less time than this."""
+    prior_rows: float = 0.02
+    """What the prior weighs against rows."""
+    clip_errors: float = 4.0
+    """A residual of more than so many usual errors is clipped."""
+    error_rows: float = 10.0
+    """How many rows the usual error is averaged over."""
+    least_error: float = 0.02
+    """The usual relative error is never taken to be smaller: noise-free rows must not turn every
+    change into an outlier."""
+    hurry: float = 0.25
+    """How much faster all that is known fades, per row, ..."""
+    hurry_error: float = 1 / 3
+    """... as the usual error exceeds this: the thing has changed, and the old rows hold it back."""
+
+
+_SWEEPS = 3
+"""Per row. The next row goes on where this one stopped."""
+
+
+class LeastSquares:
+    """One model of one thing. Errors are relative to the larger of prediction and value."""
+
+    __slots__ = (
+        "_bounds",
+        "_factors",
+        "_last_at_s",
+        "_normal",
+        "_priors",
+        "_settings",
+        "_target",
+        "clipped_rows",
+        "coefficients",
+        "error",
+        "refused_rows",
+        "rows",
+    )
+
+    def __init__(
+        self, coefficients: Sequence[Coefficient], settings: FitSettings | None = None
+    ) -> None:
+        for number, (prior, low, high) in enumerate(coefficients):
+            if not 0 < low <= prior <= high < inf:
+                raise ValueError(
+                    f"coefficient {number}: got prior {prior}, bounds {low} to {high},"
+                    " wanted 0 < low <= prior <= high < inf"
+                )
+        self._settings = settings or FitSettings()
+        self._priors = tuple(prior for prior, _, _ in coefficients)
+        self._bounds = tuple((low, high) for _, low, high in coefficients)
+        size = len(self._priors)
+        self._normal = [[0.0] * size for _ in range(size)]
+        self._target = [0.0] * size
+        self._factors = [1.0] * size
+        self._last_at_s: float | None = None
+        self.coefficients = self._priors
+        """The fit as it stands."""
+        self.rows = 0
+        """Rows taken in."""
+        self.clipped_rows = 0
+        """Those among them that were too far off to be believed as they were."""
+        self.refused_rows = 0
+        self.error = 1.0
+        """The usual relative error of a prediction, clipped ones counted as clipped."""
+
+    def predict(self, features: Sequence[float]) -> float:
+        """What the fit makes of `features`."""
+        predicted: float = sum(map(mul, features, self.coefficients))
+        return predicted
+
+    def observe(self, features: Sequence[float], value: float, now_s: float) -> bool:
+        """Learn from one row; False when it was refused as meaningless."""
+        expected = self.predict(features)
+        meant = 0 < expected < inf and 0 <= value < inf and isfinite(now_s)
+        if not meant or min(features) < 0:
+            self.refused_rows += 1
+            return False
+        # Divided by the larger of the two, a row of a stalled step weighs little, and a prior that
+        # is far too small does not make the first rows outweigh all that come after.
+        scale = max(expected, value)
+        residual = self._clip((value - expected) / scale)
+        row = [x * p / scale for x, p in zip(features, self._priors, strict=True)]
+        self._take_in(row, expected / scale + residual, self._kept(now_s))
+        self._solve()
+        self.rows += 1
+        return True
+
+    def _clip(self, residual: float) -> float:
+        settings = self._settings
+        limit = settings.clip_errors * self.error
+        if abs(residual) > limit:
+            self.clipped_rows += 1
+            residual = limit if residual > 0 else -limit
+        learned = self.error + (abs(residual) - self.error) / settings.error_rows
+        self.error = max(settings.least_error, learned)
+        return residual
+
+    def _kept(self, now_s: float) -> float:
+        """The weight that older rows keep as a row of `now_s` comes in."""
+        settings = self._settings
+        last_at_s = now_s if self._last_at_s is None else self._last_at_s
+        self._last_at_s = max(now_s, last_at_s)
+        by_time = (self._last_at_s - last_at_s) / settings.memory_s
+        by_error = settings.hurry * (self.error - settings.hurry_error)
+        return 1.0 - max(min(1.0 / settings.memory_rows, by_time), by_error)
+
+    def _take_in(self, row: list[float], target: float, kept: float) -> None:
+        for i, x in enumerate(row):
+            self._normal[i] = [n * kept + x * y for n, y in zip(self._normal[i], row, strict=True)]
+            self._target[i] = self._target[i] * kept + x * target
+
+    def _solve(self) -> None:
+        """Coordinate descent: exact where it comes to rest, within the bounds at every moment."""
+        factors = self._factors
+        # Far above its prior a coefficient's rows are small in multiples of it, and so must its
+        # prior's weight be: it is the ratio that was believed in, not the distance.
+        held = [self._settings.prior_rows / max(1.0, factor) ** 2 for factor in factors]
+        for _ in range(_SWEEPS):
+            for i, normal in enumerate(self._normal):
+                own = normal[i]
+                slope = self._target[i] + held[i] - sum(map(mul, normal, factors))
+                best = (slope + own * factors[i]) / (own + held[i])
+                low, high = self._bounds[i]
+                prior = self._priors[i]
+                factors[i] = min(max(best, low / prior), high / prior)
+        # Once more, for rounding may have led out by the last digit.
+        self.coefficients = tuple(
+            min(max(factor * prior, low), high)
+            for factor, prior, (low, high) in zip(factors, self._priors, self._bounds, strict=True)
+        )
