@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,7 @@ from baton.domain.kv_events import BlocksCleared, BlocksStored, KvEventBatch
 from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimEngine, SimSettings, expected_tokens
 from baton.engine.sim.outbox import KvEventFeed
+from baton.engine.sim.wire import Wire
 from tests.contracts.engine_contract import DEADLINE_S, Listener, running
 
 SETTINGS = SimSettings(max_len_tokens=1024, kv_blocks=512, max_waiting_requests=8, speed=10.0)
@@ -126,6 +127,25 @@ async def test_a_transfer_takes_the_time_of_its_bytes_and_counts_them() -> None:
         totals = decode.engine.load().transfers
         assert totals.moved_bytes == blocks * settings.kv_block_bytes
         assert totals.busy_s >= 0.05 * 0.95
+
+
+async def test_pulls_at_the_same_time_share_the_bandwidth() -> None:
+    wire = Wire(replace(SETTINGS, speed=1.0, transfer_setup_s=0.0, transfer_bytes_per_s=2000.0))
+    begun_at_s = time.monotonic()
+    async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:
+        pulls = [await stack.enter_async_context(wire.moving(100, slowdown=1.0)) for _ in "ab"]
+        for arrived in pulls:
+            await arrived.wait()
+    assert time.monotonic() - begun_at_s > 2 * 100 / 2000 * 0.95
+
+
+async def test_a_pull_that_is_given_up_leaves_its_bandwidth_to_the_others() -> None:
+    wire = Wire(replace(SETTINGS, speed=1.0, transfer_setup_s=0.0, transfer_bytes_per_s=2000.0))
+    async with asyncio.timeout(DEADLINE_S), wire.moving(20, slowdown=1.0) as arrived:
+        async with wire.moving(10**9, slowdown=1.0):
+            pass
+        await arrived.wait()
+    assert len(wire._network) == 0
 
 
 async def test_a_slow_transfer_does_not_stall_the_batch() -> None:

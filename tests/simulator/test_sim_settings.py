@@ -26,7 +26,8 @@ from baton.engine.sim import SimSettings
         ({"prefill_step_s": -1.0}, "at least 0"),
         ({"prefill_token_token_s": -1.0}, "at least 0"),
         ({"decode_kv_s": -0.1}, "at least 0"),
-        ({"decode_kv_kv_s": -0.1}, "at least -decode_kv_s"),
+        ({"decode_kv_relief_s": -0.1}, "at least 0"),
+        ({"decode_kv_relief_s": 0.1}, "at most decode_kv_s"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named_with_what_is_wanted(
@@ -67,7 +68,7 @@ def test_a_published_polynomial_can_be_set() -> None:
         decode_step_s=0.00574,
         decode_request_s=0.0,
         decode_kv_s=0.05401,
-        decode_kv_kv_s=-0.02574,
+        decode_kv_relief_s=0.02574,
         step_overhead_s=0.0,
     )
     prefill_s = settings.step_s(prefill_tokens=4000, decode_requests=0, kv_used_fraction=0.5)

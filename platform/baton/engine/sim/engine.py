@@ -31,6 +31,7 @@ from baton.engine.sim.side_channel import (
     release,
 )
 from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
+from baton.engine.sim.wire import Wire
 from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, SimTicket, StartPull
 from baton.simulator.engine.settings import SimSettings
@@ -86,6 +87,7 @@ class SimEngine:
         self._wake = asyncio.Event()
         self._thawed = asyncio.Event()
         self._thawed.set()
+        self._wire = Wire(settings)
         self._transfer_factor = 1.0
 
     # ------------------------------------------------------------------ the port
@@ -299,11 +301,12 @@ class SimEngine:
 
     async def _pull(self, core: SimCore, order: StartPull) -> None:
         now_s = asyncio.get_running_loop().time
-        transfer_s = self._settings.transfer_s(order.blocks * self._settings.kv_block_bytes)
+        moved_bytes = order.blocks * self._settings.kv_block_bytes
+        moving = self._wire.moving(moved_bytes, slowdown=self._transfer_factor)
         begun_at_s = now_s()
         why: PullFailedError | None = None
         try:
-            await pull(self._client(order.ticket), transfer_s * self._transfer_factor)
+            await pull(self._client(order.ticket), moving)
         except PullFailedError as error:
             why = error
         await self._thawed.wait()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Final, Self, TypeVar, cast
 
@@ -259,21 +260,21 @@ class LeaseClient:
         except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PullFailedError(f"{verb} to {self._address}: {error!r}") from error
 
-    async def wait_connected(self, duration_s: float) -> None:
+    async def wait_connected(self, arrived: asyncio.Event) -> None:
         """Let a transfer's time pass.
 
         Raises:
             PullFailedError: the source went away meanwhile.
         """
         reader, _ = self._streams()
-        try:
-            async with asyncio.timeout(duration_s) as clock:
-                said = await reader.read(1)
-        except OSError as error:
-            if clock.expired():
-                return
-            raise PullFailedError(f"{self._address} broke off: {error}") from error
-        raise PullFailedError(f"{self._address} broke off" if not said else "unasked answer")
+        async with asyncio.TaskGroup() as tasks:
+            broken = tasks.create_task(_said(reader))
+            there = tasks.create_task(_set(arrived))
+            await asyncio.wait((broken, there), return_when=asyncio.FIRST_COMPLETED)
+            there.cancel()
+            broken.cancel()
+        if not arrived.is_set():
+            raise PullFailedError(f"{self._address} {broken.result()}")
 
     def _streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None:
@@ -281,7 +282,20 @@ class LeaseClient:
         return self._reader, self._writer
 
 
-async def pull(client: LeaseClient, transfer_s: float) -> None:
+async def _said(reader: asyncio.StreamReader) -> str:
+    """What went wrong, as soon as a source says anything while its blocks move."""
+    try:
+        said = await reader.read(1)
+    except OSError as error:
+        return f"broke off: {error}"
+    return "said something unasked" if said else "broke off"
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def pull(client: LeaseClient, moving: AbstractAsyncContextManager[asyncio.Event]) -> None:
     """Fetch blocks: ask, let the time of the transfer pass, have the source free them.
 
     Raises:
@@ -290,7 +304,8 @@ async def pull(client: LeaseClient, transfer_s: float) -> None:
     async with client:
         if not await client.ask(Verb.PULL):
             raise PullFailedError("the source does not keep these blocks (any more)")
-        await client.wait_connected(transfer_s)
+        async with moving as arrived:
+            await client.wait_connected(arrived)
         if not await client.ask(Verb.DONE):
             raise PullFailedError("the lease ended during the transfer")
 

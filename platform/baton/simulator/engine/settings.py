@@ -29,6 +29,7 @@ _NOT_NEGATIVE = (
     "decode_step_s",
     "decode_request_s",
     "decode_kv_s",
+    "decode_kv_relief_s",
     "step_overhead_s",
     "transfer_setup_s",
     "host_blocks",
@@ -65,8 +66,8 @@ class SimSettings:
     """What each decoding request adds to a step."""
     decode_kv_s: float = 0.0
     """Times the fraction of the KV blocks in use, added to a step that decodes."""
-    decode_kv_kv_s: float = 0.0
-    """Times the square of that fraction, likewise; may be negative, but not below -decode_kv_s."""
+    decode_kv_relief_s: float = 0.0
+    """Times the square of that fraction, taken off again; at most `decode_kv_s`."""
     step_overhead_s: float = 0.001
     transfer_bytes_per_s: float = 25e9
     """What an engine's network interface carries, in and out each."""
@@ -127,9 +128,9 @@ class SimSettings:
             "vocab_size", f"more than {FIRST_TOKEN_ID}", holds=self.vocab_size > FIRST_TOKEN_ID
         )
         self._require(
-            "decode_kv_kv_s",
-            f"at least -decode_kv_s={-self.decode_kv_s}",
-            holds=self.decode_kv_kv_s >= -self.decode_kv_s,
+            "decode_kv_relief_s",
+            f"at most decode_kv_s={self.decode_kv_s}",
+            holds=self.decode_kv_relief_s <= self.decode_kv_s,
         )
         self._require("eos_probability", "from 0 to 1", holds=0 <= self.eos_probability <= 1)
         self._require(
@@ -149,7 +150,9 @@ class SimSettings:
             took_s += prefill_tokens * prefill_tokens * self.prefill_token_token_s
         if decode_requests:
             took_s += self.decode_step_s + decode_requests * self.decode_request_s
-            took_s += kv_used_fraction * (self.decode_kv_s + kv_used_fraction * self.decode_kv_kv_s)
+            took_s += kv_used_fraction * (
+                self.decode_kv_s - kv_used_fraction * self.decode_kv_relief_s
+            )
         return took_s / self.speed
 
     def transfer_s(self, moved_bytes: int) -> float:

@@ -1,0 +1,112 @@
+"""Transfers that share network interfaces: how fast each is, and when it will be done.
+
+Theory of operation: every engine has one interface that carries `bytes_per_s` in and as much out. A
+flow gets an equal share of its source's way out and of its target's way in, and goes at the lower
+of the two; what it leaves of the other one is not given to anybody. (Max-min fairness would do
+that; equal shares are what flow control per connection comes near to while flows are alike, and
+never claim more than a link has.) Shares are dealt anew whenever a flow begins or ends, so a change
+costs as much as there are flows at the two interfaces concerned.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    key: str
+    source_id: str
+    target_id: str
+    left_bytes: float
+    as_of_s: float
+    bytes_per_s: float = 0.0
+    done_at_s: float = float("inf")
+
+
+class Network:
+    """The flows under way between engines; keys are the caller's."""
+
+    def __init__(self, *, share: bool = True) -> None:
+        self._share = share
+        self._bytes_per_s: dict[str, float] = {}
+        self._flows: dict[str, _Flow] = {}
+        self._out: defaultdict[str, dict[str, _Flow]] = defaultdict(dict)
+        self._into: defaultdict[str, dict[str, _Flow]] = defaultdict(dict)
+        self._heap: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._flows)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._flows
+
+    def connect(self, engine_id: str, bytes_per_s: float) -> None:
+        """Say how fast an engine's interface is."""
+        self._bytes_per_s[engine_id] = bytes_per_s
+
+    def disconnect(self, engine_id: str) -> None:
+        """Forget an engine without flows."""
+        self._bytes_per_s.pop(engine_id, None)
+
+    def begin(
+        self, key: str, *, source_id: str, target_id: str, moved_bytes: float, now_s: float
+    ) -> None:
+        """Start a flow between two connected engines."""
+        flow = _Flow(key, source_id, target_id, moved_bytes, now_s)
+        self._flows[key] = flow
+        self._out[source_id][key] = self._into[target_id][key] = flow
+        self._deal(flow, now_s)
+
+    def end(self, key: str, now_s: float) -> bool:
+        """Take a flow out, done or not; False when there is none with this key."""
+        flow = self._flows.pop(key, None)
+        if flow is None:
+            return False
+        del self._out[flow.source_id][key], self._into[flow.target_id][key]
+        self._deal(flow, now_s)
+        for flows, engine_id in ((self._out, flow.source_id), (self._into, flow.target_id)):
+            if not flows[engine_id]:
+                del flows[engine_id]
+        return True
+
+    def of_engine(self, engine_id: str) -> tuple[str, ...]:
+        """The flows out of an engine and into it."""
+        return (*self._out.get(engine_id, ()), *self._into.get(engine_id, ()))
+
+    def next_done_at_s(self) -> float | None:
+        """When the next flow will be done as things are; None without flows."""
+        while self._heap:
+            at_s, key = self._heap[0]
+            flow = self._flows.get(key)
+            if flow is not None and flow.done_at_s == at_s:
+                return at_s
+            heapq.heappop(self._heap)
+        return None
+
+    def take_done(self, now_s: float) -> list[str]:
+        """Take out the flows that are done by now, in order."""
+        done = []
+        while (at_s := self.next_done_at_s()) is not None and at_s <= now_s:
+            _, key = heapq.heappop(self._heap)
+            self.end(key, at_s)
+            done.append(key)
+        return done
+
+    def _deal(self, changed: _Flow, now_s: float) -> None:
+        touched = self._out[changed.source_id] | self._into[changed.target_id]
+        for flow in touched.values():
+            flow.left_bytes -= flow.bytes_per_s * (now_s - flow.as_of_s)
+            flow.left_bytes = max(0.0, flow.left_bytes)
+            flow.as_of_s = now_s
+            flow.bytes_per_s = self._rate(flow)
+            flow.done_at_s = now_s + flow.left_bytes / flow.bytes_per_s
+            heapq.heappush(self._heap, (flow.done_at_s, flow.key))
+
+    def _rate(self, flow: _Flow) -> float:
+        out, into = self._bytes_per_s[flow.source_id], self._bytes_per_s[flow.target_id]
+        if not self._share:
+            return min(out, into)
+        return min(out / len(self._out[flow.source_id]), into / len(self._into[flow.target_id]))
