@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
+import pytest
 
-from baton.domain.fleet import ReplicaFacts
+from baton.domain.errors import TransferFailed
+from baton.domain.fleet import LinkTotals, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
 from baton.runtime.ports import Engine
@@ -290,6 +293,58 @@ class EngineContract:
         async with asyncio.timeout(DEADLINE_S):
             await engine_pair.decode.engine.release(ticket)
         await self.freed(engine_pair.prefill, before)
+
+    async def test_a_prefix_fetch_spares_what_its_ticket_covers_and_gives_the_same_tokens(
+        self, engine_pair: RunningPair
+    ) -> None:
+        decode = engine_pair.decode
+        covered = 2 * decode.facts.block_size_tokens
+        prompt = self.new_prompt(covered + decode.facts.block_size_tokens + 3)
+        ticket = await self.prefilled(engine_pair, prompt[:covered])
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=6, ticket=ticket)
+        fetched = await decode.run(leg)
+        cached = decode.outputs(leg.leg_id)[0].cached_tokens
+        assert cached == covered
+        local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=6)
+        assert fetched == await engine_pair.prefill.run(local)
+
+    async def test_links_tell_what_was_pulled_from_whom(self, engine_pair: RunningPair) -> None:
+        decode = engine_pair.decode
+        source_id = engine_pair.prefill.facts.replica_id
+
+        def link() -> LinkTotals:
+            links = {link.source_id: link for link in decode.engine.links()}
+            return links.get(source_id, LinkTotals(source_id))
+
+        before = link()
+        prompt = self.new_prompt(3 * decode.facts.block_size_tokens + 1)
+        ticket = await self.prefilled(engine_pair, prompt)
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=2, ticket=ticket)
+        await decode.run(replace(leg, source_id=source_id))
+        await self.until(decode, lambda: link().pulls > before.pulls)
+        after = link()
+        assert after.pulls == before.pulls + 1
+        assert after.moved_bytes > before.moved_bytes
+        assert after.failures == before.failures
+
+    async def test_the_side_channel_of_the_other_engine_passes_its_check(
+        self, engine_pair: RunningPair
+    ) -> None:
+        source = engine_pair.prefill.facts
+        assert source.side_channel
+        await engine_pair.decode.engine.check_side_channel(
+            source.replica_id, source.side_channel, DEADLINE_S
+        )
+
+    async def test_a_side_channel_that_nobody_listens_on_fails_its_check(
+        self, engine_pair: RunningPair
+    ) -> None:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))  # bound but not listening
+            address = f"127.0.0.1:{unused.getsockname()[1]}"
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(TransferFailed, match="gone"):
+                    await engine_pair.decode.engine.check_side_channel("gone", address, 0.5)
 
     # ------------------------------------------------------------------ abort
     async def test_an_aborted_local_leg_frees_its_blocks_and_says_no_more(
