@@ -350,7 +350,7 @@ def test_show_tells_where_each_value_came_from(run: Run) -> None:
     lines = run(*arguments, environ=environ).stdout.splitlines()
     assert "server.port: 9001  # --set" in lines
     assert "admission.max_queue: 7  # env BATON__ADMISSION__MAX_QUEUE" in lines
-    assert "router.disaggregate: always  # default" in lines
+    assert "models.tiny.engine.kind: vllm  # default" in lines
     assert f"version: 1  # {QUICKSTART}:2:10" in lines
     report = json.loads(run(*arguments, "-o", "json", environ=environ).stdout)
     assert report["config"]["server"]["port"] == 9001

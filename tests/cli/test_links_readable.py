@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from baton.cli.links import readable
 from baton.cli.output import text_lines
+from baton.policy.links import LinkBook
+from baton.serving.reports import link_report
 
 OK: dict[str, object] = {
     "source_id": "p-1",
@@ -17,24 +21,24 @@ OK: dict[str, object] = {
     "p99_s": 1.25,
     "pulls": 118,
     "failures": 2,
+    "broken_handoffs": 1,
     "probed_age_s": 3.2,
 }
 UNKNOWN: dict[str, object] = OK | {
     "target_id": "d-2",
     "state": "unknown",
     "transport": "",
-    "bytes_per_s": None,
-    "setup_s": None,
     "p50_s": None,
     "p99_s": None,
     "pulls": 0,
     "failures": 0,
+    "broken_handoffs": 0,
     "probed_age_s": None,
 }
 QUARANTINED: dict[str, object] = OK | {"state": "quarantined", "why": "handshake timed out"}
 
 
-def shown(*rows: dict[str, object]) -> list[str]:
+def shown(*rows: Mapping[str, object]) -> list[str]:
     return list(text_lines(readable({"links": list(rows), "ingresses": 1})))
 
 
@@ -43,11 +47,11 @@ def test_a_pair_is_one_row_with_units() -> None:
         "pairs: 2 (1 ok, 1 unknown)",
         "links:",
         "  source  target  state    transport  GB/s  setup   p50     p99     "
-        "pulls  failures  probed     why",
+        "pulls  failures  broken  probed     why",
         "  p-1     d-1     ok       cuda_ipc   187   1.2 ms  3.4 ms  1.25 s  "
-        "118    2         3.2 s ago  -",
-        "  p-1     d-2     unknown  unknown    -     -       -       -       "
-        "0      0         never      -",
+        "118    2         1       3.2 s ago  -",
+        "  p-1     d-2     unknown  unknown    187   1.2 ms  -       -       "
+        "0      0         0       never      -",
     ]
 
 
@@ -57,3 +61,13 @@ def test_a_quarantined_pair_says_why() -> None:
 
 def test_a_fleet_that_hands_nothing_over_is_said_to_have_no_pairs() -> None:
     assert shown() == ["pairs: none: nothing hands blocks over here", "links: -"]
+
+
+def test_what_an_ingress_tells_of_its_links_can_be_shown() -> None:
+    book = LinkBook()
+    for replica_id in ("p", "d"):
+        book.join(replica_id)
+    book.probe_ok("p", "d", 1.0, took_s=0.5, moved_bytes=1024)
+    (row,) = shown(*link_report(book.rows(3.0)))[3:]
+    assert row.split()[:4] == ["p", "d", "ok", "unknown"]
+    assert "2 s ago" in row

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from baton.domain.errors import UnknownRequest
-from baton.serving.reports import Row, explained, merged_links
+from baton.policy.links import LinkBook
+from baton.serving.reports import Row, explained, link_report, merged_links
 
 
-def link(source: str, target: str, *, age_s: float | None, told_by: str = "a") -> dict[str, object]:
-    return {"source_id": source, "target_id": target, "probed_age_s": age_s, "told_by": told_by}
+def link(source: str, target: str, *, age_s: float | None, told_by: str = "a") -> Row:
+    pair: dict[str, object] = {
+        "source_id": source,
+        "target_id": target,
+        "probed_age_s": age_s,
+        "told_by": told_by,
+    }
+    return pair | {"broken_handoffs": 1, "flows": 2, "pulls": 7}
 
 
 def told_by(rows: list[Row]) -> list[object]:
@@ -40,6 +49,31 @@ def test_pairs_that_only_some_ingresses_know_are_all_told_in_order() -> None:
 
 def test_the_two_directions_of_a_pair_are_two_links() -> None:
     assert len(merged_links([[link("a", "b", age_s=1.0), link("b", "a", age_s=1.0)]])) == 2
+
+
+def test_pulls_are_told_once_and_each_ingress_own_counts_are_added_up() -> None:
+    (row,) = merged_links([[link("p", "d", age_s=1.0)], [link("p", "d", age_s=2.0)]])
+    assert (row["pulls"], row["broken_handoffs"], row["flows"]) == (7, 2, 4)
+
+
+def test_what_is_known_of_a_link_is_told_as_strict_json() -> None:
+    book = LinkBook()
+    for replica_id in ("p", "d-1", "d-2"):
+        book.join(replica_id)
+    book.probe_failed("p", "d-1", 10.0, "no listener")
+    book.failed("p", "d-2", 11.0)
+    told = link_report(book.rows(12.5))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    probed, unprobed = told
+    assert {name: probed[name] for name in ("state", "why", "probed_age_s", "p50_s", "pulls")} == {
+        "state": "quarantined",
+        "why": "no listener",
+        "probed_age_s": 2.5,
+        "p50_s": None,
+        "pulls": 0,
+    }
+    assert (unprobed["state"], unprobed["probed_age_s"]) == ("unknown", None)
+    assert (probed["broken_handoffs"], unprobed["broken_handoffs"]) == (0, 1)
 
 
 def test_without_an_answer_there_are_no_links() -> None:

@@ -212,7 +212,7 @@ def test_the_option_that_became_the_route_is_marked_though_it_is_not_the_first()
 
 
 def test_only_one_of_two_options_on_the_same_replicas_is_marked() -> None:
-    twice = (option("p", "d"), option("p", "d", queue_s=1.0))
+    twice = (option("p", "d"), option("p", "d"))
     (one,) = decisions(story(replace(record("r"), decisions=(decision(PULL, 100.0, *twice),))))
     assert [o["chosen"] for o in options(one)] == [True, False]
 

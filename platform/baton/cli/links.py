@@ -40,18 +40,18 @@ def readable(report: Report) -> Report:
 
 
 def _row(row: dict[str, Any]) -> dict[str, object]:
-    speed = row["bytes_per_s"]
     return {
         "source": row["source_id"],
         "target": row["target_id"],
         "state": row["state"],
         "transport": row["transport"] or "unknown",
-        "GB/s": "-" if speed is None else f"{speed / _GIGA:.3g}",
+        "GB/s": f"{row['bytes_per_s'] / _GIGA:.3g}",
         "setup": duration_text(row["setup_s"]),
         "p50": duration_text(row["p50_s"]),
         "p99": duration_text(row["p99_s"]),
         "pulls": row["pulls"],
         "failures": row["failures"],
+        "broken": row["broken_handoffs"],
         "probed": _ago(row["probed_age_s"]),
         "why": row["why"] or "-",
     }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
+from baton.policy.links import LinkRow
 
 Row = Mapping[str, object]
+_OWN_COUNTS = ("broken_handoffs", "flows")
 
 
 def fleet_report(fleet: FleetView) -> list[dict[str, object]]:
@@ -33,22 +36,56 @@ def explained(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
     return {"request_id": request_id, "requests": found}
 
 
+def link_report(links: Iterable[LinkRow]) -> list[Row]:
+    """What one ingress knows of links, one row a pair."""
+    return [
+        {
+            "source_id": link.source_id,
+            "target_id": link.target_id,
+            "state": str(link.state),
+            "why": link.why,
+            "transport": link.transport,
+            "bytes_per_s": round(link.bytes_per_s),
+            "setup_s": round(link.setup_s, 6),
+            "p50_s": _rounded(link.p50_s),
+            "p99_s": _rounded(link.p99_s),
+            "pulls": link.pulls,
+            "moved_bytes": link.moved_bytes,
+            "failures": link.failures,
+            "broken_handoffs": link.broken_handoffs,
+            "flows": link.flows,
+            "penalty": round(link.penalty, 3),
+            "probed_age_s": _rounded(link.probe_age_s),
+        }
+        for link in links
+    ]
+
+
 def merged_links(answers: Iterable[Iterable[Row]]) -> list[Row]:
     """What several ingresses know of links as one list: for each pair, the one that probed last.
 
-    Its totals are as good as the others': engines count them, and tell every ingress the same.
+    Engines count pulls and tell every ingress the same; handoffs and flows are each ingress' own,
+    and added up.
     """
-    newest: dict[tuple[str, str], Row] = {}
+    by_pair: dict[tuple[str, str], list[Row]] = {}
     for row in (row for rows in answers for row in rows):
         pair = (str(row["source_id"]), str(row["target_id"]))
-        if pair not in newest or _probed_age_s(row) < _probed_age_s(newest[pair]):
-            newest[pair] = row
-    return [newest[pair] for pair in sorted(newest)]
+        by_pair.setdefault(pair, []).append(row)
+    return [_merged(by_pair[pair]) for pair in sorted(by_pair)]
+
+
+def _merged(rows: Sequence[Row]) -> Row:
+    newest = min(rows, key=_probed_age_s)
+    return {**newest, **{name: sum(map(itemgetter(name), rows)) for name in _OWN_COUNTS}}
 
 
 def _probed_age_s(row: Row) -> float:
     age_s = row["probed_age_s"]
     return age_s if isinstance(age_s, int | float) else math.inf
+
+
+def _rounded(duration_s: float | None) -> float | None:
+    return None if duration_s is None else round(duration_s, 6)
 
 
 def _row(view: ReplicaView, at_s: float) -> dict[str, object]:
