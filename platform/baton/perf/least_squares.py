@@ -35,7 +35,7 @@ class Coefficient(NamedTuple):
 class FitSettings:
     """How fast a fit learns, and what it does not believe."""
 
-    memory_rows: float = 256.0
+    memory_rows: float = 128.0
     """A row fades to 1/e within so many."""
     memory_s: float = 30.0
     """... but not within less time than this."""
