@@ -24,7 +24,8 @@ _FACTS = ReplicaFacts(
 
 
 def replica_facts(
-    replica_id: str, role: Role = Role.MIXED, *, layout: str = "same"
+    replica_id: str, role: Role = Role.MIXED, *, layout: str = "same", **changes: object
 ) -> ReplicaFacts:
-    """Facts of a replica of some role and layout."""
-    return replace(_FACTS, replica_id=replica_id, role=role, layout=layout, pool=str(role))
+    """Facts of a replica of some role and layout; `changes` are any others."""
+    facts = replace(_FACTS, replica_id=replica_id, role=role, layout=layout, pool=str(role))
+    return replace(facts, **changes)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@
     ├── EngineDied            the engine of a replica is dead
     ├── LinkFailed            a fleet link refused a frame or is down
     ├── TransferFailed        KV blocks cannot be fetched from a replica
+    │   └── RdmaMissing       they would take a way that the deployment does not allow
     ├── OperatorError         whoever runs baton can put it right: `remedy` says how
     │   ├── ClusterFailed     the Ray cluster could not be started or joined
     │   ├── EngineStartFailed an engine could not be started
@@ -126,6 +127,10 @@ class TransferFailed(_ReplicaTrouble):
 
     def __str__(self) -> str:
         return f"KV blocks cannot be fetched from replica {self.replica_id}: {self.why}"
+
+
+class RdmaMissing(TransferFailed):
+    """They would take a way that the deployment does not allow: it requires RDMA."""
 
 
 class OperatorError(BatonError):

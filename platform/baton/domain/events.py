@@ -40,6 +40,8 @@ class LegFailed:
     leg_id: str
     failure: LegFailure
     why: str = ""
+    sent: bool = True
+    """False when the leg never left for the replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,8 @@ class ReplicaFacts:
     when it hands nothing off."""
     cache_events: bool = False
     """Whether the replica says what its prefix cache holds."""
+    prefix_fetch: bool = False
+    """Whether it can hand out the leading blocks of a prompt, for another to compute the rest."""
 
 
 class TransferTotals(NamedTuple):
@@ -138,9 +140,34 @@ class ReplicaView:
         return self.facts.replica_id
 
 
+class Roster(NamedTuple):
+    """Replicas that take new work, by what they are meant for."""
+
+    prefill: tuple[str, ...] = ()
+    decode: tuple[str, ...] = ()
+    """Replicas that decode; those of role mixed are here too, since they can do with one leg."""
+
+    @staticmethod
+    def of(replicas: Mapping[str, ReplicaView]) -> Roster:
+        """The roster of some replicas, ids in order."""
+        serving = sorted(one for one, view in replicas.items() if not view.draining)
+        is_prefill = {one: replicas[one].facts.role is Role.PREFILL for one in serving}
+        return Roster(
+            prefill=tuple(one for one in serving if is_prefill[one]),
+            decode=tuple(one for one in serving if not is_prefill[one]),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
     """What a decision sees: every known replica, at one moment."""
 
     at_s: float
     replicas: Mapping[str, ReplicaView] = field(default_factory=dict)
+    known_roster: Roster | None = None
+    """The roster, where it is known already; it changes far less often than loads do."""
+
+    @property
+    def roster(self) -> Roster:
+        """Who takes new work."""
+        return Roster.of(self.replicas) if self.known_roster is None else self.known_roster

@@ -25,13 +25,15 @@ class RouteReason(StrEnum):
     LOCAL_FASTER = "local_faster"
     """Prefilling on the decode replica is predicted to cost less than a handoff."""
     PREFIX_FETCH = "prefix_fetch"
-    """Another replica holds so much of the prompt that its blocks are fetched, the rest computed."""
+    """Another replica holds much of the prompt: its blocks are fetched, and the rest computed."""
     LOCAL_ONLY = "local_only"
     DISAGGREGATION_OFF = "disaggregation_off"
     NO_PREFILL_REPLICA = "no_prefill_replica"
     NO_DECODE_REPLICA = "no_decode_replica"
     MIXED_POOL = "mixed_pool"
     INCOMPATIBLE = "incompatible"
+    NO_LINK = "no_link"
+    """No pair of replicas that could hand it over is in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,10 +40,10 @@ class Hits(Protocol):
 
 
 class _NoHits:
-    def of(self, replica_id: str) -> Hit:  # noqa: ARG002 - the answer is the same for all
+    def of(self, replica_id: str) -> Hit:
         return NO_HIT
 
-    def holders(self, limit: int) -> Sequence[str]:  # noqa: ARG002
+    def holders(self, limit: int) -> Sequence[str]:
         return ()
 
 

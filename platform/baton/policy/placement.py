@@ -42,6 +42,12 @@ class NoRoute:
     reason: NoRouteReason
 
 
+def no_route(fleet: FleetView) -> NoRoute:
+    """Say why nobody in this fleet can take a request."""
+    known = bool(fleet.replicas)
+    return NoRoute(reason=NoRouteReason.ALL_DRAINING if known else NoRouteReason.NO_REPLICA)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementQuery:
     """What placement needs to know of a request."""
@@ -122,9 +128,9 @@ def place(
         return NoRoute(reason=NoRouteReason.ALL_DRAINING if known else NoRouteReason.NO_REPLICA)
     decoders = [view for view in usable if view.facts.role is not Role.PREFILL]
     if not decoders:
-        stand_in = _least_loaded(_preferring_untried(usable, query.avoid))
+        stand_in = least_loaded(_preferring_untried(usable, query.avoid))
         return _local(stand_in, RouteReason.NO_DECODE_REPLICA)
-    decoder = _least_loaded(_preferring_untried(decoders, query.avoid))
+    decoder = least_loaded(_preferring_untried(decoders, query.avoid))
     if query.local_only is not None:
         return _local(decoder, RouteReason.LOCAL_ONLY)
     if disaggregate is Disaggregate.NEVER:
@@ -148,7 +154,7 @@ def place_decode(
     ]
     if not candidates:
         return None
-    return _least_loaded(_preferring_untried(candidates, avoid)).replica_id
+    return least_loaded(_preferring_untried(candidates, avoid)).replica_id
 
 
 def place_release(source: ReplicaView, fleet: FleetView) -> str | None:
@@ -163,7 +169,7 @@ def place_release(source: ReplicaView, fleet: FleetView) -> str | None:
         if view.replica_id != source.replica_id and view.facts.layout == source.facts.layout
     ]
     serving = [view for view in candidates if not view.draining]
-    return _least_loaded(serving or candidates).replica_id if candidates else None
+    return least_loaded(serving or candidates).replica_id if candidates else None
 
 
 def _disaggregated(
@@ -179,7 +185,7 @@ def _disaggregated(
         return _local(decoder, RouteReason.INCOMPATIBLE)
     return Route(
         mode=HandoffMode.PULL,
-        prefill_replica_id=_least_loaded(compatible).replica_id,
+        prefill_replica_id=least_loaded(compatible).replica_id,
         decode_replica_id=decoder.replica_id,
         reason=RouteReason.DISAGGREGATED,
     )
@@ -198,11 +204,13 @@ def _preferring_untried(views: list[ReplicaView], avoid: frozenset[str]) -> list
     return [view for view in views if view.replica_id not in avoid] or views
 
 
-def _least_loaded(views: Iterable[ReplicaView]) -> ReplicaView:
-    return min(views, key=_load_key)
+def least_loaded(views: Iterable[ReplicaView]) -> ReplicaView:
+    """The view with the least work; ties go to the smallest id."""
+    return min(views, key=load_key)
 
 
-def _load_key(view: ReplicaView) -> tuple[int, int, str]:
+def load_key(view: ReplicaView) -> tuple[int, int, str]:
+    """What least loaded means: fewest requests, then fewest tokens to compute, then by id."""
     # The snapshot counts our own requests too, though late; the larger of the two covers both
     # what others sent since and what we sent since.
     reported = view.load.running_requests + view.load.queued_requests

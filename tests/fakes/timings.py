@@ -1,0 +1,105 @@
+"""Timings and links that are what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from baton.domain.fleet import FleetView, Load, ReplicaView, Role
+from baton.domain.handoff import HitSource
+from baton.perf.timing import EngineTiming
+from baton.policy.hits import NO_HIT, Hit
+from baton.policy.placement import Surroundings
+from tests.fakes.facts import replica_facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearTiming:
+    """An engine without chunks: so much for a step, for a prompt token, for a stream."""
+
+    step: float = 0.01
+    token: float = 0.0001
+    stream: float = 0.001
+
+    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+        del context_tokens
+        return self.step + tokens * self.token + running * self.stream if tokens else 0.0
+
+    def step_s(self, *, running: int, context_tokens: int = 0) -> float:
+        del context_tokens
+        return self.step + running * self.stream
+
+    def decode_request_s(self, *, context_tokens: int = 0) -> float:
+        del context_tokens
+        return self.stream
+
+    def host_load_s(self, blocks: int) -> float:
+        return blocks * 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedTimings:
+    """One timing for all, or one by pool."""
+
+    timing: LinearTiming = LinearTiming()
+    by_pool: Mapping[str, LinearTiming] = field(default_factory=dict)
+    output_tokens: float = 10.0
+
+    def of(self, view: ReplicaView) -> EngineTiming:
+        return self.by_pool.get(view.facts.pool, self.timing)
+
+    def expected_output_tokens(self, max_tokens: int) -> float:
+        return min(max_tokens, self.output_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedLinks:
+    """Every pair takes so long, but for those that must not be used."""
+
+    setup_s: float = 0.002
+    bytes_per_s: float = 1e9
+    broken: frozenset[tuple[str, str]] = frozenset()
+
+    def transfer_s(self, source_id: str, target_id: str, moved_bytes: int) -> float | None:
+        if (source_id, target_id) in self.broken:
+            return None
+        return self.setup_s + moved_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class KnownHits:
+    """Hits by replica, in blocks."""
+
+    blocks: Mapping[str, int]
+    host_blocks: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, replica_id: str) -> Hit:
+        if not (blocks := self.blocks.get(replica_id, 0)):
+            return NO_HIT
+        return Hit(blocks, self.host_blocks.get(replica_id, 0), HitSource.REPORTED, 0.5)
+
+    def holders(self, limit: int) -> Sequence[str]:
+        return sorted(self.blocks, key=lambda one: (-self.blocks[one], one))[:limit]
+
+
+def replica_view(
+    replica_id: str, role: Role = Role.DECODE, load: Load = Load(), **changes: object
+) -> ReplicaView:
+    """A view; `changes` are those of `ReplicaView`, or of its facts."""
+    known = ReplicaView.__dataclass_fields__.keys()
+    of_view = {name: value for name, value in changes.items() if name in known}
+    of_facts = {name: value for name, value in changes.items() if name not in known}
+    layout = str(of_facts.pop("layout", "same"))
+    facts = replica_facts(replica_id, role, layout=layout, **of_facts)
+    return ReplicaView(facts=facts, load=load, load_at_s=0.0, **of_view)  # type: ignore[arg-type]
+
+
+def surroundings(
+    *views: ReplicaView,
+    timings: FixedTimings = FixedTimings(),
+    links: FixedLinks = FixedLinks(),
+    at_s: float = 0.0,
+) -> Surroundings:
+    """What placement sees of these replicas."""
+    fleet = FleetView(at_s=at_s, replicas={view.replica_id: view for view in views})
+    return Surroundings(fleet=fleet, timings=timings, links=links)

@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.fleet import Load, ReplicaView, Role
+from baton.domain.handoff import Decision, HandoffMode, HitSource, RouteReason
+from baton.domain.request import LocalOnly
+from baton.policy.placement import (
+    Disaggregate,
+    NoRoute,
+    NoRouteReason,
+    PlacementQuery,
+    Surroundings,
+)
+from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from tests.fakes.timings import (
+    FixedLinks,
+    FixedTimings,
+    KnownHits,
+    LinearTiming,
+    replica_view,
+    surroundings,
+)
+
+BUSY = Load(running_requests=20)
+
+
+def query(prompt_tokens: int = 1600, **changes: object) -> PlacementQuery:
+    return replace(PlacementQuery(prompt_tokens=prompt_tokens, max_tokens=100), **changes)  # type: ignore[arg-type]
+
+
+def placed(
+    item: PlacementQuery, around: Surroundings, options: PredictedOptions | None = None
+) -> Decision:
+    decision = PredictedPlacer(options).place(item, around)
+    assert isinstance(decision, Decision)
+    return decision
+
+
+def pd(decode_load: Load = BUSY) -> tuple[ReplicaView, ReplicaView]:
+    return replica_view("p0", Role.PREFILL), replica_view("d0", Role.DECODE, decode_load)
+
+
+# ------------------------------------------------------------------ what wins
+
+
+def test_a_long_prompt_goes_to_the_prefill_pool_when_it_would_stall_streams() -> None:
+    decision = placed(query(), surroundings(*pd()))
+    assert decision.route.mode is HandoffMode.PULL
+    assert decision.route.prefill_replica_id == "p0"
+    assert decision.route.reason is RouteReason.DISAGGREGATED
+
+
+def test_a_short_prompt_stays_on_the_decode_replica() -> None:
+    decision = placed(query(10), surroundings(*pd()))
+    assert decision.route.mode is HandoffMode.LOCAL
+    assert decision.route.reason is RouteReason.LOCAL_FASTER
+
+
+def test_a_prompt_that_decode_has_cached_stays_there() -> None:
+    hits = KnownHits({"d0": 99})
+    decision = placed(query(hits=hits), surroundings(*pd()))
+    assert decision.route.mode is HandoffMode.LOCAL
+    assert decision.options[0].hit_tokens == 99 * 16
+    assert decision.options[0].hit_source is HitSource.REPORTED
+    assert decision.options[0].hit_age_s == 0.5
+
+
+def test_a_prefix_hit_is_worth_the_prefill_it_saves_and_no_more() -> None:
+    held, free = replica_view("held"), replica_view("free")
+    hits = KnownHits({"held": 50})  # 800 of 1,600 tokens: 80 ms
+    assert placed(query(hits=hits), surroundings(held, free)).route.decode_replica_id == "held"
+    for queued, winner in ((600, "held"), (1200, "free")):  # 60 + 10 ms, 120 + 10 ms
+        waiting = replica_view("held", load=Load(queued_tokens=queued))
+        decision = placed(query(hits=hits), surroundings(waiting, free))
+        assert decision.route.decode_replica_id == winner, queued
+
+
+def test_a_long_queue_before_prefill_sends_the_request_to_decode() -> None:
+    _, decode = pd()
+    full = replica_view("p0", Role.PREFILL, Load(queued_tokens=100_000))
+    assert placed(query(), surroundings(full, decode)).route.mode is HandoffMode.LOCAL
+
+
+def test_a_slow_link_sends_the_request_to_decode() -> None:
+    slow = FixedLinks(bytes_per_s=1e3)
+    assert placed(query(), surroundings(*pd(), links=slow)).route.mode is HandoffMode.LOCAL
+
+
+def test_what_was_sent_since_the_report_counts_as_queued() -> None:
+    first = replica_view("a", unseen_tokens=2000, unseen_legs=1)
+    decision = placed(query(), surroundings(first, replica_view("b")))
+    assert decision.route.decode_replica_id == "b"
+
+
+def test_an_old_report_of_a_queue_counts_for_less_every_second() -> None:
+    queued = replica_view("a", load=Load(queued_tokens=10_000))
+    now = placed(query(), surroundings(queued)).options[0].queue_s
+    later = placed(query(), surroundings(queued, at_s=0.4)).options[0].queue_s
+    long_after = placed(query(), surroundings(queued, at_s=60.0)).options[0].queue_s
+    assert now == pytest.approx(1.01)
+    assert later == pytest.approx(0.61)
+    assert long_after == 0
+
+
+def test_a_full_batch_is_waited_for() -> None:
+    full = replica_view("a", load=Load(running_requests=64))
+    decision = placed(query(), surroundings(full))
+    stream_s = 10 * (0.01 + 65 * 0.001)
+    assert decision.options[0].queue_s >= stream_s / 64
+    free = surroundings(full, replica_view("b", load=Load(running_requests=60)))
+    assert placed(query(10), free).route.decode_replica_id == "b"
+
+
+def test_full_memory_is_waited_for() -> None:
+    full = replica_view("a", load=Load(kv_used_fraction=0.99))
+    decision = placed(query(), surroundings(full, replica_view("b")))
+    assert decision.route.decode_replica_id == "b"
+
+
+def test_blocks_in_host_memory_cost_the_time_to_load_them() -> None:
+    warm, cold = replica_view("warm"), replica_view("cold")
+    few = KnownHits({"warm": 90}, {"warm": 10})  # saves 144 ms, loads for 10 ms
+    assert placed(query(hits=few), surroundings(warm, cold)).route.decode_replica_id == "warm"
+    slow = KnownHits({"warm": 90}, {"warm": 90})
+    assert placed(query(hits=slow), surroundings(warm)).options[0].prefill_s == pytest.approx(
+        0.01 + 160 * 0.0001 + 90 * 0.001
+    )
+
+
+def test_slow_hardware_is_known_by_its_timing() -> None:
+    timings = FixedTimings(by_pool={"slow": LinearTiming(token=0.001)})
+    around = surroundings(replica_view("a", pool="slow"), replica_view("b"), timings=timings)
+    assert placed(query(), around).route.decode_replica_id == "b"
+
+
+# ------------------------------------------------------------------ prefix fetch
+
+
+def test_a_prefix_is_fetched_from_a_holder_that_is_too_busy_itself() -> None:
+    holder = replica_view("h", load=Load(running_requests=63), prefix_fetch=True)
+    free = replica_view("f", prefix_fetch=True)
+    decision = placed(query(hits=KnownHits({"h": 90})), surroundings(holder, free))
+    assert decision.route.reason is RouteReason.PREFIX_FETCH
+    assert decision.route.prefill_replica_id == "h"
+    assert decision.route.decode_replica_id == "f"
+    assert decision.route.prefill_tokens == 90 * 16 + 1
+
+
+def test_nothing_is_fetched_from_an_engine_that_cannot_do_it() -> None:
+    holder = replica_view("h", load=Load(running_requests=63))
+    decision = placed(query(hits=KnownHits({"h": 90})), surroundings(holder, replica_view("f")))
+    assert decision.route.mode is HandoffMode.LOCAL
+
+
+@pytest.mark.parametrize("disaggregate", [Disaggregate.ALWAYS, Disaggregate.NEVER])
+def test_nothing_is_fetched_unless_disaggregation_is_auto(disaggregate: Disaggregate) -> None:
+    holder = replica_view("h", load=Load(running_requests=63), prefix_fetch=True)
+    around = surroundings(holder, replica_view("f", prefix_fetch=True))
+    options = PredictedOptions(disaggregate=disaggregate)
+    decision = placed(query(hits=KnownHits({"h": 90})), around, options)
+    assert decision.route.mode is HandoffMode.LOCAL
+
+
+# ------------------------------------------------------------------ objectives
+
+
+def test_the_ttft_objective_comes_before_harm() -> None:
+    queued = replica_view("p0", Role.PREFILL, Load(queued_tokens=3000))  # 0.3 s and more
+    _, decode = pd()
+    around = surroundings(queued, decode)
+    assert placed(query(), around).route.mode is HandoffMode.PULL
+    strict = PredictedOptions(ttft_slo_s=0.3)
+    assert placed(query(), around, strict).route.mode is HandoffMode.LOCAL
+
+
+def test_time_already_waited_brings_the_deadline_nearer() -> None:
+    queued = replica_view("p0", Role.PREFILL, Load(queued_tokens=3000))
+    around = surroundings(queued, pd()[1])
+    options = PredictedOptions(ttft_slo_s=0.8)
+    assert placed(query(), around, options).route.mode is HandoffMode.PULL
+    assert placed(query(waited_s=0.5), around, options).route.mode is HandoffMode.LOCAL
+
+
+def test_harm_counts_for_less_while_streams_are_far_ahead_of_their_tpot() -> None:
+    queued = replica_view("p0", Role.PREFILL, Load(queued_tokens=3000))
+    around = surroundings(queued, pd()[1])
+    relaxed = PredictedOptions(tpot_slo_s=10.0)
+    assert placed(query(), around, relaxed).route.mode is HandoffMode.LOCAL
+
+
+@pytest.mark.parametrize("wrong", [{"ttft_slo_s": 0.0}, {"tpot_slo_s": -1.0}, {"shortlist": 0}])
+def test_objectives_must_make_sense(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        PredictedOptions(**wrong)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ what forces a choice
+
+
+def test_with_no_replica_there_is_no_route() -> None:
+    answer = PredictedPlacer().place(query(), surroundings())
+    assert answer == NoRoute(reason=NoRouteReason.NO_REPLICA)
+    draining = surroundings(replica_view("a", draining=True))
+    assert PredictedPlacer().place(query(), draining) == NoRoute(reason=NoRouteReason.ALL_DRAINING)
+
+
+@pytest.mark.parametrize(
+    ("views", "changes", "reason"),
+    [
+        ([replica_view("p", Role.PREFILL)], {}, RouteReason.NO_DECODE_REPLICA),
+        ([replica_view("d")], {}, RouteReason.NO_PREFILL_REPLICA),
+        ([replica_view("m", Role.MIXED)], {}, RouteReason.MIXED_POOL),
+        (list(pd()), {"local_only": LocalOnly.FAN_OUT}, RouteReason.LOCAL_ONLY),
+        (list(pd()), {"avoid": frozenset({"p0"})}, RouteReason.NO_PREFILL_REPLICA),
+        (
+            [replica_view("p", Role.PREFILL, layout="other"), replica_view("d")],
+            {},
+            RouteReason.INCOMPATIBLE,
+        ),
+    ],
+)
+def test_what_forces_a_local_route_is_said(
+    views: list[ReplicaView], changes: dict[str, object], reason: RouteReason
+) -> None:
+    decision = placed(replace(query(), **changes), surroundings(*views))  # type: ignore[arg-type]
+    assert decision.route.mode is HandoffMode.LOCAL
+    assert decision.route.reason is reason
+
+
+def test_pairs_out_of_order_are_not_used() -> None:
+    broken = FixedLinks(broken=frozenset({("p0", "d0")}))
+    decision = placed(query(), surroundings(*pd(), links=broken))
+    assert decision.route.reason is RouteReason.NO_LINK
+    other = surroundings(*pd(), replica_view("d1", load=Load(running_requests=60)), links=broken)
+    decision = placed(query(), other, PredictedOptions(disaggregate=Disaggregate.ALWAYS))
+    assert decision.route.decode_replica_id == "d1"
+
+
+def test_disaggregation_can_be_forced_and_forbidden() -> None:
+    always = PredictedOptions(disaggregate=Disaggregate.ALWAYS)
+    assert placed(query(10), surroundings(*pd()), always).route.mode is HandoffMode.PULL
+    never = PredictedOptions(disaggregate=Disaggregate.NEVER)
+    decision = placed(query(), surroundings(*pd()), never)
+    assert decision.route.reason is RouteReason.DISAGGREGATION_OFF
+
+
+def test_a_replica_that_failed_the_request_is_the_last_resort() -> None:
+    busy = replica_view("b", load=Load(running_requests=60))
+    around = surroundings(replica_view("a"), busy)
+    assert placed(query(avoid=frozenset({"a"})), around).route.decode_replica_id == "b"
+    only = surroundings(replica_view("a"))
+    assert placed(query(avoid=frozenset({"a"})), only).route.decode_replica_id == "a"
+
+
+# ------------------------------------------------------------------ the decode leg
+
+
+def test_decode_is_chosen_by_what_must_still_be_moved() -> None:
+    source = replica_view("p", Role.PREFILL)
+    around = surroundings(source, replica_view("d0"), replica_view("d1"))
+    hits = KnownHits({"d1": 99})
+    assert PredictedPlacer().place_decode(query(hits=hits), source, around) == "d1"
+
+
+def test_decode_is_never_a_replica_that_cannot_pull() -> None:
+    source = replica_view("p", Role.PREFILL)
+    views = (source, replica_view("d0"), replica_view("d1", layout="other"))
+    broken = FixedLinks(broken=frozenset({("p", "d0")}))
+    around = surroundings(*views, links=broken)
+    assert PredictedPlacer().place_decode(query(), source, around) is None
+
+
+def test_decode_prefers_the_smaller_batch() -> None:
+    source = replica_view("p", Role.PREFILL)
+    around = surroundings(source, replica_view("d0", load=BUSY), replica_view("d1"))
+    assert PredictedPlacer().place_decode(query(), source, around) == "d1"
+
+
+# ------------------------------------------------------------------ sessions, ties, large fleets
+
+
+def test_a_session_stays_where_it_was_among_near_equals() -> None:
+    around = surroundings(*(replica_view(f"d{i}") for i in range(4)))
+    for wanted in ("d0", "d1", "d2", "d3"):
+        decision = placed(query(session_replica_id=wanted), around)
+        assert decision.route.decode_replica_id == wanted
+    loaded = surroundings(replica_view("d0", load=Load(queued_tokens=5000)), replica_view("d1"))
+    decision = placed(query(session_replica_id="d0"), loaded)
+    assert decision.route.decode_replica_id == "d1"
+
+
+def test_the_same_view_gives_the_same_route_in_any_order() -> None:
+    views = [replica_view(f"d{i}") for i in range(6)]
+    first = placed(query(), surroundings(*views))
+    assert first == placed(query(), surroundings(*reversed(views)))
+
+
+def test_coordinators_break_ties_differently() -> None:
+    around = surroundings(*(replica_view(f"d{i}") for i in range(8)))
+    chosen = set()
+    for seed in range(20):
+        decision = PredictedPlacer(seed=seed).place(query(), around)
+        assert isinstance(decision, Decision)
+        chosen.add(decision.route.decode_replica_id)
+    assert len(chosen) > 3
+
+
+def test_a_large_fleet_is_sampled_but_holders_are_always_looked_at() -> None:
+    views = [replica_view(f"d{i:03}") for i in range(300)]
+    placer = PredictedPlacer(PredictedOptions(shortlist=4))
+    decision = placer.place(query(hits=KnownHits({"d123": 99})), surroundings(*views))
+    assert isinstance(decision, Decision)
+    assert decision.route.decode_replica_id == "d123"
+    assert decision.considered <= 9
+
+
+def test_a_large_fleet_is_sampled_among_those_that_have_not_failed() -> None:
+    views = [replica_view(f"d{i:03}") for i in range(40)]
+    avoid = frozenset(f"d{i:03}" for i in range(30))
+    placer = PredictedPlacer(PredictedOptions(shortlist=2))
+    for _ in range(50):
+        item = query(avoid=avoid, hits=KnownHits({"d001": 90}), session_replica_id="d002")
+        decision = placer.place(item, surroundings(*views))
+        assert isinstance(decision, Decision)
+        assert decision.route.decode_replica_id not in avoid
+
+
+# ------------------------------------------------------------------ the numbers
+
+
+def test_a_decision_shows_the_best_three_and_its_own_first() -> None:
+    around = surroundings(*pd(), replica_view("d1"), replica_view("d2"))
+    decision = placed(query(), around)
+    assert len(decision.options) == 3
+    assert decision.considered > 3
+    best = decision.options[0]
+    assert best.decode_replica_id == decision.route.decode_replica_id
+    assert best.mode is decision.route.mode
+
+
+def test_the_numbers_of_a_handoff_are_those_of_its_parts() -> None:
+    around = surroundings(replica_view("p0", Role.PREFILL), replica_view("d0", load=BUSY))
+    option = placed(query(), around).options[0]
+    assert option.mode is HandoffMode.PULL
+    assert option.queue_s == 0
+    assert option.prefill_s == pytest.approx(0.01 + 1600 * 0.0001)
+    assert option.transfer_s == pytest.approx(0.002 + 100 * 1024 / 1e9)
+    assert option.decode_s == pytest.approx((0.01 + 21 * 0.001) * 1.5)
+    assert option.harm_s == pytest.approx(20 * 10 * 0.001)
+    assert option.ttft_s == pytest.approx(0.17 + 0.002 + 0.0001024 + 0.0465)
+
+
+loads = st.builds(
+    Load,
+    running_requests=st.integers(0, 80),
+    queued_requests=st.integers(0, 80),
+    queued_tokens=st.integers(0, 100_000),
+    kv_used_fraction=st.floats(0, 1),
+    pulling_requests=st.integers(0, 20),
+)
+fleets = st.lists(st.tuples(st.sampled_from(list(Role)), loads, st.booleans()), max_size=8)
+
+
+@given(fleets, st.integers(1, 4000), st.sampled_from(list(Disaggregate)), st.integers(0, 3))
+def test_whatever_the_fleet_a_route_names_replicas_that_take_new_work(
+    fleet: list[tuple[Role, Load, bool]], prompt: int, disaggregate: Disaggregate, shortlist: int
+) -> None:
+    views = [
+        replica_view(f"r{i}", role, load, draining=draining, prefix_fetch=True)
+        for i, (role, load, draining) in enumerate(fleet)
+    ]
+    around = surroundings(*views)
+    options = PredictedOptions(disaggregate=disaggregate, shortlist=shortlist + 1)
+    hits = KnownHits({f"r{i}": i for i in range(5)})
+    answer = PredictedPlacer(options).place(query(prompt, hits=hits), around)
+    serving = {view.replica_id for view in views if not view.draining}
+    if isinstance(answer, NoRoute):
+        assert not serving
+        return
+    route = answer.route
+    assert route.decode_replica_id in serving
+    assert route.prefill_replica_id is None or route.prefill_replica_id in serving
+    assert route.prefill_replica_id != route.decode_replica_id
+    for option in answer.options:
+        numbers = (option.queue_s, option.prefill_s, option.transfer_s, option.decode_s)
+        assert min(*numbers, option.harm_s) >= 0
+
+
+@given(loads, st.integers(1, 3000), st.integers(0, 50_000))
+def test_more_queue_never_attracts_a_request(load: Load, prompt: int, more: int) -> None:
+    heavier = load._replace(queued_tokens=load.queued_tokens + more)
+    other = replica_view("other", load=load)
+    around = surroundings(replica_view("one", load=load), other)
+    before = placed(query(prompt), around).route.decode_replica_id
+    after = placed(query(prompt), surroundings(replica_view("one", load=heavier), other))
+    if before == "other":
+        assert after.route.decode_replica_id == "other"
