@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-import baton
 from baton.domain.errors import EngineDied, EngineStartFailed, TransferFailed
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
@@ -33,6 +32,7 @@ from baton.engine.sim.side_channel import (
 from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
 from baton.engine.sim.wire import Wire
 from baton.simulator.engine.core import SimCore
+from baton.simulator.engine.facts import replica_facts
 from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, SimTicket, StartPull
 from baton.simulator.engine.settings import SimSettings
 
@@ -54,21 +54,8 @@ class SimEngine:
         self, settings: SimSettings, *, replica_id: str, pool: str, role: Role, model: str
     ) -> None:
         self._settings = settings
-        self._facts = ReplicaFacts(
-            replica_id=replica_id,
-            pool=pool,
-            role=role,
-            model=model,
-            engine="sim",
-            engine_version=baton.__version__,
-            block_size_tokens=settings.block_size_tokens,
-            kv_blocks=settings.kv_blocks,
-            kv_block_bytes=settings.kv_block_bytes,
-            max_len_tokens=settings.max_len_tokens,
-            max_running_requests=settings.max_running_requests,
-            max_batched_tokens=settings.max_batched_tokens,
-            layout=settings.layout(model),
-            cache_events=True,
+        self._facts = replica_facts(
+            settings, replica_id=replica_id, pool=pool, role=role, model=model, side_channel=""
         )
         self._side_channel = LeaseServer(
             Description(replica_id, self._facts.layout),

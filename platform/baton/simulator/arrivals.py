@@ -1,0 +1,57 @@
+"""Who sends requests when: open loop, at times that nothing can change, and closed loop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from baton.domain.request import Request
+from baton.simulator.fleet import VirtualFleet
+
+
+def poisson_times(
+    rate_per_s: float, requests: int, rng: random.Random, *, start_s: float = 0.0
+) -> Iterator[float]:
+    """When requests arrive that come independently of each other."""
+    at_s = start_s
+    for _ in range(requests):
+        at_s += rng.expovariate(rate_per_s)
+        yield at_s
+
+
+def open_loop(
+    fleet: VirtualFleet,
+    requests: Iterable[Request],
+    times_s: Iterable[float],
+    choose: Callable[[Request], int] = lambda _: 0,
+) -> None:
+    """Let requests arrive at these times, each at the ingress that `choose` says."""
+    for request, at_s in zip(requests, times_s, strict=True):
+        arrival = replace(request, arrived_at_s=at_s)
+        fleet.timeline.at(at_s, _sending(fleet, arrival, choose(request)))
+
+
+def closed_loop(
+    fleet: VirtualFleet,
+    requests: Iterator[Request],
+    *,
+    clients: int,
+    choose: Callable[[Request], int] = lambda _: 0,
+) -> None:
+    """Let so many clients send the next request whenever their last one has ended."""
+
+    def send_next() -> None:
+        request = next(requests, None)
+        if request is not None:
+            arrival = replace(request, arrived_at_s=fleet.timeline.now_s)
+            fleet.send(arrival, choose(request))
+
+    # A client sends from a moment of its own: an end may be told in the midst of another event.
+    fleet.watch(lambda _: fleet.timeline.after(0.0, send_next))
+    for _ in range(clients):
+        fleet.timeline.after(0.0, send_next)
+
+
+def _sending(fleet: VirtualFleet, request: Request, ingress: int) -> Callable[[], None]:
+    return lambda: fleet.send(request, ingress)

@@ -1,0 +1,142 @@
+"""An ingress replica in virtual time: carries out commands exactly as the live driver does."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import assert_never
+
+from baton.control.coordinator import Coordinator
+from baton.domain.commands import (
+    AbortLegs,
+    CheckSideChannel,
+    Command,
+    Deliver,
+    Delivery,
+    FailRequest,
+    RecordRequest,
+    ReleaseLease,
+    RequestRecord,
+    SubmitLeg,
+    SyncCache,
+)
+from baton.domain.events import Event, LegFailed, ReplicaLost, RequestArrived, TimePassed
+from baton.domain.handoff import LegFailure
+from baton.domain.request import Request
+from baton.simulator.replica import Session, VirtualReplica
+from baton.simulator.timeline import Timeline
+
+
+class VirtualIngress:
+    """One coordinator and its body. What is sent takes its session's latency to arrive."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        timeline: Timeline,
+        *,
+        on_end: Callable[[RequestRecord], None],
+        on_tokens: Callable[[Delivery], None] | None = None,
+    ) -> None:
+        self.coordinator = coordinator
+        self._timeline = timeline
+        self._on_end = on_end
+        self._on_tokens = on_tokens
+        self._sessions: dict[str, tuple[VirtualReplica, Session]] = {}
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._timer_at_s = float("inf")
+
+    def join(self, replica: VirtualReplica, latency_s: float) -> None:
+        """Open a session with a replica."""
+        self._sessions[replica.facts.replica_id] = (replica, replica.open(self, latency_s))
+
+    def send(self, request: Request) -> None:
+        """A client's request reaches this ingress."""
+        self.on_event(RequestArrived(request=request))
+
+    def hear(self, replica: VirtualReplica, event: Event) -> None:
+        """Something that a replica said has arrived; that of a life that is over counts no more."""
+        replica_id = replica.facts.replica_id
+        if self._sessions.get(replica_id, (None, None))[0] is not replica:
+            return
+        if isinstance(event, ReplicaLost):
+            del self._sessions[replica_id]
+        self.on_event(event)
+
+    def on_event(self, event: Event) -> None:
+        """Handle one event and whatever it leads to."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        while self._events:
+            for command in self.coordinator.handle(self._events.popleft(), self._timeline.now_s):
+                self._carry_out(command)
+        self._handling = False
+        self._set_timer()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case SubmitLeg():
+                self._submit(command)
+            case AbortLegs():
+                legs = command.leg_ids
+                self._tell(command.replica_id, lambda replica, own: replica.abort(own, legs))
+            case ReleaseLease():
+                ticket = command.lease.ticket
+                self._tell(command.via_replica_id, lambda replica, _: replica.release(ticket))
+            case SyncCache():
+                self._tell(command.replica_id, lambda replica, own: replica.sync_cache(own))
+            case CheckSideChannel():
+                asked = (command.source_id, command.address)
+                self._tell(
+                    command.replica_id,
+                    lambda replica, own: replica.check_side_channel(own, *asked),
+                )
+            case Deliver():
+                self._deliver(command)
+            case RecordRequest():
+                self._on_end(command.record)
+            case FailRequest():
+                pass  # the record says the same
+            case _:
+                assert_never(command)
+
+    def _submit(self, command: SubmitLeg) -> None:
+        leg = command.leg
+        if not self._tell(command.replica_id, lambda replica, own: replica.submit(own, leg)):
+            self._events.append(
+                LegFailed(
+                    replica_id=command.replica_id,
+                    leg_id=leg.leg_id,
+                    failure=LegFailure.UNREACHABLE,
+                )
+            )
+
+    def _tell(self, replica_id: str, what: Callable[[VirtualReplica, Session], None]) -> bool:
+        """Send something; False when there is no session."""
+        found = self._sessions.get(replica_id)
+        if found is None:
+            return False
+        replica, session = found
+        self._timeline.after(session.latency_s, lambda: what(replica, session))
+        return True
+
+    def _deliver(self, command: Deliver) -> None:
+        if self._on_tokens is not None:
+            for delivery in command.deliveries:
+                self._on_tokens(delivery)
+
+    def _set_timer(self) -> None:
+        """Wake up for the next deadline; an earlier look that is already arranged will do."""
+        at_s = self.coordinator.next_deadline_at_s()
+        if at_s is not None and at_s < self._timer_at_s:
+            self._timer_at_s = at_s
+            self._timeline.at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        if self._timer_at_s > self._timeline.now_s:
+            return
+        self._timer_at_s = float("inf")
+        self.on_event(TimePassed())
