@@ -66,7 +66,9 @@ LEAST: dict[str, object] = {
         {"pools": {}},
         {"model": {"source": "x", "max_len": "4k"}},
         {"transfer": {"deadline": "2"}},
-        {"slo": {}},
+        {"tenants": {}},
+        {"slo": {"default": {"ttft": 1}}},
+        {"router": {"policy": "own.policies"}},
     ],
 )
 def test_the_json_schema_refuses_what_the_loader_refuses(wrong: dict[str, object]) -> None:
@@ -94,6 +96,7 @@ def test_every_setting_of_the_simulated_engine_can_be_reached() -> None:
         "side_channel_host",
         "side_channel_port",
         "side_channel_deadline_s",
+        "host_blocks",
     }
     here = {field.name for field in fields(SimTimings)}
     assert here | elsewhere == {field.name for field in fields(SimSettings)}

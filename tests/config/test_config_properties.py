@@ -14,12 +14,23 @@ from hypothesis import strategies as st
 
 from baton.config import DeploymentConfig, LoadedConfig, load_config, render, schema
 from baton.config.fields import Anything, Environment, Field, Named, Nested, fields_of
-from baton.config.leaves import Choice, Flag, Leaf, Quantity, Real, Several, Text, Whole
+from baton.config.leaves import (
+    Choice,
+    Flag,
+    Leaf,
+    Pluggable,
+    Quantity,
+    Real,
+    Several,
+    Text,
+    Whole,
+)
 from baton.config.render import plain
 from baton.config.schema import (
     EngineConfig,
     IngressCounts,
     ModelConfig,
+    OffloadConfig,
     Parallel,
     PoolConfig,
     ReplicaCounts,
@@ -30,6 +41,7 @@ from baton.config.schema import (
     Timeouts,
     TransferConfig,
 )
+from baton.config.schema_routing import RouterConfig
 from baton.config.tree import format_path
 from baton.config.units import Unit, format_quantity
 from baton.domain.errors import ConfigInvalid
@@ -101,6 +113,8 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (Resources, "accelerator"): st.none(),
     (EngineConfig, "kind"): st.just("vllm"),
     (EngineConfig, "sim"): st.none(),
+    (OffloadConfig, "host_memory"): st.none(),
+    (RouterConfig, "policy"): st.sampled_from(["predicted", "own.policies:choose"]),
     (TransferConfig, "deadline"): durations(0.001, 30),
     (TransferConfig, "lease"): durations(30, 86_400),
     (Timeouts, "first_token"): durations(0.001, 600),
@@ -153,6 +167,8 @@ def leaf_values(leaf: Leaf) -> st.SearchStrategy[object]:
             return numbers.map(lambda number: format_quantity(number, unit))
         case Choice(enum):
             return st.sampled_from([str(member) for member in enum])
+        case Pluggable():
+            raise AssertionError("said above: other keys depend on it")
         case Several(item):
             members = [str(member) for member in item.enum]
             return st.lists(st.sampled_from(members), min_size=1, unique=True)

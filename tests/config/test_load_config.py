@@ -12,15 +12,22 @@ from baton.config import (
     SecretRef,
     coordinator_limits,
     engine_env,
+    index_options,
     load_config,
+    predicted_options,
     render,
     sim_settings,
+    wants_cache_events,
 )
 from baton.config.load import MAX_FINDINGS
-from baton.config.schema import EngineKind, SimTimings
+from baton.config.schema import EngineKind, ProbeConfig, SimTimings
+from baton.config.schema_routing import Policy
 from baton.control.limits import CoordinatorLimits
 from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
+from baton.policy.placement import Disaggregate
+from baton.policy.predicted import PredictedOptions
+from baton.policy.prefix_index import IndexMode, IndexOptions
 from baton.simulator.engine.settings import SimSettings
 from tests.config.conftest import LEAST, Load
 
@@ -188,22 +195,24 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
 ) -> None:
     findings = refuse(
         "version: 1\n"
-        "slo: {}\n"
+        "tenants: {}\n"
         "model: {source: tiny, max_len: many}\n"
         "pools:\n"
         "  p: {role: mixt, gpu: 1, replicas: {min: 3, start: 2}}\n"
-        "router: {disaggregate: auto}\n",
+        "router: {policy: dynmo}\n",
         env={"BATON__SERVER__PORT": "0"},
         sets=["server.prot=1"],
     )
     assert findings == (
-        "x0.yaml:2:1: slo: not yet: latency objectives have no effect, remove it",
+        "x0.yaml:2:1: tenants: not yet: callers are not told apart, guard the endpoint with a "
+        "proxy",
         "x0.yaml:3:32: model.max_len: got 'many', wanted a whole number, at least 2",
         "x0.yaml:5:13: pools.p.role: got 'mixt', wanted 'prefill', 'decode' or 'mixed', "
         "did you mean 'mixed'?",
         "x0.yaml:5:19: pools.p.gpu: unknown key, did you mean 'gpus' under 'resources'?",
-        "x0.yaml:6:24: router.disaggregate: not yet: 'auto': whether to disaggregate cannot be "
-        "predicted, use 'always' or 'never'",
+        "x0.yaml:6:18: router.policy: got 'dynmo', wanted 'predicted', 'random', 'round-robin', "
+        "'least-loaded', 'power-of-two', 'sglang', 'dynamo', 'llmd', 'mooncake' or your own "
+        "'module:function', did you mean 'dynamo'?",
         "env BATON__SERVER__PORT: server.port: got 0, wanted a whole number, at least 1, "
         "at most 65535",
         "--set: server.prot: unknown key, did you mean 'port'?",
@@ -242,6 +251,27 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         (with_key("server", "{routes: [chat, chat]}"), "[chat", "server.routes: got a list"),
         (with_key("server", "{routes: []}"), "[]", "server.routes: got a list, wanted a list of"),
         (with_key("server", "{frontend: rust}"), "rust", "server.frontend: not yet: 'rust'"),
+        (with_key("router", "{policy: own.code}"), "own", "router.policy: got 'own.code', wanted"),
+        (with_key("router", "{policy: 'a:b c'}"), "'a:b", "router.policy: got 'a:b c', wanted"),
+        (with_key("router", "{policy: 7}"), "7", "router.policy: got 7, wanted 'predicted'"),
+        (with_key("router", "{index: event}"), "event", "router.index: got 'event', wanted"),
+        (with_key("slo", "{classes: {}}"), "classes", "slo.classes: not yet: all requests"),
+        (
+            with_key("slo", "{default: {attainment: 0.99}}"),
+            "attainment",
+            "slo.default.attainment: not yet: the share of requests",
+        ),
+        (with_key("slo", "{default: {ttft: 0s}}"), "0s", "slo.default.ttft: got '0s', wanted"),
+        (
+            with_key("transfer", "{max_concurrent_pulls: 0}"),
+            "0}",
+            "transfer.max_concurrent_pulls: got 0, wanted a whole number, at least 1",
+        ),
+        (
+            with_key("transfer", "{require_rdma: true}"),
+            "require_rdma",
+            "transfer.require_rdma: not yet",
+        ),
         (with_key("server", "{host: 'a b'}"), "'a b'", "server.host: got 'a b', wanted a host"),
         (
             with_key("transfer", "{deadline: 2}"),
@@ -315,7 +345,7 @@ def test_thousands_of_findings_are_cut_short(refuse: Refuse) -> None:
         ({"sets": ["server.routes.0=chat"]}, "--set: server.routes.0: server.routes is a list"),
         ({"sets": ["server.host=[a"]}, "--set: server.host: not YAML: while parsing a flow"),
         ({"env": {"BATON__": "1"}}, "env BATON__: wanted a name such as BATON__SERVER__PORT"),
-        ({"env": {"BATON__SLO": "1"}}, "env BATON__SLO: slo: not yet: latency objectives"),
+        ({"env": {"BATON__TENANTS": "1"}}, "env BATON__TENANTS: tenants: not yet: callers"),
     ],
 )
 def test_findings_name_the_option_or_variable_that_they_are_about(
@@ -546,6 +576,35 @@ def model(rest: str, base: str = LEAST) -> str:
             "pools.main.resources.gpus: got 1, wanted 0: a simulated engine uses no GPU",
         ),
         (
+            with_key("router", "{policy: dynamo, disaggregate: auto}"),
+            "auto",
+            "router.disaggregate: got 'auto', which policy 'dynamo' cannot decide about, wanted "
+            "'always' or 'never', or policy 'predicted'",
+        ),
+        (
+            main_pool("engine: {offload: {host_memory: 8GiB}}"),
+            "8GiB",
+            "pools.main.engine.offload.host_memory: not possible without GPUs: vLLM offloads",
+        ),
+        (
+            main_pool(
+                "resources: {gpus: 1}, engine: {prefix_caching: false, offload: "
+                "{host_memory: 8GiB}}"
+            ),
+            "8GiB",
+            "pools.main.engine.offload.host_memory: has no effect without prefix_caching",
+        ),
+        (
+            SIM.replace("sim}", "sim, offload: {host_memory: 2097151B}}"),
+            "2097151B",
+            "pools.main.engine.offload.host_memory: less than one KV block, wanted at least 209715",
+        ),
+        (
+            model("engine: {extra: {kv_events_config: x}}"),
+            "x}",
+            "model.engine.extra.kv_events_config: cannot be passed on, use 'router.index'",
+        ),
+        (
             main_pool("parallel: {tp: 2}", SIM),
             "parallel",
             "pools.main.parallel: got 2 workers, wanted tp 1 and pp 1",
@@ -569,6 +628,10 @@ def test_keys_that_contradict_each_other_are_found(
         main_pool("resources: {gpus: 4}, parallel: {tp: 2, pp: 2}"),
         PD.replace("role: prefill", "role: prefill, replicas: {min: 0}"),
         LEAST.replace("mixed", "decode"),
+        with_key("router", "{policy: own.code:choose, disaggregate: auto}"),
+        with_key("router", "{policy: dynamo, disaggregate: never}"),
+        main_pool("resources: {gpus: 1}, engine: {offload: {host_memory: 1B}}"),
+        SIM.replace("sim}", "sim, offload: {host_memory: 2MiB}}"),
     ],
 )
 def test_what_lies_just_inside_a_bound_is_accepted(load: Load, text: str) -> None:
@@ -638,6 +701,66 @@ def test_a_pool_of_simulated_engines_needs_no_timings(load: Load) -> None:
     config = load(main_pool("engine: {kind: sim}")).config
     assert config.models["tiny"].engine.sim is None
     assert config.pools["main"].engine.sim == SimTimings()
+
+
+def test_requests_are_placed_by_prediction_unless_told(load: Load) -> None:
+    config = load(LEAST).config
+    router = config.router
+    assert (router.policy, router.index, router.disaggregate, router.seed) == (
+        "predicted",
+        IndexMode.HYBRID,
+        Disaggregate.AUTO,
+        0,
+    )
+    assert predicted_options(config) == PredictedOptions()
+    assert index_options(config) == IndexOptions()
+    assert (config.transfer.max_concurrent_pulls, config.transfer.probe) == (8, ProbeConfig())
+
+
+def test_placement_aims_at_the_objectives_of_the_default_class(load: Load) -> None:
+    text = LEAST + "slo: {default: {ttft: 500ms, tpot: 30ms}}\nrouter: {disaggregate: never}\n"
+    assert predicted_options(load(text).config) == PredictedOptions(
+        ttft_slo_s=0.5, tpot_slo_s=0.03, disaggregate=Disaggregate.NEVER
+    )
+
+
+@pytest.mark.parametrize("policy", [str(known) for known in Policy] + ["own:code"])
+def test_policies_of_others_split_what_they_can_unless_told(load: Load, policy: str) -> None:
+    loaded = load(with_key("router", f"{{policy: {policy}}}"))
+    decides = policy in {"predicted", "own:code"}
+    assert loaded.config.router.disaggregate == ("auto" if decides else "always")
+    if not decides:
+        origin = f"default (policy '{policy}' does not decide about it)"
+        assert loaded.origins["router.disaggregate"] == origin
+    never = load(with_key("router", f"{{policy: {policy}, disaggregate: never}}")).config
+    assert never.router.disaggregate is Disaggregate.NEVER
+
+
+@pytest.mark.parametrize(
+    ("index", "caching", "wanted"),
+    [
+        ("hybrid", "true", True),
+        ("events", "true", True),
+        ("predicted", "true", False),
+        ("hybrid", "false", False),
+    ],
+)
+def test_engines_say_what_they_cache_where_the_index_wants_it(
+    load: Load, index: str, caching: str, *, wanted: bool
+) -> None:
+    text = main_pool(f"engine: {{prefix_caching: {caching}}}") + f"router: {{index: {index}}}\n"
+    config = load(text).config
+    assert index_options(config).mode == index
+    assert wants_cache_events(config, "main") is wanted
+
+
+def test_a_simulated_engine_offloads_as_many_whole_blocks_as_fit(load: Load) -> None:
+    text = SIM.replace(
+        "sim}", "sim, offload: {host_memory: 7MiB}, sim: {host_rate: 1GB/s, decode_kv: 2ms}}"
+    )
+    config = load(text).config
+    found = sim_settings(config.pools["main"].engine, config.models["tiny"], config.transfer)
+    assert (found.host_blocks, found.host_bytes_per_s, found.decode_kv_s) == (3, 1e9, 0.002)
 
 
 @pytest.mark.parametrize(

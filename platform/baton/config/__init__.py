@@ -1,6 +1,13 @@
 """One YAML file becomes one frozen configuration: layers, checks, schema."""
 
-from baton.config.derive import coordinator_limits, engine_env, sim_settings
+from baton.config.derive import (
+    coordinator_limits,
+    engine_env,
+    index_options,
+    predicted_options,
+    sim_settings,
+    wants_cache_events,
+)
 from baton.config.fields import SecretRef
 from baton.config.jsonschema import schema
 from baton.config.load import LoadedConfig, load_config
@@ -13,8 +20,11 @@ __all__ = [
     "SecretRef",
     "coordinator_limits",
     "engine_env",
+    "index_options",
     "load_config",
+    "predicted_options",
     "render",
     "schema",
     "sim_settings",
+    "wants_cache_events",
 ]

@@ -27,8 +27,10 @@ from baton.config.schema import (
     Timeouts,
     TransferConfig,
 )
+from baton.config.schema_routing import Policy, RouterConfig
 from baton.config.tree import DefaultOrigin, Finding, Origin, Path, Section
 from baton.domain.fleet import Role
+from baton.policy.placement import Disaggregate
 
 _OWN_KEYS: Mapping[str, str] = {
     "model": "source of the model",
@@ -46,6 +48,8 @@ _OWN_KEYS: Mapping[str, str] = {
     "pipeline_parallel_size": "parallel.pp of the pool",
     "data_parallel_size": "replicas of the pool",
     "kv_transfer_config": "transfer",
+    "kv_events_config": "router.index",
+    "kv_offloading_size": "engine.offload.host_memory",
 }
 """vLLM engine arguments that have a key of their own, and which."""
 
@@ -102,6 +106,7 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
         yield from _engine(seen, owner)
     for owner in [("pools", name) for name in seen.pool_names]:
         yield from _engine(seen, owner)
+    yield from _router(seen)
     yield from _agreement(seen)
     yield from _serving(seen)
     yield from _endpoint(seen)
@@ -141,6 +146,35 @@ def _pool(seen: _Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
     if pool.resources.accelerator is not None and not pool.resources.gpus:
         what = f"got {pool.resources.accelerator!r} without GPUs, wanted gpus: {workers}"
         yield seen.wrong((*path, "resources", "accelerator"), what)
+
+    yield from _offload(seen, path, pool)
+
+
+def _offload(seen: _Seen, pool_path: Path, pool: PoolConfig) -> Iterator[Finding]:
+    """The tier in the host's memory, which only some engines have."""
+    path, wanted = (*pool_path, "engine", "offload", "host_memory"), pool.engine.offload
+    if wanted.host_memory_bytes is None:
+        return
+    if not pool.engine.prefix_caching:
+        yield seen.wrong(path, "has no effect without prefix_caching, remove it")
+    if pool.engine.kind is EngineKind.VLLM and not pool.resources.gpus:
+        what = "not possible without GPUs: vLLM offloads blocks from GPUs only, remove it"
+        yield seen.wrong(path, what)
+    if pool.engine.sim is not None and wanted.host_memory_bytes < pool.engine.sim.kv_block_bytes:
+        what = f"less than one KV block, wanted at least {pool.engine.sim.kv_block_bytes} bytes"
+        yield seen.wrong(path, what)
+
+
+def _router(seen: _Seen) -> Iterator[Finding]:
+    router = seen.get(RouterConfig, "router")
+    if router is None or router.disaggregate is not Disaggregate.AUTO:
+        return
+    if router.policy in set(Policy) - {Policy.PREDICTED}:
+        what = (
+            f"got 'auto', which policy {str(router.policy)!r} cannot decide about,"
+            " wanted 'always' or 'never', or policy 'predicted'"
+        )
+        yield seen.wrong(("router", "disaggregate"), what)
 
 
 def _engine(seen: _Seen, owner: Path) -> Iterator[Finding]:

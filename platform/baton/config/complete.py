@@ -1,7 +1,8 @@
 """What a configuration leaves out because something else in it says so.
 
 Done on the tree, before it gets a meaning, so that every value keeps its origin: the short form
-`model:`, pools of the only model, engine options that pools inherit, counts that follow others.
+`model:`, pools of the only model, engine options that pools inherit, counts that follow others,
+and what follows from the policy.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.config.layers import merge
+from baton.config.schema_routing import Policy
 from baton.config.tree import DefaultOrigin, Entry, Finding, Node, Scalar, Section
+from baton.policy.placement import Disaggregate
 
 SHORT_FORM_NAME = "model"
 """What a model is called when neither `name` nor `source` gives it a name."""
@@ -23,6 +26,9 @@ def complete(root: Section, findings: list[Finding]) -> tuple[Section, str | Non
     root = _each(root, "models", _with_sim)
     models = _section(root, "models")
     root = _each(root, "pools", lambda pool: _complete_pool(pool, models))
+    router = _section(root, "router")
+    if router is not None:
+        root = _with(root, "router", _with_disaggregate(router))
     server = _section(root, "server")
     if server is not None and (replicas := _section(server, "replicas")) is not None:
         replicas = _following(replicas, "max", "min")
@@ -73,6 +79,17 @@ def _with_sim(owner: Section) -> Section:
     if sim is not None and not (isinstance(sim.node, Scalar) and sim.node.value is None):
         return owner
     return _with(owner, "engine", _with(engine, "sim", Section({}, DefaultOrigin())))
+
+
+def _with_disaggregate(router: Section) -> Section:
+    """`auto` is for policies that decide about it; those of others split whatever they can."""
+    policy = _text(router, "policy")
+    others = [str(known) for known in Policy if known is not Policy.PREDICTED]
+    if "disaggregate" in router.entries or policy not in others:
+        return router
+    always = str(Disaggregate.ALWAYS)
+    origin = DefaultOrigin(f"policy {policy!r} does not decide about it")
+    return _with(router, "disaggregate", Scalar(always, origin, always))
 
 
 def _following(section: Section, key: str, leader: str) -> Section:

@@ -16,6 +16,8 @@ from baton.config.schema import (
 )
 from baton.control.limits import CoordinatorLimits
 from baton.domain.errors import ConfigInvalid
+from baton.policy.predicted import PredictedOptions
+from baton.policy.prefix_index import IndexMode, IndexOptions
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 
 
@@ -35,6 +37,27 @@ def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
     )
 
 
+def predicted_options(config: DeploymentConfig) -> PredictedOptions:
+    """What baton's own policy aims at."""
+    objectives = config.slo.default
+    return PredictedOptions(
+        disaggregate=config.router.disaggregate,
+        ttft_slo_s=objectives.ttft_s,
+        tpot_slo_s=objectives.tpot_s,
+    )
+
+
+def index_options(config: DeploymentConfig) -> IndexOptions:
+    """How every coordinator's prefix index is fed."""
+    return IndexOptions(mode=config.router.index)
+
+
+def wants_cache_events(config: DeploymentConfig, pool: str) -> bool:
+    """Whether the engines of a pool shall say what their prefix caches hold."""
+    caches = config.pools[pool].engine.prefix_caching
+    return caches and config.router.index is not IndexMode.PREDICTED
+
+
 def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferConfig) -> SimSettings:
     """What a simulated engine is like; where its side channel listens is left to its replica.
 
@@ -45,13 +68,21 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
     """
     timings = engine.sim or SimTimings()
     own = SimSettings()
+    host_bytes = engine.offload.host_memory_bytes or 0
     return SimSettings(
         prefill_tokens_per_s=timings.prefill_tokens_per_s,
+        prefill_step_s=timings.prefill_step_s,
+        prefill_token_token_s=timings.prefill_token_token_s,
         decode_step_s=timings.decode_step_s,
         decode_request_s=timings.decode_request_s,
+        decode_kv_s=timings.decode_kv_s,
+        decode_kv_relief_s=timings.decode_kv_relief_s,
         step_overhead_s=timings.step_overhead_s,
         transfer_bytes_per_s=timings.transfer_bytes_per_s,
         transfer_setup_s=timings.transfer_setup_s,
+        share_bandwidth=timings.share_bandwidth,
+        host_blocks=host_bytes // timings.kv_block_bytes,
+        host_bytes_per_s=timings.host_bytes_per_s,
         speed=timings.speed,
         max_len_tokens=model.max_len_tokens or own.max_len_tokens,
         block_size_tokens=engine.block_size_tokens or own.block_size_tokens,

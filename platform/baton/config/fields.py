@@ -15,7 +15,18 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 
-from baton.config.leaves import Bounds, Choice, Flag, Leaf, Quantity, Real, Several, Text, Whole
+from baton.config.leaves import (
+    Bounds,
+    Choice,
+    Flag,
+    Leaf,
+    Pluggable,
+    Quantity,
+    Real,
+    Several,
+    Text,
+    Whole,
+)
 from baton.config.units import Unit
 
 
@@ -160,6 +171,9 @@ def _kind(hint: object, markers: tuple[object, ...], unit: Unit | None) -> Kind:
     bounds = _marker(markers, Bounds())
     names = _marker(markers, Names(r"[\s\S]+", "a name"))
     arguments = typing.get_args(hint)
+    for marker in markers:
+        if isinstance(marker, Pluggable):
+            return marker
     if typing.get_origin(hint) is tuple:
         return Several(_choice(arguments[0], markers))
     if typing.get_origin(hint) is Mapping:

@@ -15,6 +15,8 @@ from baton.config.units import PATTERNS, Unit, format_quantity, parse_quantity
 Json = dict[str, object]
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+_CODE = rf"{_NAME}(?:\.{_NAME})*:{_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,34 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Pluggable:
+    """One of the values of an enum, or code of the user's own as `module:function`."""
+
+    enum: type[StrEnum]
+
+    def read(self, node: Node) -> str | None:
+        """The text; None when the node is something else."""
+        text = node.value if isinstance(node, Scalar) else None
+        if not isinstance(text, str):
+            return None
+        return text if text in list(self.enum) or re.fullmatch(_CODE, text) else None
+
+    def write(self, value: object) -> object:
+        """The text itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        names = ", ".join(f"'{member}'" for member in self.enum)
+        return f"{names} or your own 'module:function'"
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        names = {"type": "string", "enum": [str(member) for member in self.enum]}
+        return {"anyOf": [names, {"type": "string", "pattern": f"^(?:{_CODE})$"}]}
+
+
+@dataclass(frozen=True, slots=True)
 class Several:
     """A list of choices: at least one, each at most once."""
 
@@ -232,7 +262,7 @@ class Several:
         return {"type": "array", "items": items, "minItems": 1, "uniqueItems": True}
 
 
-Leaf = Text | Flag | Whole | Real | Quantity | Choice | Several
+Leaf = Text | Flag | Whole | Real | Quantity | Choice | Pluggable | Several
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
@@ -244,7 +274,7 @@ def did_you_mean(got: str, known: Iterable[str]) -> str:
 def hint(leaf: Leaf, node: Node) -> str:
     """What else to say about a node that is not of this kind."""
     match leaf, node:
-        case Choice(enum), Scalar(value=str(text)):
+        case Choice(enum) | Pluggable(enum), Scalar(value=str(text)):
             return did_you_mean(text, [str(member) for member in enum])
         case Quantity(unit), Scalar(value=int() | float(), text=text):
             example = {Unit.SECONDS: "s", Unit.BYTES: "MiB", Unit.PER_SECOND: "/s"}

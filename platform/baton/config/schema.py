@@ -12,31 +12,27 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, ClassVar
 
-from baton.config.fields import Key, Names, NotYet, SecretRef
+from baton.config.bounds import (
+    ArgumentName,
+    ModelName,
+    NotNegative,
+    PoolName,
+    Port,
+    Positive,
+    VariableName,
+    Wait,
+    Workers,
+)
+from baton.config.fields import Key, NotYet, SecretRef
 from baton.config.leaves import Bounds
+from baton.config.schema_routing import RouterConfig, SloConfig
 from baton.control.limits import CoordinatorLimits
 from baton.domain.fleet import Role
-from baton.policy.placement import Disaggregate
 from baton.simulator.engine.settings import SimSettings
 from baton.telemetry.logs import LogFormat
 
 _LIMITS = CoordinatorLimits()
 _SIM = SimSettings()
-
-Positive = Bounds(low=1)
-NotNegative = Bounds(low=0)
-Port = Bounds(low=1, high=65535)
-Workers = Bounds(low=1, high=256)
-# Shorter waits than this are an error of unit, not a wish.
-Wait = Bounds(low=0.001, high=86_400)
-
-ModelName = Names(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "letters, digits, '.', '_', '/', '-'")
-PoolName = Names(
-    r"[a-z](?:[a-z0-9]|[_-](?=[a-z0-9])){0,47}",
-    "lower-case letters and digits with single '_' or '-' between them, a letter first",
-)
-VariableName = Names(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
-ArgumentName = Names(r"[a-z][a-z0-9_]*", "a vLLM argument with underscores, as max_loras")
 
 
 class EngineKind(StrEnum):
@@ -112,13 +108,25 @@ class SimTimings:
     """How fast and how large a simulated engine is; what it shares with real ones is set there."""
 
     prefill_tokens_per_s: Annotated[float, Key("prefill_rate")] = _SIM.prefill_tokens_per_s
+    prefill_step_s: float = _SIM.prefill_step_s
+    """What a step that prefills anything costs besides."""
+    prefill_token_token_s: float = _SIM.prefill_token_token_s
+    """Times the square of the prompt tokens that a step computes."""
     decode_step_s: float = _SIM.decode_step_s
     """Time of a step that decodes for anyone, whoever it is for."""
     decode_request_s: float = _SIM.decode_request_s
     """What each decoding request adds to a step."""
+    decode_kv_s: float = _SIM.decode_kv_s
+    """Times the fraction of the KV blocks in use, added to a step that decodes."""
+    decode_kv_relief_s: float = _SIM.decode_kv_relief_s
+    """Times the square of that fraction, taken off again."""
     step_overhead_s: float = _SIM.step_overhead_s
     transfer_bytes_per_s: Annotated[float, Key("transfer_rate")] = _SIM.transfer_bytes_per_s
     transfer_setup_s: float = _SIM.transfer_setup_s
+    share_bandwidth: bool = _SIM.share_bandwidth
+    """Transfers at the same time share the network interfaces that they have in common."""
+    host_bytes_per_s: Annotated[float, Key("host_rate")] = _SIM.host_bytes_per_s
+    """At which offloaded blocks come back."""
     speed: Annotated[float, NotNegative] = _SIM.speed
     """Divides the duration of every step and transfer."""
     kv_blocks: Annotated[int, Positive] = _SIM.kv_blocks
@@ -127,6 +135,14 @@ class SimTimings:
     vocab_size: Annotated[int, Positive] = _SIM.vocab_size
     eos_probability: Annotated[float, Bounds(low=0, high=1)] = _SIM.eos_probability
     eos_token_id: Annotated[int, NotNegative] = _SIM.eos_token_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadConfig:
+    """Where KV blocks go that the KV cache has no room for."""
+
+    host_memory_bytes: Annotated[int | None, Positive] = None
+    """The host's memory for the blocks of one engine, all its workers together; null for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +156,7 @@ class EngineConfig:
     kv_cache_bytes: Annotated[int | None, Positive] = None
     """Memory for KV blocks of one worker, instead of a share of the GPU's or the machine's."""
     prefix_caching: bool = True
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
     max_num_seqs: Annotated[int | None, Positive] = None
     max_num_batched_tokens: Annotated[int | None, Positive] = None
     extra: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
@@ -223,24 +240,6 @@ class PoolConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
-    """How requests are placed."""
-
-    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "policy": "the least loaded replica is chosen, remove it",
-            "seed": "placement draws no random numbers, remove it",
-            "index": "cached prefixes are not tracked across replicas, remove it",
-        }
-    )
-
-    disaggregate: Annotated[
-        Disaggregate,
-        NotYet({"auto": "whether to disaggregate cannot be predicted, use 'always' or 'never'"}),
-    ] = Disaggregate.ALWAYS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
     """How long a request may take."""
 
@@ -283,14 +282,20 @@ class SideChannel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeConfig:
+    """How pairs of replicas are watched that hand KV blocks over."""
+
+    interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = 5.0
+    deadline_s: Annotated[float, Wait] = 2.0
+    """For each step of a probe; a pair that does not answer in it is not used until it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
     """How KV blocks move."""
 
     NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "require_rdma": "the transport cannot be checked, choose one with env.UCX_TLS",
-            "max_concurrent_pulls": "pulls have no limit, remove it",
-        }
+        {"require_rdma": "the transport cannot be checked, choose one with env.UCX_TLS"}
     )
 
     connector: Connector = Connector.NIXL
@@ -298,6 +303,9 @@ class TransferConfig:
     on_failure: OnFailure = OnFailure.RECOMPUTE
     lease_s: Annotated[float, Bounds(low=1, high=86_400)] = _LIMITS.lease_s
     """How long a prefill replica keeps a finished prompt's blocks for a pull."""
+    max_concurrent_pulls: Annotated[int | None, Positive] = 8
+    """Into one replica; further ones wait their turn. Null for no limit."""
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
     side_channel: SideChannel = field(default_factory=SideChannel)
     env: Annotated[Mapping[str, str | SecretRef], VariableName] = field(default_factory=dict)
     """Environment variables of engine processes, e.g. UCX_TLS."""
@@ -364,7 +372,6 @@ class DeploymentConfig:
 
     NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "slo": "latency objectives have no effect, remove it",
             "autoscaler": "replicas are not scaled by load, set pools.*.replicas.start",
             "tenants": "callers are not told apart, guard the endpoint with a proxy",
         }
@@ -373,6 +380,7 @@ class DeploymentConfig:
     version: Annotated[int, Bounds(low=1, high=1)]
     models: Annotated[Mapping[str, ModelConfig], ModelName]
     pools: Annotated[Mapping[str, PoolConfig], PoolName]
+    slo: SloConfig = field(default_factory=SloConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)

@@ -1,0 +1,21 @@
+"""Ranges and names that several keys share."""
+
+from __future__ import annotations
+
+from baton.config.fields import Names
+from baton.config.leaves import Bounds
+
+Positive = Bounds(low=1)
+NotNegative = Bounds(low=0)
+Port = Bounds(low=1, high=65535)
+Workers = Bounds(low=1, high=256)
+# Shorter waits than this are an error of unit, not a wish.
+Wait = Bounds(low=0.001, high=86_400)
+
+ModelName = Names(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "letters, digits, '.', '_', '/', '-'")
+PoolName = Names(
+    r"[a-z](?:[a-z0-9]|[_-](?=[a-z0-9])){0,47}",
+    "lower-case letters and digits with single '_' or '-' between them, a letter first",
+)
+VariableName = Names(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
+ArgumentName = Names(r"[a-z][a-z0-9_]*", "a vLLM argument with underscores, as max_loras")
