@@ -17,11 +17,12 @@ from baton.policy.placement import (
     NoRoute,
     NoRouteReason,
     PlacementQuery,
-    place,
-    place_decode,
+    Surroundings,
     place_release,
 )
 from tests.fakes.facts import replica_facts
+from tests.fakes.placers import placer
+from tests.fakes.timings import FixedLinks, FixedTimings
 
 QUERY = PlacementQuery(prompt_tokens=100)
 
@@ -48,6 +49,22 @@ def replica(  # noqa: PLR0913 - each is one aspect that some test varies
 
 def fleet(*views: ReplicaView) -> FleetView:
     return FleetView(at_s=0.0, replicas={view.replica_id: view for view in views})
+
+
+def around(view: FleetView) -> Surroundings:
+    return Surroundings(fleet=view, timings=FixedTimings(), links=FixedLinks())
+
+
+def place(query: PlacementQuery, view: FleetView, *, disaggregate: Disaggregate) -> Route | NoRoute:
+    decision = placer(disaggregate).place(query, around(view))
+    return decision if isinstance(decision, NoRoute) else decision.route
+
+
+def place_decode(
+    source: ReplicaView, view: FleetView, *, avoid: frozenset[str] = frozenset()
+) -> str | None:
+    query = replace(QUERY, avoid=avoid)
+    return placer().place_decode(query, source, around(view))
 
 
 def route(query: PlacementQuery, view: FleetView) -> Route:

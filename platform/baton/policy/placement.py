@@ -1,8 +1,7 @@
 """Placement: whether a request is disaggregated, and which replicas run its phases.
 
-Roles are hints, never walls: with no decode replica left a prefill replica runs both phases, and
-with no prefill replica the decode replica does. Among equals the least loaded wins, ties go to the
-smallest id, so the same view always gives the same route.
+What every placement policy is asked, what it may look at, and what it answers. Policies are in
+`predicted` (baton's own) and `baselines` (others', through `choosing`).
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from baton.domain.fleet import FleetView, ReplicaView, Role
-from baton.domain.handoff import Decision, HandoffMode, Route, RouteReason
+from baton.domain.fleet import FleetView, ReplicaView
+from baton.domain.handoff import Decision
 from baton.domain.request import LocalOnly
 from baton.perf.timing import EngineTiming
 from baton.policy.hits import NO_HITS, Hits
@@ -109,54 +108,6 @@ class Placer(Protocol):
         ...
 
 
-def placer(disaggregate: Disaggregate) -> Placer:
-    """Return the placement function for a configured preference."""
-
-    def place_with_preference(query: PlacementQuery, fleet: FleetView) -> Route | NoRoute:
-        return place(query, fleet, disaggregate=disaggregate)
-
-    return place_with_preference
-
-
-def place(
-    query: PlacementQuery, fleet: FleetView, *, disaggregate: Disaggregate
-) -> Route | NoRoute:
-    """Choose the replicas for a request; the reason says what forced the choice, if anything."""
-    usable = [view for view in fleet.replicas.values() if not view.draining]
-    if not usable:
-        known = bool(fleet.replicas)
-        return NoRoute(reason=NoRouteReason.ALL_DRAINING if known else NoRouteReason.NO_REPLICA)
-    decoders = [view for view in usable if view.facts.role is not Role.PREFILL]
-    if not decoders:
-        stand_in = least_loaded(_preferring_untried(usable, query.avoid))
-        return _local(stand_in, RouteReason.NO_DECODE_REPLICA)
-    decoder = least_loaded(_preferring_untried(decoders, query.avoid))
-    if query.local_only is not None:
-        return _local(decoder, RouteReason.LOCAL_ONLY)
-    if disaggregate is Disaggregate.NEVER:
-        return _local(decoder, RouteReason.DISAGGREGATION_OFF)
-    if decoder.facts.role is Role.MIXED:
-        return _local(decoder, RouteReason.MIXED_POOL)
-    return _disaggregated(decoder, usable, query.avoid)
-
-
-def place_decode(
-    source: ReplicaView, fleet: FleetView, *, avoid: frozenset[str] = frozenset()
-) -> str | None:
-    """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
-    candidates = [
-        view
-        for view in fleet.replicas.values()
-        if not view.draining
-        and view.facts.role is not Role.PREFILL
-        and view.replica_id != source.replica_id
-        and view.facts.layout == source.facts.layout
-    ]
-    if not candidates:
-        return None
-    return least_loaded(_preferring_untried(candidates, avoid)).replica_id
-
-
 def place_release(source: ReplicaView, fleet: FleetView) -> str | None:
     """Choose who tells `source` to free a ticket's blocks; None when nobody can.
 
@@ -172,38 +123,6 @@ def place_release(source: ReplicaView, fleet: FleetView) -> str | None:
     return least_loaded(serving or candidates).replica_id if candidates else None
 
 
-def _disaggregated(
-    decoder: ReplicaView, usable: Iterable[ReplicaView], avoid: frozenset[str]
-) -> Route:
-    prefillers = [
-        view for view in usable if view.facts.role is Role.PREFILL and view.replica_id not in avoid
-    ]
-    if not prefillers:
-        return _local(decoder, RouteReason.NO_PREFILL_REPLICA)
-    compatible = [view for view in prefillers if view.facts.layout == decoder.facts.layout]
-    if not compatible:
-        return _local(decoder, RouteReason.INCOMPATIBLE)
-    return Route(
-        mode=HandoffMode.PULL,
-        prefill_replica_id=least_loaded(compatible).replica_id,
-        decode_replica_id=decoder.replica_id,
-        reason=RouteReason.DISAGGREGATED,
-    )
-
-
-def _local(view: ReplicaView, reason: RouteReason) -> Route:
-    return Route(
-        mode=HandoffMode.LOCAL,
-        prefill_replica_id=None,
-        decode_replica_id=view.replica_id,
-        reason=reason,
-    )
-
-
-def _preferring_untried(views: list[ReplicaView], avoid: frozenset[str]) -> list[ReplicaView]:
-    return [view for view in views if view.replica_id not in avoid] or views
-
-
 def least_loaded(views: Iterable[ReplicaView]) -> ReplicaView:
     """The view with the least work; ties go to the smallest id."""
     return min(views, key=load_key)
@@ -211,11 +130,10 @@ def least_loaded(views: Iterable[ReplicaView]) -> ReplicaView:
 
 def load_key(view: ReplicaView) -> tuple[int, int, str]:
     """What least loaded means: fewest requests, then fewest tokens to compute, then by id."""
-    # The snapshot counts our own requests too, though late; the larger of the two covers both
-    # what others sent since and what we sent since.
+    # Reports and what was sent since; or what is known to be there, where reports are missing.
     reported = view.load.running_requests + view.load.queued_requests
     return (
-        max(view.inflight_legs, reported),
-        max(view.inflight_tokens, view.load.queued_tokens),
+        max(view.inflight_legs, reported + view.unseen_legs),
+        max(view.inflight_tokens, view.load.queued_tokens + view.unseen_tokens),
         view.replica_id,
     )

@@ -53,7 +53,7 @@ class PredictedOptions:
     disaggregate: Disaggregate = Disaggregate.AUTO
     ttft_slo_s: float | None = None
     tpot_slo_s: float | None = None
-    shortlist: int = 6
+    shortlist: int = 4
     """Holders of the prompt's prefix, and others, that are looked at for each phase."""
 
     def __post_init__(self) -> None:
@@ -125,11 +125,9 @@ class PredictedPlacer:
     def _costs(
         self, query: PlacementQuery, around: Surroundings, ids: Sequence[str]
     ) -> list[ReplicaCost]:
-        fleet = around.fleet
-        return [
-            replica_cost(query, fleet.replicas[one], around.timings, fleet.at_s)
-            for one in self._shortlist(query, fleet, ids)
-        ]
+        chosen = self._shortlist(query, around.fleet, ids)
+        replicas = around.fleet.replicas
+        return _costs_of(query, around, [replicas[one] for one in chosen])
 
     def _shortlist(
         self, query: PlacementQuery, fleet: FleetView, ids: Sequence[str]
@@ -175,7 +173,7 @@ class PredictedPlacer:
 
     def _local(self, query: PlacementQuery, cost: ReplicaCost, reason: RouteReason) -> _Way:
         uncached = query.prompt_tokens - cost.hit_tokens
-        harm_s = cost.running * (cost.join_s + delay_s(cost.timing, uncached))
+        harm_s = _harm_s(cost, uncached)
         option = Option(
             HandoffMode.LOCAL,
             None,
@@ -194,7 +192,9 @@ class PredictedPlacer:
     def _remotes(
         self, query: PlacementQuery, around: Surroundings, decoders: Sequence[ReplicaCost]
     ) -> list[_Way]:
-        ids = [one for one in around.fleet.roster.prefill if one not in query.avoid]
+        ids: Sequence[str] = around.fleet.roster.prefill
+        if query.avoid:
+            ids = [one for one in ids if one not in query.avoid]
         prefillers = self._costs(query, around, ids) if ids else []
         prefillers.sort(key=lambda cost: (cost.queue_s + cost.prefill_s, cost.view.replica_id))
         decoders = sorted(decoders, key=lambda cost: (cost.queue_s, cost.running))
@@ -217,7 +217,8 @@ class PredictedPlacer:
                     continue
                 uncached = query.prompt_tokens - source.hit_tokens
                 harm_s = target.running * target.join_s
-                harm_s += source.running * delay_s(source.timing, uncached)
+                if source.running:
+                    harm_s += source.running * delay_s(source.timing, uncached)
                 option = Option(
                     HandoffMode.PULL,
                     source.view.replica_id,
@@ -246,7 +247,7 @@ class PredictedPlacer:
                 continue
             if not view.facts.prefix_fetch:
                 continue
-            holder = replica_cost(query, view, around.timings, fleet.at_s)
+            (holder,) = _costs_of(query, around, [view])
             for target in sorted(decoders, key=lambda cost: (cost.queue_s, cost.running))[:_PAIRS]:
                 if target.hit_tokens < holder.hit_tokens and target.view is not view:
                     way = self._fetch(query, around, holder, target)
@@ -278,7 +279,7 @@ class PredictedPlacer:
             target.timing.prefill_s(rest, running=target.running),
             transfer_s,
             max(0.0, target.queue_s - handed_out_s - transfer_s),  # it waits meanwhile
-            target.running * (target.join_s + delay_s(target.timing, rest)),
+            _harm_s(target, rest),
         )
         reason = RouteReason.PREFIX_FETCH
         return self._way(query, option, target, reason, prefill_tokens=tokens + 1)
@@ -376,6 +377,24 @@ class PredictedPlacer:
             if way.option.decode_replica_id == wanted:
                 return way
         return None
+
+
+def _costs_of(
+    query: PlacementQuery, around: Surroundings, views: Iterable[ReplicaView]
+) -> list[ReplicaCost]:
+    timings, at_s = around.timings, around.fleet.at_s
+    output_tokens = timings.expected_output_tokens(query.max_tokens)
+    return [
+        replica_cost(query, view, timings.of(view), output_tokens=output_tokens, at_s=at_s)
+        for view in views
+    ]
+
+
+def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:
+    """What the streams on a replica lose by one that computes so much of its prompt there."""
+    if not cost.running:
+        return 0.0
+    return cost.running * (cost.join_s + delay_s(cost.timing, prompt_tokens))
 
 
 def _rank(way: _Way) -> tuple[float, float, int, str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from baton.domain.fleet import ReplicaView, Role
 from baton.perf.timing import EngineTiming
 from baton.policy.hits import Hit
-from baton.policy.placement import PlacementQuery, Timings
+from baton.policy.placement import PlacementQuery
 
 
 class ReplicaCost(NamedTuple):
@@ -40,17 +40,25 @@ class ReplicaCost(NamedTuple):
 
 
 def replica_cost(
-    query: PlacementQuery, view: ReplicaView, timings: Timings, at_s: float
+    query: PlacementQuery,
+    view: ReplicaView,
+    timing: EngineTiming,
+    *,
+    output_tokens: float,
+    at_s: float,
 ) -> ReplicaCost:
-    """Predict one replica's part, from its last report and what was sent to it since."""
-    timing, load, facts = timings.of(view), view.load, view.facts
+    """Predict one replica's part, from its last report and what was sent to it since.
+
+    Asked for every candidate of every request, hence plain sums and few calls.
+    """
+    load, facts = view.load, view.facts
     hit = query.hits.of(view.replica_id)
     hit_tokens = usable_tokens(hit, query.prompt_tokens, facts.block_size_tokens)
     # A pure prefill replica runs nothing but prefills: those are its queue, not its streams.
-    streams = 0 if facts.role is Role.PREFILL else load.running_requests + load.pulling_requests
-    running = streams + (0 if facts.role is Role.PREFILL else view.unseen_legs)
+    running = 0
+    if facts.role is not Role.PREFILL:
+        running = load.running_requests + load.pulling_requests + view.unseen_legs
     context = int(load.kv_used_fraction * facts.kv_blocks) * facts.block_size_tokens
-    output_tokens = timings.expected_output_tokens(query.max_tokens)
     step_s = timing.step_s(running=running + 1, context_tokens=context)
     prefill_s = timing.prefill_s(
         query.prompt_tokens - hit_tokens, running=running, context_tokens=context

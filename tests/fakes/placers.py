@@ -1,0 +1,15 @@
+"""Placers for tests that care about something else."""
+
+from __future__ import annotations
+
+from random import Random
+
+from baton.policy.baselines.plain import choose_least_loaded
+from baton.policy.choosing import ChooserPlacer
+from baton.policy.placement import Disaggregate, Placer
+
+
+def placer(disaggregate: Disaggregate = Disaggregate.ALWAYS) -> Placer:
+    """Whoever has least to do; ties go to the smallest id, so that tests can foretell routes."""
+    rng = Random(0)
+    return ChooserPlacer("least-loaded", choose_least_loaded, disaggregate=disaggregate, rng=rng)
