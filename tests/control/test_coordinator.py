@@ -21,9 +21,10 @@ from baton.domain.events import LegsAborted, ReplicaJoined, RequestArrived, Step
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import HandoffMode, LegFailure, LegKind, LegOutput, RouteReason
 from baton.domain.request import FinishReason, LocalOnly, Phase
-from baton.policy.placement import Disaggregate, placer
+from baton.policy.placement import Disaggregate
 from tests.control.world import LIMITS, World, request
 from tests.fakes.facts import replica_facts
+from tests.fakes.placers import placer
 
 
 def only_leg(world: World) -> str:

@@ -31,8 +31,9 @@ from baton.domain.events import (
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
-from baton.policy.placement import Disaggregate, placer
+from baton.policy.placement import Disaggregate
 from tests.fakes.facts import replica_facts
+from tests.fakes.placers import placer
 
 LIMITS = CoordinatorLimits(max_requests=64, max_queued=16, max_failures=50)
 

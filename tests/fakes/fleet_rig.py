@@ -13,12 +13,13 @@ from baton.domain.errors import BatonError
 from baton.domain.fleet import Role
 from baton.domain.request import LocalOnly, Request
 from baton.engine.sim import SimEngine, SimSettings
-from baton.policy.placement import Disaggregate, placer
+from baton.policy.placement import Disaggregate
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import HostOptions, ReplicaHost
+from tests.fakes.placers import placer
 from tests.fakes.scripted_engine import Watch
 
 FAST_LINK = LinkOptions(beat_s=0.05, liveness_s=1.0, reconnect_s=0.02, reconnect_max_s=0.2)

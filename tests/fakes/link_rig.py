@@ -13,7 +13,7 @@ from typing import TypeVar
 import zmq
 
 from baton.domain.events import Event, LegsAborted, ReplicaJoined, ReplicaLost, StepProduced
-from baton.runtime.link import frames
+from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import HostOptions, ReplicaHost
@@ -43,6 +43,10 @@ class EventLog:
         """Wait for the `count`-th event of a kind."""
         await self._watch.until(lambda: len(self.of(kind)) >= count, timeout_s)
         return self.of(kind)[count - 1]
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Wait until something holds that events bring about."""
+        await self._watch.until(holds, timeout_s)
 
     async def wait_tokens(self, leg_id: str, count: int, timeout_s: float = 5.0) -> list[int]:
         """Wait until a leg has produced `count` tokens; returns all of its tokens."""
@@ -150,13 +154,13 @@ class RawPeer:
         return await asyncio.to_thread(self.socket.recv_multipart)
 
     async def hello(self, coordinator_id: str = "raw", session: str = "s") -> frames.FromReplica:
-        await self.send(*frames.encode(frames.Hello(frames.PROTOCOL, coordinator_id, session)))
+        await self.send(*codec.encode(frames.Hello(frames.PROTOCOL, coordinator_id, session)))
         return await self.next_frame()
 
     async def next_frame(self, *skip: type[frames.FromReplica]) -> frames.FromReplica:
         """Return the next frame from the replica that is none of the kinds to skip."""
         while True:
-            frame = frames.decode_from_replica(await self.receive())
+            frame = codec.decode_from_replica(await self.receive())
             if not isinstance(frame, skip):
                 return frame
 

@@ -12,10 +12,11 @@ from baton.domain.errors import BatonError, NoCapacity
 from baton.domain.events import ReplicaJoined, StepProduced
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.domain.request import FinishReason, Phase, Request
-from baton.policy.placement import Disaggregate, placer
+from baton.policy.placement import Disaggregate
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
 from tests.fakes.facts import replica_facts
+from tests.fakes.placers import placer
 
 SOON_S = 5.0
 
@@ -33,6 +34,8 @@ class Outside:
         self.submitted: list[tuple[str, Leg]] = []
         self.aborted: list[tuple[str, tuple[str, ...]]] = []
         self.released: list[tuple[str, Ticket]] = []
+        self.synced: list[str] = []
+        self.checked: list[tuple[str, str, str]] = []
         self.delivered: list[Delivery] = []
         self.failed: dict[str, BatonError] = {}
         self.records: list[RequestRecord] = []
@@ -50,6 +53,12 @@ class Outside:
 
     def release(self, replica_id: str, ticket: Ticket) -> None:
         self.released.append((replica_id, ticket))
+
+    def sync_cache(self, replica_id: str) -> None:
+        self.synced.append(replica_id)
+
+    def check_side_channel(self, replica_id: str, source_id: str, address: str) -> None:
+        self.checked.append((replica_id, source_id, address))
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         self.delivered.extend(deliveries)

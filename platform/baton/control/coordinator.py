@@ -18,21 +18,25 @@ from typing import assert_never
 
 from baton.control.fleet_table import FleetTable
 from baton.control.journey import BROKEN, Journeys
+from baton.control.knowledge import Knowledge
 from baton.control.ledger import Entry, request_of
 from baton.control.legs import ClosingLeg, LegBook
 from baton.control.limits import CoordinatorLimits
-from baton.domain.commands import Command, Deliver, Delivery
+from baton.domain.commands import Command, Deliver, Delivery, SyncCache
 from baton.domain.errors import EngineFailed, PromptTooLong, QueueFull, Rejected
 from baton.domain.events import (
+    CacheChanged,
     Event,
     LegFailed,
     LegsAborted,
+    LinksReported,
     LoadReported,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLost,
     RequestArrived,
     RequestsCancelled,
+    SideChannelChecked,
     StepProduced,
     TimePassed,
 )
@@ -40,16 +44,34 @@ from baton.domain.fleet import FleetView, LossReason, ReplicaFacts
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
 from baton.domain.request import LocalOnly, Phase, Request
 from baton.policy.placement import Placer
+from baton.policy.prefix_index import IndexOptions, PrefixIndex
+
+NOT_THE_LINK = frozenset({LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFailure.DRAINING})
+"""Failures of a decode leg that say nothing of the way its blocks would have taken."""
 
 
 class Coordinator:
     """The brain of one ingress replica. `handle` is never called re-entrantly."""
 
-    def __init__(self, *, limits: CoordinatorLimits, placer: Placer) -> None:
+    def __init__(
+        self,
+        *,
+        limits: CoordinatorLimits,
+        placer: Placer,
+        index: IndexOptions | None = None,
+        seed: int = 0,
+    ) -> None:
         self._limits = limits
         self._fleet = FleetTable()
         self._legs = LegBook(self._fleet)
-        self._journeys = Journeys(limits=limits, placer=placer, fleet=self._fleet, legs=self._legs)
+        self.knowledge = Knowledge(self._fleet, PrefixIndex(index, seed=seed))
+        self._journeys = Journeys(
+            limits=limits,
+            placer=placer,
+            fleet=self._fleet,
+            legs=self._legs,
+            knowledge=self.knowledge,
+        )
         self.ignored_events = 0
         """Outputs, failures and arrivals that belong to nothing known; late frames mostly."""
 
@@ -71,8 +93,10 @@ class Coordinator:
                 self._on_aborted(event.leg_ids)
             case TimePassed():
                 self._on_time(now_s)
-            case ReplicaJoined() | ReplicaLost() | ReplicaDraining() | LoadReported():
-                self._on_replica_event(event, now_s)
+            case ReplicaJoined() | ReplicaLost() | ReplicaDraining():
+                self._on_membership(event, now_s)
+            case LoadReported() | CacheChanged() | LinksReported() | SideChannelChecked():
+                self._on_report(event, now_s)
             case _:
                 assert_never(event)
         return self._journeys.commands
@@ -102,6 +126,10 @@ class Coordinator:
     def phases(self) -> dict[str, Phase]:
         """The phase of every request in flight, by request id."""
         return {request_id: entry.phase for request_id, entry in self._journeys.entries.items()}
+
+    def leases(self) -> dict[str, int]:
+        """How many of our handoffs each replica keeps blocks for, by replica."""
+        return self._journeys.leases()
 
     def unconfirmed_aborts(self) -> int:
         """Legs that were given up and whose replicas have not said yet that they are gone."""
@@ -157,14 +185,14 @@ class Coordinator:
                 continue
             entry = self._journeys.entries[placed.leg.request_id]
             if placed.leg.kind is LegKind.PREFILL:
-                self._journeys.take_prefill(entry, output, event.replica_id, now_s)
+                self._journeys.take_prefill(entry, output, placed, now_s)
             elif output.finish in BROKEN:
                 why = f"the engine ended it in {output.finish}"
                 if entry.phase is Phase.TRANSFER:
                     entry.local_only = LocalOnly.HANDOFF_FAILED
                 self._journeys.broken(entry, event.replica_id, why, now_s)
             else:
-                deliveries.append(self._journeys.take_tokens(entry, output, now_s))
+                deliveries.append(self._journeys.take_tokens(entry, output, placed, now_s))
         if deliveries:
             # First, so that a client has its last token before its request is recorded as ended.
             self._journeys.commands.insert(0, Deliver(deliveries=tuple(deliveries)))
@@ -183,6 +211,8 @@ class Coordinator:
             self.ignored_events += 1
 
     def _on_leg_failed(self, event: LegFailed, now_s: float) -> None:
+        if not event.sent:
+            self._fleet.unsent(event.replica_id, event.leg_id)
         placed = self._legs.running(event.leg_id)
         if placed is None or placed.replica_id != event.replica_id:
             self._on_late_failure(event.leg_id, now_s)
@@ -195,6 +225,8 @@ class Coordinator:
             return
         if event.failure is LegFailure.KV_LOAD_FAILED:
             entry.local_only = LocalOnly.HANDOFF_FAILED
+        if event.failure in NOT_THE_LINK:
+            self._journeys.end_flow(entry, now_s)
         why = f"{event.failure} {event.why}".strip()
         self._journeys.broken(entry, event.replica_id, why, now_s)
 
@@ -217,8 +249,8 @@ class Coordinator:
 
     # -------------------------------------------------------------- replicas and time
 
-    def _on_replica_event(
-        self, event: ReplicaJoined | ReplicaLost | ReplicaDraining | LoadReported, now_s: float
+    def _on_membership(
+        self, event: ReplicaJoined | ReplicaLost | ReplicaDraining, now_s: float
     ) -> None:
         match event:
             case ReplicaJoined():
@@ -227,19 +259,39 @@ class Coordinator:
                 self._on_lost(event, now_s)
             case ReplicaDraining():
                 self._fleet.drain(event.replica_id)
+
+    def _on_report(
+        self,
+        event: LoadReported | CacheChanged | LinksReported | SideChannelChecked,
+        now_s: float,
+    ) -> None:
+        replica_id, missing = event.replica_id, False
+        match event:
             case LoadReported():
-                self._fleet.report(event.replica_id, event.load, now_s)
+                received = event.received_legs
+                self._fleet.report(replica_id, event.load, now_s, received_legs=received)
+                missing = self.knowledge.reported(replica_id, event.load, now_s)
+            case CacheChanged():
+                missing = self.knowledge.cache_changed(replica_id, event.update, now_s)
+            case LinksReported():
+                self.knowledge.links_reported(replica_id, event.links, now_s)
+            case SideChannelChecked():
+                pass
+        if missing:
+            self._journeys.commands.append(SyncCache(replica_id=replica_id))
 
     def _on_joined(self, facts: ReplicaFacts, now_s: float) -> None:
         if facts.replica_id in self._fleet:
             lost = ReplicaLost(replica_id=facts.replica_id, reason=LossReason.OUT_OF_STEP)
             self._on_lost(lost, now_s)
         self._fleet.join(facts, now_s)
+        self.knowledge.joined(facts)
         self._journeys.serve_queue(now_s)
 
     def _on_lost(self, event: ReplicaLost, now_s: float) -> None:
         running, closing = self._legs.on_replica(event.replica_id)
         self._fleet.lose(event.replica_id)
+        self.knowledge.lost(event.replica_id)
         for gone in closing:
             self._legs.confirm(gone.placed.leg.leg_id)
             self._release_orphan(gone, now_s)

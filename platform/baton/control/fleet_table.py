@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from baton.domain.fleet import FleetView, Load, ReplicaFacts, ReplicaView
+from baton.domain.fleet import FleetView, Load, ReplicaFacts, ReplicaView, Roster
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What we have sent to one life of a replica."""
+
+    legs: int = 0
+    """How many, in all; the replica counts them too."""
+    unseen: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By leg: its number, and its tokens. In order; not in the last snapshot, as far as we know."""
 
 
 class FleetTable:
-    """Frozen views by replica id; a change replaces one view, so a snapshot costs nothing."""
+    """Frozen views by replica id; a change replaces one view, so a snapshot costs nothing.
+
+    A load snapshot is a little old when it arrives, and does not know of what was sent meanwhile.
+    Replicas therefore say how many of our legs each snapshot knows of; later ones are *unseen* and
+    counted on top of it.
+    """
 
     def __init__(self) -> None:
         self._views: dict[str, ReplicaView] = {}
+        self._sent: dict[str, _Sent] = {}
         self._readonly = MappingProxyType(self._views)
+        self._roster = Roster()
 
     def __contains__(self, replica_id: str) -> bool:
         return replica_id in self._views
@@ -27,31 +44,88 @@ class FleetTable:
 
     def view(self, at_s: float) -> FleetView:
         """What a decision made now sees."""
-        return FleetView(at_s=at_s, replicas=self._readonly)
+        return FleetView(at_s=at_s, replicas=self._readonly, known_roster=self._roster)
 
     def join(self, facts: ReplicaFacts, now_s: float) -> None:
         """Add a replica with nothing in flight on it."""
         self._views[facts.replica_id] = ReplicaView(facts=facts, load_at_s=now_s)
+        self._sent[facts.replica_id] = _Sent()
+        self._roster = Roster.of(self._views)
 
     def lose(self, replica_id: str) -> None:
         """Forget a replica; unknown ids are ignored."""
-        self._views.pop(replica_id, None)
+        if self._views.pop(replica_id, None) is not None:
+            del self._sent[replica_id]
+            self._roster = Roster.of(self._views)
 
     def drain(self, replica_id: str) -> None:
         """Mark a replica as taking no new work."""
         if view := self._views.get(replica_id):
             self._views[replica_id] = replace(view, draining=True)
+            self._roster = Roster.of(self._views)
 
-    def report(self, replica_id: str, load: Load, now_s: float) -> None:
-        """Keep a load snapshot."""
+    def report(
+        self, replica_id: str, load: Load, now_s: float, *, received_legs: int | None = None
+    ) -> None:
+        """Keep a load snapshot, which knows of our first `received_legs` legs; None: of all."""
         if view := self._views.get(replica_id):
-            self._views[replica_id] = replace(view, load=load, load_at_s=now_s)
+            unseen = self._sent[replica_id].unseen
+            for leg_id, (number, _) in tuple(unseen.items()):
+                if received_legs is not None and number > received_legs:
+                    break
+                del unseen[leg_id]
+            self._views[replica_id] = _with_unseen(
+                replace(view, load=load, load_at_s=now_s), unseen
+            )
 
-    def charge(self, replica_id: str, *, legs: int, tokens: int) -> None:
-        """Add to (or, with negative numbers, take from) our own work in flight on a replica."""
+    def begin(self, replica_id: str, leg_id: str, tokens: int) -> None:
+        """A leg was sent to a replica, which must compute so many prompt tokens for it."""
         if view := self._views.get(replica_id):
+            sent = self._sent[replica_id]
+            sent.legs += 1
+            sent.unseen[leg_id] = (sent.legs, tokens)
             self._views[replica_id] = replace(
                 view,
-                inflight_legs=view.inflight_legs + legs,
+                inflight_legs=view.inflight_legs + 1,
                 inflight_tokens=view.inflight_tokens + tokens,
+                unseen_legs=view.unseen_legs + 1,
+                unseen_tokens=view.unseen_tokens + tokens,
             )
+
+    def end(self, replica_id: str, leg_id: str, tokens: int) -> None:
+        """A leg that was begun is over."""
+        if view := self._views.get(replica_id):
+            unseen = self._sent[replica_id].unseen
+            was_unseen = unseen.pop(leg_id, None) is not None
+            self._views[replica_id] = replace(
+                view,
+                inflight_legs=view.inflight_legs - 1,
+                inflight_tokens=view.inflight_tokens - tokens,
+                unseen_legs=view.unseen_legs - was_unseen,
+                unseen_tokens=view.unseen_tokens - was_unseen * tokens,
+            )
+
+    def unsent(self, replica_id: str, leg_id: str) -> None:
+        """A leg that was begun never left: the replica will not count it."""
+        sent = self._sent.get(replica_id)
+        if sent is None or leg_id not in sent.unseen:
+            return
+        gone, _ = sent.unseen[leg_id]
+        sent.legs -= 1
+        sent.unseen = {
+            other: (number - (number > gone), tokens)
+            for other, (number, tokens) in sent.unseen.items()
+        }
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when a view disagrees with what was sent."""
+        assert self._roster == Roster.of(self._views), "the roster is not that of the views"
+        for replica_id, view in self._views.items():
+            assert view == _with_unseen(view, self._sent[replica_id].unseen), (
+                f"{replica_id}: unseen"
+            )
+
+
+def _with_unseen(view: ReplicaView, unseen: dict[str, tuple[int, int]]) -> ReplicaView:
+    tokens = sum(tokens for _, tokens in unseen.values())
+    return replace(view, unseen_legs=len(unseen), unseen_tokens=tokens)

@@ -6,12 +6,14 @@ commands that follow. Which request an event is about is the coordinator's busin
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
-from baton.control.ledger import Entry
-from baton.control.legs import LegBook
+from baton.control.knowledge import Knowledge
+from baton.control.ledger import Entry, Flow
+from baton.control.legs import LegBook, PlacedLeg
 from baton.control.limits import CoordinatorLimits
 from baton.domain.commands import (
     AbortLegs,
@@ -31,9 +33,10 @@ from baton.domain.errors import (
     NotResumable,
     QueueFull,
 )
-from baton.domain.handoff import HandoffMode, Lease, LegKind, LegOutput, Route, Ticket
+from baton.domain.handoff import Decision, HandoffMode, Lease, Leg, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Phase
-from baton.policy.placement import NoRoute, Placer, place_decode, place_release
+from baton.policy.placement import NoRoute, PlacementQuery, Placer, place_release
+from baton.policy.replica_cost import usable_tokens
 
 BROKEN = frozenset({FinishReason.ERROR, FinishReason.ABORT})
 RUNS = frozenset({Phase.PREFILL, Phase.TRANSFER, Phase.DECODE})
@@ -43,7 +46,13 @@ class Journeys:
     """The requests in flight, their queue and deadlines, and the commands they give rise to."""
 
     def __init__(
-        self, *, limits: CoordinatorLimits, placer: Placer, fleet: FleetTable, legs: LegBook
+        self,
+        *,
+        limits: CoordinatorLimits,
+        placer: Placer,
+        fleet: FleetTable,
+        legs: LegBook,
+        knowledge: Knowledge,
     ) -> None:
         self.limits = limits
         self.entries: dict[str, Entry] = {}
@@ -54,6 +63,7 @@ class Journeys:
         self._placer = placer
         self._fleet = fleet
         self._legs = legs
+        self._knowledge = knowledge
 
     # -------------------------------------------------------------- placement
 
@@ -63,33 +73,46 @@ class Journeys:
         With `hold_if_tried`, a route over a replica that has just failed this request waits a
         moment first: a replica that refuses at once would otherwise use up every attempt at once.
         """
-        route = self._placer(entry.query(), self._fleet.view(now_s))
-        if isinstance(route, NoRoute):
-            self.enqueue(entry, now_s, why=route.reason)
-        elif hold_if_tried and route.decode_replica_id in entry.avoid:
+        query = self._knowledge.query(entry, now_s)
+        decision = self._placer.place(query, self._knowledge.around(now_s))
+        if isinstance(decision, NoRoute):
+            self.enqueue(entry, now_s, why=decision.reason)
+        elif hold_if_tried and decision.route.decode_replica_id in entry.avoid:
             self.enqueue(entry, now_s, why="every replica has just failed it")
             self.retry_at_s = self.retry_at_s or now_s + self.limits.retry_s
         else:
-            self._follow(entry, route, now_s)
+            self._follow(entry, query, decision, now_s)
 
-    def _follow(self, entry: Entry, route: Route, now_s: float) -> None:
+    def _follow(
+        self, entry: Entry, query: PlacementQuery, decision: Decision, now_s: float
+    ) -> None:
+        route = decision.route
         self.queue.pop(entry.request_id, None)
+        entry.decisions.append(decision)
         entry.routes.append(route)
         entry.move(Phase.PREFILL)
         entry.first_token_due_at_s = now_s + self.limits.first_token_s
         self.wait_until(entry, entry.first_token_due_at_s)
         if route.mode is HandoffMode.LOCAL:
-            self._begin(entry, route.decode_replica_id, LegKind.LOCAL)
+            replica_id, leg = route.decode_replica_id, entry.next_leg(LegKind.LOCAL)
         else:
             assert route.prefill_replica_id is not None, "a PULL route names a prefill replica"
-            self._begin(entry, route.prefill_replica_id, LegKind.PREFILL)
+            replica_id = route.prefill_replica_id
+            leg = entry.next_leg(LegKind.PREFILL, prefill_tokens=route.prefill_tokens)
+        tokens = len(leg.prompt_token_ids)
+        self._begin(entry, leg, replica_id, tokens - self._held(query, replica_id, tokens))
+        self._knowledge.sent(entry, replica_id, tokens, now_s)
 
-    def _begin(
-        self, entry: Entry, replica_id: str, kind: LegKind, ticket: Ticket | None = None
-    ) -> None:
-        leg = entry.next_leg(kind, ticket)
+    def _held(self, query: PlacementQuery, replica_id: str, tokens: int) -> int:
+        """How many of so many leading tokens a replica need not compute."""
+        view = self._fleet.get(replica_id)
+        if view is None:
+            return 0
+        return usable_tokens(query.hits.of(replica_id), tokens, view.facts.block_size_tokens)
+
+    def _begin(self, entry: Entry, leg: Leg, replica_id: str, tokens: int) -> None:
         entry.leg_id = leg.leg_id
-        self._legs.begin(leg, replica_id)
+        self._legs.begin(leg, replica_id, tokens)
         self.commands.append(SubmitLeg(replica_id=replica_id, leg=leg))
 
     def enqueue(self, entry: Entry, now_s: float, *, why: str) -> None:
@@ -115,23 +138,28 @@ class Journeys:
 
     # -------------------------------------------------------------- tokens and handoff
 
-    def take_tokens(self, entry: Entry, output: LegOutput, now_s: float) -> Delivery:
+    def take_tokens(
+        self, entry: Entry, output: LegOutput, leg: PlacedLeg, now_s: float
+    ) -> Delivery:
         """Journal the tokens of a local or decode leg and pass them on."""
-        if output.cached_tokens is not None and entry.cached_tokens is None:
-            entry.cached_tokens = output.cached_tokens
+        if output.cached_tokens is not None:
+            self._note_cached(entry, leg, output.cached_tokens, now_s)
         if output.token_ids:
             if entry.first_token_at_s is None:
                 entry.first_token_at_s = now_s
+                self._knowledge.first_token(entry, leg.replica_id, now_s)
             entry.last_token_at_s = now_s
             entry.generated.extend(output.token_ids)
             if entry.phase is not Phase.DECODE:
                 entry.move(Phase.DECODE)
                 # The pull is over: the engines have ended the lease between themselves.
                 entry.lease = None
+                self.end_flow(entry, now_s, landed=True)
             self.wait_until(entry, now_s + self.limits.stall_s)
         if output.finish is not None:
             self._legs.end(output.leg_id)
             entry.leg_id = None
+            self._knowledge.finished(entry, leg.replica_id, now_s)
             self.end(entry, Phase.FINISHED, now_s, reason=output.finish)
         return Delivery(
             entry.request_id,
@@ -142,14 +170,25 @@ class Journeys:
             output.detail,
         )
 
-    def take_prefill(self, entry: Entry, output: LegOutput, replica_id: str, now_s: float) -> None:
+    def _note_cached(self, entry: Entry, placed: PlacedLeg, tokens: int, now_s: float) -> None:
+        if entry.cached_tokens is None:
+            entry.cached_tokens = tokens
+        if placed.leg.kind is not LegKind.DECODE:  # there, fetched blocks count as cached too
+            self._knowledge.computed(entry, placed.replica_id, tokens, now_s)
+
+    def take_prefill(
+        self, entry: Entry, output: LegOutput, placed: PlacedLeg, now_s: float
+    ) -> None:
         """Go from a finished prefill leg to the decode leg; its own token is not used.
 
         The decode replica computes the last prompt position again and samples the first token,
         so that sampling state lives in one engine only.
         """
+        if output.cached_tokens is not None:
+            self._note_cached(entry, placed, output.cached_tokens, now_s)
         if output.finish is None:
             return
+        replica_id = placed.replica_id
         if output.ticket is None or output.finish in BROKEN:
             # Such an engine can not hand this prompt off: one replica shall run both phases.
             entry.local_only = LocalOnly.HANDOFF_FAILED
@@ -157,7 +196,6 @@ class Journeys:
             return
         self._legs.end(output.leg_id)
         entry.leg_id = None
-        entry.cached_tokens = output.cached_tokens
         entry.prefill_done_at_s = now_s
         entry.handed_off_blocks = output.ticket.blocks
         entry.lease = self.lease(entry.request_id, output.leg_id, replica_id, output.ticket, now_s)
@@ -165,9 +203,10 @@ class Journeys:
 
     def _hand_off(self, entry: Entry, source_id: str, ticket: Ticket, now_s: float) -> None:
         """Choose the decode replica now, not when prefill began: loads have changed since."""
-        fleet = self._fleet.view(now_s)
-        source = fleet.replicas.get(source_id)
-        target = None if source is None else place_decode(source, fleet, avoid=entry.avoid)
+        query = self._knowledge.query(entry, now_s)
+        source = self._fleet.get(source_id)
+        around = self._knowledge.around(now_s)
+        target = None if source is None else self._placer.place_decode(query, source, around)
         if target is None:
             entry.local_only = LocalOnly.HANDOFF_FAILED
             self.release(entry, now_s)
@@ -176,12 +215,45 @@ class Journeys:
         entry.routes[-1] = replace(entry.routes[-1], decode_replica_id=target)
         entry.move(Phase.TRANSFER)
         self.wait_until(entry, min(now_s + self.limits.transfer_s, entry.first_token_due_at_s))
-        self._begin(entry, target, LegKind.DECODE, ticket)
+        leg = entry.next_leg(LegKind.DECODE, ticket=ticket, source_id=source_id)
+        tokens = len(leg.prompt_token_ids)
+        here = max(ticket.tokens, self._held(query, target, tokens))
+        self._begin_flow(entry, leg.leg_id, target, ticket, now_s)
+        self._begin(entry, leg, target, max(0, tokens - here))
+        self._knowledge.sent(entry, target, tokens, now_s)
+
+    def _begin_flow(
+        self, entry: Entry, leg_id: str, target_id: str, ticket: Ticket, now_s: float
+    ) -> None:
+        assert entry.lease is not None, "blocks are only pulled under a lease"
+        source_id, view = entry.lease.replica_id, self._fleet.get(target_id)
+        block_bytes = 0 if view is None else view.facts.kv_block_bytes
+        entry.flow = Flow(leg_id, source_id, target_id)
+        self._knowledge.links.begin(
+            leg_id,
+            source_id=source_id,
+            target_id=target_id,
+            moved_bytes=ticket.blocks * block_bytes,
+            now_s=now_s,
+        )
+
+    def end_flow(
+        self, entry: Entry, now_s: float, *, landed: bool = False, failed: str | None = None
+    ) -> None:
+        """The transfer is over, if there was one; with `failed`, the link pays for it."""
+        flow, entry.flow = entry.flow, None
+        if flow is None:
+            return
+        self._knowledge.links.end(flow.leg_id, now_s, landed=landed)
+        alive = flow.source_id in self._fleet and flow.target_id in self._fleet
+        if failed is not None and alive:
+            self._knowledge.links.failed(flow.source_id, flow.target_id, now_s, failed)
 
     # -------------------------------------------------------------- trouble
 
     def broken(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
         """The running leg is over without a result; there is nothing left to abort."""
+        self.end_flow(entry, now_s, failed=why)
         self.drop_leg(entry)
         self._try_elsewhere(entry, replica_id, why, now_s)
 
@@ -189,6 +261,7 @@ class Journeys:
         """Abort the running leg, because its time is over, and go on elsewhere."""
         if entry.phase is Phase.TRANSFER:
             entry.local_only = LocalOnly.HANDOFF_FAILED
+            self.end_flow(entry, now_s, failed=why)
         replica_id = self.abort_running(entry, now_s)
         self._try_elsewhere(entry, replica_id, why, now_s)
 
@@ -259,6 +332,10 @@ class Journeys:
         if via is not None:
             self.commands.append(ReleaseLease(lease=lease, via_replica_id=via))
 
+    def leases(self) -> dict[str, int]:
+        """Leases that are held, by the replica that keeps the blocks."""
+        return dict(Counter(e.lease.replica_id for e in self.entries.values() if e.lease))
+
     # -------------------------------------------------------------- time and endings
 
     def on_deadline(self, entry: Entry, now_s: float) -> None:
@@ -314,6 +391,7 @@ class Journeys:
     ) -> None:
         """Take the last edge, tell the client if it went wrong, and keep the story."""
         self.release(entry, now_s)
+        self.end_flow(entry, now_s)
         entry.move(outcome)
         del self.entries[entry.request_id]
         self.queue.pop(entry.request_id, None)
@@ -342,6 +420,9 @@ class Journeys:
             assert queued == (entry.leg_id is None), f"{request_id}: leg and phase differ"
             assert (entry.lease is not None) == (entry.phase is Phase.TRANSFER), (
                 f"{request_id}: lease in phase {entry.phase}"
+            )
+            assert (entry.flow is not None) == (entry.phase is Phase.TRANSFER), (
+                f"{request_id}: flow in phase {entry.phase}"
             )
             assert request_id in self.deadlines, f"{request_id} waits without a deadline"
             if entry.leg_id is not None:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baton.control.transitions import check_edge
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import Lease, Leg, LegKind, Route, Ticket
+from baton.domain.handoff import Decision, Lease, Leg, LegKind, Route, Ticket
 from baton.domain.request import LocalOnly, Phase, Request
-from baton.policy.placement import PlacementQuery
+from baton.policy.block_hash import chain, chain_root
 
 _ATTEMPT_MARK = "~"
+
+Family = tuple[str, int]
+"""Model and block size: replicas of one family name blocks alike."""
+
+
+class Flow(NamedTuple):
+    """KV blocks on their way from one replica to another."""
+
+    leg_id: str
+    """The decode leg that pulls them."""
+    source_id: str
+    target_id: str
 
 
 def request_of(leg_id: str) -> str:
@@ -30,6 +43,9 @@ class Entry:
     local_only: LocalOnly | None = None
     avoid: frozenset[str] = frozenset()
     routes: list[Route] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    flow: Flow | None = None
+    """The transfer that is under way for it."""
     legs_begun: int = 0
     failures: int = 0
     resumes: int = 0
@@ -42,6 +58,7 @@ class Entry:
     handed_off_blocks: int = 0
     total_deadline_at_s: float = float("inf")
     phase_deadline_at_s: float = float("inf")
+    _hashes: dict[tuple[Family, int], list[int]] = field(default_factory=dict)
 
     @property
     def request_id(self) -> str:
@@ -62,30 +79,47 @@ class Entry:
         check_edge(self.request_id, self.phase, target)
         self.phase = target
 
-    def query(self) -> PlacementQuery:
-        """What placement must know to place (or place again) this request."""
-        return PlacementQuery(
-            prompt_tokens=len(self.request.prompt_token_ids) + len(self.generated),
-            local_only=self.local_only,
-            avoid=self.avoid,
-        )
+    def hashes(self, family: Family) -> list[int]:
+        """The names of the full blocks of its prompt, and of what was generated so far."""
+        key = family, len(self.generated)
+        known = self._hashes.get(key)
+        if known is None:
+            model, block_size_tokens = family
+            salt = self.request.cache_salt
+            root = chain_root(model=model, block_size_tokens=block_size_tokens, salt=salt)
+            known = self._hashes[key] = chain(root, self.tokens(), block_size_tokens)
+        return known
 
-    def next_leg(self, kind: LegKind, ticket: Ticket | None = None) -> Leg:
-        """Build the next submission: the prompt is followed by what was generated so far."""
+    def tokens(self) -> tuple[int, ...]:
+        """Its prompt, followed by what was generated so far."""
+        prompt = self.request.prompt_token_ids
+        return (*prompt, *self.generated) if self.generated else prompt
+
+    def next_leg(
+        self,
+        kind: LegKind,
+        *,
+        ticket: Ticket | None = None,
+        source_id: str | None = None,
+        prefill_tokens: int | None = None,
+    ) -> Leg:
+        """Build the next submission: all tokens so far, or the first `prefill_tokens` of them."""
         self.legs_begun += 1
         request = self.request
         done = len(self.generated)
-        prompt = request.prompt_token_ids
+        tokens = self.tokens()
         return Leg(
             leg_id=f"{request.request_id}{_ATTEMPT_MARK}{self.legs_begun}",
             request_id=request.request_id,
             kind=kind,
-            prompt_token_ids=(*prompt, *self.generated) if done else prompt,
+            prompt_token_ids=tokens if prefill_tokens is None else tokens[:prefill_tokens],
             resumed_tokens=done,
             max_tokens=request.max_tokens - done,
             min_tokens=max(0, request.min_tokens - done),
             priority=request.priority,
             ticket=ticket,
+            source_id=source_id,
+            cache_salt=request.cache_salt,
             payload=request.payload,
         )
 
@@ -96,6 +130,7 @@ class Entry:
             outcome=outcome,
             reason=reason,
             routes=tuple(self.routes),
+            decisions=tuple(self.decisions),
             prompt_tokens=len(self.request.prompt_token_ids),
             cached_tokens=self.cached_tokens,
             output_tokens=len(self.generated),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
-from baton.domain.handoff import Lease, Leg, LegKind
+from baton.domain.handoff import Lease, Leg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +46,18 @@ class LegBook:
         """The closing leg with this id, or None."""
         return self._closing.get(leg_id)
 
-    def begin(self, leg: Leg, replica_id: str) -> None:
-        """Note that `leg` runs on `replica_id`, and charge it."""
-        # A decode leg brings no prefill work with it: its prompt arrives as blocks.
-        tokens = 0 if leg.kind is LegKind.DECODE else len(leg.prompt_token_ids)
+    def begin(self, leg: Leg, replica_id: str, tokens: int) -> None:
+        """Note that `leg` runs on `replica_id`, which must compute `tokens` of its prompt."""
         self._running[leg.leg_id] = PlacedLeg(leg=leg, replica_id=replica_id, tokens=tokens)
         self._by_replica[replica_id][leg.leg_id] = None
-        self._fleet.charge(replica_id, legs=1, tokens=tokens)
+        self._fleet.begin(replica_id, leg.leg_id, tokens)
 
     def end(self, leg_id: str) -> PlacedLeg | None:
         """Take a running leg out, and discharge it; None when it is not running."""
         placed = self._running.pop(leg_id, None)
         if placed is not None:
             self._forget(placed)
-            self._fleet.charge(placed.replica_id, legs=-1, tokens=-placed.tokens)
+            self._fleet.end(placed.replica_id, leg_id, placed.tokens)
         return placed
 
     def close(self, leg_id: str, *, lease: Lease | None, until_s: float) -> PlacedLeg | None:
@@ -111,6 +109,7 @@ class LegBook:
             charged = (view.inflight_legs, view.inflight_tokens)
             owed = (len(legs), sum(placed.tokens for placed in legs))
             assert charged == owed, f"replica {replica_id} is charged {charged}, owes {owed}"
+        self._fleet.check_integrity()
 
     def closing_count(self) -> int:
         """How many aborts are not confirmed yet."""

@@ -1,0 +1,161 @@
+"""What a coordinator knows of its fleet besides the loads: caches, timings, links, sessions.
+
+It is told facts, and answers what placement asks. Everything in it is an estimate or a hint: when
+events are late, lost or off, answers get worse and nothing breaks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from baton.control.fleet_table import FleetTable
+from baton.control.ledger import Entry, Family
+from baton.domain.cache import CacheUpdate
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
+from baton.domain.handoff import HitSource
+from baton.perf.fitted import TimingBook
+from baton.policy.hits import NO_HIT, NO_HITS, Hit, Hits
+from baton.policy.links import LinkBook
+from baton.policy.placement import PlacementQuery, Surroundings
+from baton.policy.prefix_index import IndexMode, PrefixIndex
+
+_MAX_SESSIONS = 65_536
+"""Sessions whose last replica is remembered; the one that was idle longest is forgotten first."""
+
+
+class Knowledge:
+    """One coordinator's picture of the fleet."""
+
+    def __init__(self, fleet: FleetTable, index: PrefixIndex) -> None:
+        self.index = index
+        self.timings = TimingBook()
+        self.links = LinkBook()
+        self._fleet = fleet
+        self._families: dict[str, Family] = {}
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+
+    # -------------------------------------------------------------- facts
+
+    def joined(self, facts: ReplicaFacts) -> None:
+        """A replica is new, or new again: what was known of its cache is not true any more."""
+        self.index.join(facts.replica_id, capacity_blocks=facts.kv_blocks)
+        self.links.leave(facts.replica_id)
+        self.links.join(facts.replica_id)
+        self._families[facts.replica_id] = (facts.model, facts.block_size_tokens)
+
+    def lost(self, replica_id: str) -> None:
+        """A replica is gone."""
+        self.index.leave(replica_id)
+        self.links.leave(replica_id)
+        self.timings.leave(replica_id)
+        self._families.pop(replica_id, None)
+
+    def reported(self, replica_id: str, load: Load, now_s: float) -> bool:
+        """Take in a load report; True when it shows that cache updates are missing."""
+        view = self._fleet.get(replica_id)
+        if view is None:
+            return False
+        self.timings.observe(view.facts, load, now_s)
+        return view.facts.cache_events and self.index.heard(replica_id, load.cache_sequence, now_s)
+
+    def cache_changed(self, replica_id: str, update: CacheUpdate, now_s: float) -> bool:
+        """Take in what a replica says of its cache; True when updates are missing before it."""
+        return self.index.apply(replica_id, update, now_s)
+
+    def links_reported(self, replica_id: str, links: Sequence[LinkTotals], now_s: float) -> None:
+        """Take in what a replica has pulled from others."""
+        for link in links:
+            self.links.observe(replica_id, link, now_s)
+
+    # -------------------------------------------------------------- answers
+
+    def around(self, now_s: float) -> Surroundings:
+        """What placement may look at."""
+        return Surroundings(fleet=self._fleet.view(now_s), timings=self.timings, links=self.links)
+
+    def query(self, entry: Entry, now_s: float) -> PlacementQuery:
+        """What placement must know to place (or place again) this request."""
+        request = entry.request
+        session = None if request.session_id is None else self._sessions.get(request.session_id)
+        return PlacementQuery(
+            prompt_tokens=len(request.prompt_token_ids) + len(entry.generated),
+            max_tokens=max(1, request.max_tokens - len(entry.generated)),
+            local_only=entry.local_only,
+            avoid=entry.avoid,
+            hits=self._hits(entry, now_s),
+            session_replica_id=session if session and session in self._fleet else None,
+            waited_s=max(0.0, now_s - request.arrived_at_s),
+        )
+
+    def _hits(self, entry: Entry, now_s: float) -> Hits:
+        families = set(self._families.values())
+        if not families or not entry.request.prompt_token_ids:
+            return NO_HITS
+        found = [self.index.look_up(entry.hashes(family), now_s) for family in families]
+        return found[0] if len(found) == 1 else _AnyFamily(found)
+
+    def caches(self, now_s: float) -> dict[str, dict[str, object]]:
+        """What is known of each replica's prefix cache, in plain values, for operators."""
+        states = {one: self.index.state(one, now_s) for one in sorted(self._families)}
+        return {one: asdict(state) for one, state in states.items() if state is not None}
+
+    # -------------------------------------------------------------- what came of it
+
+    def sent(self, entry: Entry, replica_id: str, tokens: int, now_s: float) -> None:
+        """The first `tokens` of a request's prompt will soon be cached on a replica."""
+        family = self._families.get(replica_id)
+        if family is not None and self.index.mode is not IndexMode.EVENTS:
+            blocks = tokens // family[1]
+            self.index.predict(replica_id, entry.hashes(family)[:blocks], now_s)
+
+    def computed(self, entry: Entry, replica_id: str, cached_tokens: int, now_s: float) -> None:
+        """A replica began with a prompt and said how much of it was cached there."""
+        family = self._families.get(replica_id)
+        if family is not None:
+            blocks = cached_tokens // family[1]
+            self.index.correct(replica_id, entry.hashes(family), blocks, now_s)
+
+    def first_token(self, entry: Entry, replica_id: str, now_s: float) -> None:
+        """A request got its first token: compare with what was predicted."""
+        decision = entry.decisions[-1] if entry.decisions else None
+        view = self._fleet.get(replica_id)
+        if view is not None and decision is not None and decision.options:
+            predicted_s = decision.options[0].ttft_s
+            actual_s = now_s - decision.at_s
+            pool = view.facts.pool
+            self.timings.observe_ttft(pool, predicted_s=predicted_s, actual_s=actual_s)
+
+    def finished(self, entry: Entry, replica_id: str, now_s: float) -> None:
+        """A request ended well: its replica holds prompt and answer, for what comes next."""
+        request = entry.request
+        self.timings.observe_output(len(entry.generated), request.max_tokens)
+        if request.session_id is not None:
+            self._sessions[request.session_id] = replica_id
+            self._sessions.move_to_end(request.session_id)
+            if len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        view = self._fleet.get(replica_id)
+        if view is not None and not (view.facts.cache_events and self._events_count):
+            # The last token was sampled, never computed.
+            tokens = len(request.prompt_token_ids) + len(entry.generated) - 1
+            self.sent(entry, replica_id, tokens, now_s)
+
+    @property
+    def _events_count(self) -> bool:
+        return self.index.mode is not IndexMode.PREDICTED
+
+
+class _AnyFamily:
+    """Hits of a fleet in which replicas name blocks in different ways."""
+
+    def __init__(self, parts: Sequence[Hits]) -> None:
+        self._parts = parts
+
+    def of(self, replica_id: str) -> Hit:
+        hits = (part.of(replica_id) for part in self._parts)
+        return next((hit for hit in hits if hit.source is not HitSource.NONE), NO_HIT)
+
+    def holders(self, limit: int) -> Sequence[str]:
+        return tuple(one for part in self._parts for one in part.holders(limit))
