@@ -21,7 +21,7 @@ import uvloop
 import zmq
 
 from baton.domain.events import Event, ReplicaJoined, StepProduced
-from baton.domain.fleet import Load, ReplicaFacts, Role
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.server import LinkServer
@@ -96,9 +96,20 @@ class Generator:
     def release(self, ticket: Ticket) -> None:
         """Nobody releases here."""
 
+    def sync_cache(self, *, at_once: bool) -> None:
+        """There is no cache."""
+
+    def check_side_channel(self, source_id: str, address: str) -> bool:
+        """Nobody checks here."""
+        return False
+
     def beat(self) -> tuple[Load, bool]:
         """Return no load."""
         return Load(), False
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        """Nothing is pulled."""
+        return ()
 
 
 async def replica_side(pipe: Connection, shape: Shape) -> None:

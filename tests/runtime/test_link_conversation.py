@@ -18,7 +18,7 @@ from baton.domain.events import (
 from baton.domain.fleet import Load, LossReason
 from baton.domain.handoff import LegFailure, LegOutput
 from baton.domain.request import FinishReason
-from baton.runtime.link import frames
+from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkOptions
@@ -211,8 +211,8 @@ async def test_a_replica_of_another_version_is_refused_in_plain_words() -> None:
         async with coordinating(new_session=sessions) as (client, log):
             client.connect("r1", address)
             identity, *_ = await peer.receive()
-            why = frames.mismatch(theirs=1, ours=2)
-            await peer.send(identity, *frames.encode(frames.Goodbye(Parting.PROTOCOL, why)))
+            why = codec.mismatch(theirs=1, ours=2)
+            await peer.send(identity, *codec.encode(frames.Goodbye(Parting.PROTOCOL, why)))
             await sessions.opened(2)
             assert client.refusals == {"r1": why}
             assert log.events == []
@@ -220,10 +220,10 @@ async def test_a_replica_of_another_version_is_refused_in_plain_words() -> None:
 
 async def welcome(peer: RawPeer, message: list[bytes]) -> bytes:
     identity, *parts = message
-    hello = frames.decode_from_coordinator(parts)
+    hello = codec.decode_from_coordinator(parts)
     assert isinstance(hello, frames.Hello)
     answer = frames.Welcome(frames.PROTOCOL, hello.session, make_facts("r1"))
-    await peer.send(identity, *frames.encode(answer))
+    await peer.send(identity, *codec.encode(answer))
     return identity
 
 
@@ -234,7 +234,7 @@ async def test_a_gap_in_the_steps_loses_the_replica_as_out_of_step() -> None:
             identity = await welcome(peer, await peer.receive())
             for seq in (1, 2, 4, 5):
                 step = frames.Step(seq, (LegOutput("a", (seq,)),))
-                await peer.send(identity, *frames.encode(step))
+                await peer.send(identity, *codec.encode(step))
             assert (await log.wait_lost()).reason is LossReason.OUT_OF_STEP
             assert log.tokens("a") == [1, 2]
 
@@ -256,14 +256,14 @@ async def test_frames_of_an_old_session_never_reach_the_new_one() -> None:
             client.connect("r1", address)
             old = await welcome(peer, await peer.receive())
             await log.wait_joined()
-            await peer.send(old, *frames.encode(frames.Goodbye(Parting.NO_SESSION)))
+            await peer.send(old, *codec.encode(frames.Goodbye(Parting.NO_SESSION)))
             await log.wait_lost()
             new = await next_hello(peer, old)
-            step = frames.encode(frames.Step(1, (LegOutput("a", (9,)),)))
+            step = codec.encode(frames.Step(1, (LegOutput("a", (9,)),)))
             await peer.send(old, *step)
             await peer.send(new[0], *step)  # before the welcome: no session to belong to
             await welcome(peer, new)
-            await peer.send(new[0], *frames.encode(frames.Step(1, (LegOutput("b", (1,)),))))
+            await peer.send(new[0], *codec.encode(frames.Step(1, (LegOutput("b", (1,)),))))
             assert await log.wait_tokens("b", 1) == [1]
             assert log.tokens("a") == []
             assert client.counters.dropped_frames == 1
@@ -305,7 +305,7 @@ async def test_a_full_queue_answers_overloaded_and_aborts_are_sent_once_there_is
             client.abort("r1", [sent[0]])
             got: list[frames.FromCoordinator] = []
             while not got or not isinstance(got[-1], frames.Abort):
-                got.append(frames.decode_from_coordinator((await peer.receive())[1:]))
+                got.append(codec.decode_from_coordinator((await peer.receive())[1:]))
             legs = [frame.leg.leg_id for frame in got if isinstance(frame, frames.Submit)]
             assert legs == sent
             assert got[-1] == frames.Abort((sent[0],))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from baton.domain.events import LegFailed, LoadReported, ReplicaLost
 from baton.domain.fleet import LossReason
 from baton.domain.handoff import LegFailure, LegOutput
-from baton.runtime.link import frames
+from baton.runtime.link import codec, frames
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkOptions
 from tests.fakes.link_rig import (
@@ -144,7 +144,7 @@ async def test_a_new_session_of_a_coordinator_aborts_the_legs_of_its_old_one() -
             raw_coordinator(host.address, b"c/2") as new,
         ):
             assert isinstance(await old.hello("c", "1"), frames.Welcome)
-            await old.send(*frames.encode(frames.Submit(make_leg("a"))))
+            await old.send(*codec.encode(frames.Submit(make_leg("a"))))
             await engine.watch.until(lambda: "a" in engine.running)
             assert isinstance(await new.hello("c", "2"), frames.Welcome)
             await engine.watch.until(lambda: engine.aborted == ["a"])
@@ -157,9 +157,9 @@ async def test_a_repeated_hello_changes_nothing() -> None:
     async with hosting() as (host, engine):
         with raw_coordinator(host.address) as peer:
             await peer.hello()
-            await peer.send(*frames.encode(frames.Submit(make_leg("a"))))
+            await peer.send(*codec.encode(frames.Submit(make_leg("a"))))
             await engine.watch.until(lambda: "a" in engine.running)
-            await peer.send(*frames.encode(frames.Hello(frames.PROTOCOL, "raw", "s")))
+            await peer.send(*codec.encode(frames.Hello(frames.PROTOCOL, "raw", "s")))
             assert isinstance(await peer.next_frame(frames.ReplicaBeat), frames.Welcome)
             engine.emit(LegOutput("a", (1,)))
             step = await peer.next_frame(frames.ReplicaBeat)
@@ -170,7 +170,7 @@ async def test_a_repeated_hello_changes_nothing() -> None:
 async def test_a_leg_from_a_peer_without_a_session_never_runs_and_the_peer_is_told() -> None:
     async with hosting() as (host, engine):
         with raw_coordinator(host.address) as peer:
-            await peer.send(*frames.encode(frames.Submit(make_leg("late"))))
+            await peer.send(*codec.encode(frames.Submit(make_leg("late"))))
             assert await peer.next_frame() == frames.Goodbye(Parting.NO_SESSION)
         assert engine.submitted == []
 
@@ -191,7 +191,7 @@ async def test_a_bad_frame_ends_its_session_and_hurts_no_other() -> None:
         client.submit("decode-1", make_leg("good"))
         with raw_coordinator(host.address) as peer:
             await peer.hello()
-            await peer.send(*frames.encode(frames.Submit(make_leg("bad"))))
+            await peer.send(*codec.encode(frames.Submit(make_leg("bad"))))
             await engine.watch.until(lambda: set(engine.running) == {"good", "bad"})
             await peer.send(b"S", b"\xc1", b"", b"")
             goodbye = await peer.next_frame(frames.ReplicaBeat)
@@ -223,7 +223,7 @@ def test_a_session_survives_whatever_another_peer_sends(messages: list[list[byte
                 await peer.hello()
                 for parts in messages:
                     await peer.send(*parts)
-                await peer.send(*frames.encode(frames.Hello(frames.PROTOCOL, "raw", "s")))
+                await peer.send(*codec.encode(frames.Hello(frames.PROTOCOL, "raw", "s")))
                 while not isinstance(await peer.next_frame(), frames.Welcome):
                     pass
             engine.step_all()
@@ -258,10 +258,10 @@ async def test_an_oversized_part_costs_its_sender_the_connection_and_nobody_else
     async with hosting(link=link) as (host, engine), joined(host, link=link) as (client, log):
         with raw_coordinator(host.address) as peer:
             await peer.hello()
-            await peer.send(*frames.encode(frames.Submit(make_leg("bad"))))
+            await peer.send(*codec.encode(frames.Submit(make_leg("bad"))))
             await engine.watch.until(lambda: "bad" in engine.running)
             large = make_leg("large", payload=bytes(10_001))
-            await peer.send(*frames.encode(frames.Submit(large)))
+            await peer.send(*codec.encode(frames.Submit(large)))
             await engine.watch.until(lambda: engine.aborted == ["bad"])
         client.submit("decode-1", make_leg("good"))
         await engine.watch.until(lambda: "good" in engine.running)
@@ -294,7 +294,7 @@ async def test_a_coordinator_that_does_not_read_is_dropped_and_blocks_no_other()
     ):
         with raw_coordinator(host.address) as slow:
             await slow.hello("slow")
-            await slow.send(*frames.encode(frames.Submit(make_leg("s"))))
+            await slow.send(*codec.encode(frames.Submit(make_leg("s"))))
             client.submit("decode-1", make_leg("f"))
             await engine.watch.until(lambda: len(engine.running) == 2)
             sent = 0
@@ -316,7 +316,7 @@ async def test_a_dropped_coordinator_learns_of_it_with_its_next_beat() -> None:
             await peer.hello()
             goodbye = await peer.next_frame(frames.ReplicaBeat)
             assert goodbye == frames.Goodbye(Parting.SILENT)
-            await peer.send(*frames.encode(frames.CoordinatorBeat()))
+            await peer.send(*codec.encode(frames.CoordinatorBeat()))
             assert await peer.next_frame() == frames.Goodbye(Parting.NO_SESSION)
 
 

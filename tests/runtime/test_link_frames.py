@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.fleet import Load, ReplicaFacts, Role, TransferTotals
+from baton.domain.cache import CacheChange, CacheChangeKind, CacheTier, CacheUpdate, pack_hashes
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role, StepTotals, TransferTotals
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
-from baton.runtime.link import frames
-from baton.runtime.link.frames import BadFrame, Parting
+from baton.runtime.link import codec, frames
+from baton.runtime.link.codec import BadFrame
+from baton.runtime.link.frames import Parting
+from baton.runtime.link.options import LinkOptions
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 counts = st.integers(0, 2**31 - 1)
@@ -33,6 +36,8 @@ def legs(draw: st.DrawFn) -> Leg:
         min_tokens=draw(counts),
         priority=draw(st.integers(-(2**31), 2**31 - 1)),
         ticket=draw(tickets) if kind is LegKind.DECODE else None,
+        source_id=draw(st.none() | names),
+        cache_salt=draw(st.none() | st.text(max_size=40)),
         payload=draw(st.binary(max_size=200)),
     )
 
@@ -55,7 +60,23 @@ loads = st.builds(
     kv_used_fraction=floats,
     step_s=floats,
     transfers=st.builds(TransferTotals, counts, counts, floats, counts, counts),
+    pulling_requests=counts,
+    steps=st.builds(StepTotals, counts, floats, counts, counts, counts),
+    cache_sequence=counts,
 )
+cache_changes = st.builds(
+    CacheChange,
+    kind=st.sampled_from(CacheChangeKind),
+    hashes=st.lists(st.integers(0, 2**60 - 1), max_size=20).map(pack_hashes),
+    tier=st.sampled_from(CacheTier),
+)
+cache_updates = st.builds(
+    CacheUpdate,
+    sequence=counts,
+    changes=st.lists(cache_changes, max_size=6).map(tuple),
+    snapshot=st.booleans(),
+)
+links = st.builds(LinkTotals, names, counts, counts, floats, counts, names)
 facts = st.builds(
     ReplicaFacts,
     replica_id=names,
@@ -71,6 +92,9 @@ facts = st.builds(
     max_running_requests=counts,
     max_batched_tokens=counts,
     layout=names,
+    side_channel=st.text(max_size=30),
+    cache_events=st.booleans(),
+    prefix_fetch=st.booleans(),
 )
 id_lists = st.lists(names, max_size=10).map(tuple)
 goodbyes = st.builds(frames.Goodbye, st.sampled_from(Parting), st.text(max_size=50))
@@ -80,6 +104,8 @@ from_coordinator = st.one_of(
     st.builds(frames.Abort, id_lists),
     st.builds(frames.Release, counts, counts, st.binary(max_size=60)),
     st.just(frames.CoordinatorBeat()),
+    st.just(frames.SyncCache()),
+    st.builds(frames.CheckSideChannel, names, names),
     goodbyes,
 )
 from_replica = st.one_of(
@@ -87,31 +113,34 @@ from_replica = st.one_of(
     st.builds(frames.Step, st.integers(1, 2**63), st.lists(outputs, max_size=8).map(tuple)),
     st.builds(frames.LegEnded, names, st.sampled_from(LegFailure), st.text(max_size=50)),
     st.builds(frames.Aborted, id_lists),
-    st.builds(frames.ReplicaBeat, loads, st.booleans()),
+    st.builds(frames.ReplicaBeat, loads, st.booleans(), counts),
+    st.builds(frames.CacheUpdate, cache_updates),
+    st.builds(frames.Links, st.lists(links, max_size=5).map(tuple)),
+    st.builds(frames.SideChannelChecked, names, st.booleans(), floats, st.text(max_size=50)),
     goodbyes,
 )
 
 
 @given(from_coordinator)
 def test_what_a_coordinator_sends_arrives_as_it_was(frame: frames.FromCoordinator) -> None:
-    assert frames.decode_from_coordinator(frames.encode(frame)) == frame
+    assert codec.decode_from_coordinator(codec.encode(frame)) == frame
 
 
 @given(from_replica)
 def test_what_a_replica_sends_arrives_as_it_was(frame: frames.FromReplica) -> None:
-    assert frames.decode_from_replica(frames.encode(frame)) == frame
+    assert codec.decode_from_replica(codec.encode(frame)) == frame
 
 
 def decode_or_refuse(parts: Sequence[bytes]) -> None:
     """Anything but a frame or a BadFrame is an error of the test."""
-    for decode in (frames.decode_from_coordinator, frames.decode_from_replica):
+    for decode in (codec.decode_from_coordinator, codec.decode_from_replica):
         try:
             decode(parts)
         except BadFrame as error:
             assert len(str(error)) < 10_000  # noqa: PT017 - either outcome is fine, a crash is not
 
 
-kinds = b"HSARcGWTFXr"
+kinds = b"HSARcYKGWTFXrULk"
 
 
 @given(st.lists(st.binary(max_size=80), max_size=6))
@@ -126,7 +155,7 @@ def test_random_bodies_of_known_kinds_never_crash(kind: int, parts: list[bytes])
 
 @given(st.one_of(from_coordinator, from_replica), st.data())
 def test_mutated_frames_never_crash(frame: frames.Frame, data: st.DataObject) -> None:
-    parts = [bytearray(part) for part in frames.encode(frame)]
+    parts = [bytearray(part) for part in codec.encode(frame)]
     for _ in range(data.draw(st.integers(1, 4))):
         part = data.draw(st.sampled_from(parts))
         if part:
@@ -136,11 +165,11 @@ def test_mutated_frames_never_crash(frame: frames.Frame, data: st.DataObject) ->
 
 @given(st.one_of(from_coordinator, from_replica), st.data())
 def test_truncated_bodies_are_refused(frame: frames.Frame, data: st.DataObject) -> None:
-    parts = frames.encode(frame)
+    parts = codec.encode(frame)
     if len(parts[1]) < 2:
         return
     parts[1] = parts[1][: data.draw(st.integers(0, len(parts[1]) - 1))]
-    decode = frames.decode_from_coordinator if parts[0] in b"HSARcG" else frames.decode_from_replica
+    decode = codec.decode_from_coordinator if parts[0] in b"HSARcYKG" else codec.decode_from_replica
     with pytest.raises(BadFrame):
         decode(parts)
 
@@ -149,7 +178,7 @@ def test_truncated_bodies_are_refused(frame: frames.Frame, data: st.DataObject) 
 def test_a_replicas_frame_is_refused_from_a_coordinator(frame: frames.FromReplica) -> None:
     if not isinstance(frame, frames.Goodbye):
         with pytest.raises(BadFrame):
-            frames.decode_from_coordinator(frames.encode(frame))
+            codec.decode_from_coordinator(codec.encode(frame))
 
 
 @pytest.mark.parametrize(
@@ -160,6 +189,9 @@ def test_a_replicas_frame_is_refused_from_a_coordinator(frame: frames.FromReplic
         [b"c"],
         [b"c", b"\x90", b"more"],
         [b"c", b"\x90\x90"],
+        [b"Y", b"\x91\x01"],
+        [b"K", msgspec.msgpack.encode(["", "host:1"])],
+        [b"K", msgspec.msgpack.encode(["p0", "x" * (frames.MAX_ID_CHARS + 1)])],
         [b"A", b"\x91" * 100_000],
         [b"A", b"\xdd\xff\xff\xff\xff"],
         [b"S", b"\x90", b""],
@@ -171,34 +203,64 @@ def test_a_replicas_frame_is_refused_from_a_coordinator(frame: frames.FromReplic
 )
 def test_malformed_frames_are_refused(parts: list[bytes]) -> None:
     with pytest.raises(BadFrame):
-        frames.decode_from_coordinator(parts)
+        codec.decode_from_coordinator(parts)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        [1, [["stored", b"1234567", "gpu"]], False],
+        [1, [["gained", b"", "gpu"]], False],
+        [1, [["stored", b"", "tape"]], False],
+        [1, [["cleared"]] * (frames.MAX_CHANGES_IN_FRAME + 1), False],
+        [-1, [], False],
+        [1],
+    ],
+)
+def test_a_malformed_cache_update_is_refused(update: list[object]) -> None:
+    with pytest.raises(BadFrame):
+        codec.decode_from_replica([b"U", msgspec.msgpack.encode([update])])
+
+
+def test_a_snapshot_of_a_million_blocks_fits_into_one_frame() -> None:
+    change = CacheChange(CacheChangeKind.STORED, pack_hashes(range(1_000_000)))
+    frame = frames.CacheUpdate(CacheUpdate(7, (change,), snapshot=True))
+    parts = codec.encode(frame)
+    assert max(map(len, parts)) < LinkOptions().max_part_bytes // 8
+    assert codec.decode_from_replica(parts) == frame
+
+
+@pytest.mark.parametrize("check", [("", "host:1"), ("p0", ""), ("p0", "x" * 10_000)])
+def test_a_check_that_the_other_side_would_refuse_is_not_encoded(check: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        codec.encode(frames.CheckSideChannel(*check))
 
 
 @pytest.mark.parametrize("nesting", [100, 1_000_000])
 def test_deep_nesting_is_refused(nesting: int) -> None:
     with pytest.raises(BadFrame):
-        frames.decode_from_replica([b"T", b"\x92\x01" + b"\x91" * nesting])
+        codec.decode_from_replica([b"T", b"\x92\x01" + b"\x91" * nesting])
 
 
 def test_another_protocol_version_is_named_together_with_ours() -> None:
     body = msgspec.msgpack.encode([frames.PROTOCOL + 1, {"new": "shape"}])
-    with pytest.raises(frames.ProtocolMismatch, match=f"protocol {frames.PROTOCOL + 1}") as caught:
-        frames.decode_from_coordinator([b"H", body])
+    with pytest.raises(codec.ProtocolMismatch, match=f"protocol {frames.PROTOCOL + 1}") as caught:
+        codec.decode_from_coordinator([b"H", body])
     assert f"this side speaks {frames.PROTOCOL}" in str(caught.value)
-    with pytest.raises(frames.ProtocolMismatch):
-        frames.decode_from_replica([b"W", body])
+    with pytest.raises(codec.ProtocolMismatch):
+        codec.decode_from_replica([b"W", body])
 
 
 def test_a_hello_with_fields_of_a_later_version_is_understood() -> None:
     body = msgspec.msgpack.encode([frames.PROTOCOL, "c", "s", "later", 3])
-    assert frames.decode_from_coordinator([b"H", body]) == frames.Hello(frames.PROTOCOL, "c", "s")
+    assert codec.decode_from_coordinator([b"H", body]) == frames.Hello(frames.PROTOCOL, "c", "s")
 
 
 def test_a_long_prompt_travels_as_four_bytes_a_token() -> None:
     leg = Leg(
         leg_id="a", request_id="a", kind=LegKind.LOCAL, prompt_token_ids=(258,) * 1000, max_tokens=1
     )
-    parts = frames.encode(frames.Submit(leg))
+    parts = codec.encode(frames.Submit(leg))
     assert parts[2] == b"\x02\x01\x00\x00" * 1000
     assert len(parts[1]) < 100
 
@@ -213,23 +275,25 @@ def test_a_long_prompt_travels_as_four_bytes_a_token() -> None:
         {"leg_id": "\ud800"},
         {"max_tokens": 2**40},
         {"priority": 2**40},
+        {"source_id": ""},
+        {"cache_salt": "x" * (frames.MAX_SALT_CHARS + 1)},
     ],
 )
 def test_a_leg_that_the_other_side_would_refuse_is_not_encoded(changes: dict[str, object]) -> None:
     sound = Leg(leg_id="a", request_id="a", kind=LegKind.LOCAL, prompt_token_ids=(), max_tokens=1)
     fields = {name: getattr(sound, name) for name in Leg.__dataclass_fields__}
     with pytest.raises(ValueError, match=r".+"):
-        frames.encode(frames.Submit(Leg(**(fields | changes))))
+        codec.encode(frames.Submit(Leg(**(fields | changes))))
 
 
 def test_a_prompt_of_broken_length_is_refused() -> None:
     leg = Leg(leg_id="a", request_id="a", kind=LegKind.LOCAL, prompt_token_ids=(1,), max_tokens=1)
-    kind, head, prompt, payload = frames.encode(frames.Submit(leg))
+    kind, head, prompt, payload = codec.encode(frames.Submit(leg))
     with pytest.raises(BadFrame, match="multiple of 4"):
-        frames.decode_from_coordinator([kind, head, prompt[:-1], payload])
+        codec.decode_from_coordinator([kind, head, prompt[:-1], payload])
 
 
 def test_a_decode_leg_without_a_ticket_is_refused() -> None:
-    head = msgspec.msgpack.encode(["a", "a", "decode", 0, 1, 0, 0, None])
+    head = msgspec.msgpack.encode(["a", "a", "decode", 0, 1, 0, 0, None, None, None])
     with pytest.raises(BadFrame, match="ticket"):
-        frames.decode_from_coordinator([b"S", head, b"", b""])
+        codec.decode_from_coordinator([b"S", head, b"", b""])

@@ -14,12 +14,14 @@ from typing import assert_never
 from baton.control.coordinator import Coordinator
 from baton.domain.commands import (
     AbortLegs,
+    CheckSideChannel,
     Command,
     Deliver,
     FailRequest,
     RecordRequest,
     ReleaseLease,
     SubmitLeg,
+    SyncCache,
 )
 from baton.domain.errors import Rejected
 from baton.domain.events import Event, LegFailed, RequestArrived, RequestsCancelled, TimePassed
@@ -102,6 +104,12 @@ class Driver:
                 self._link.abort(command.replica_id, command.leg_ids)
             case ReleaseLease():
                 self._link.release(command.via_replica_id, command.lease.ticket)
+            case SyncCache():
+                self._link.sync_cache(command.replica_id)
+            case CheckSideChannel():
+                self._link.check_side_channel(
+                    command.replica_id, command.source_id, command.address
+                )
             case FailRequest():
                 self._frontend.fail(command.request_id, command.error)
             case RecordRequest():

@@ -5,28 +5,36 @@ so that an abort can never overtake its leg; aborts are gathered while one is un
 one call; releases, which may wait for another replica, have a queue of their own. Each engine step
 is split by coordinator and sent before the next one is taken, so an `Aborted` frame follows every
 output of its leg. All queues are bounded: legs by `max_live_legs`, aborts by the legs that live,
-releases by `max_releases`. When the engine dies, every coordinator is told and `failed` is set; the
-host never restarts an engine. States: STARTED ─drain()─▶ DRAINING ─nothing lives─▶ DRAINED, and
-CLOSED from any.
+releases by `max_releases`. Legs that wait here, for whatever reason, are reported as queued. What
+is told besides (the prefix cache, pulls, checks of other replicas) fails no leg. When the engine
+dies, every coordinator is told and `failed` is set; the host never restarts an engine. States:
+STARTED ─drain()─▶ DRAINING ─nothing lives─▶ DRAINED, and CLOSED from any.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from baton.control.cache_feed import FeedCounters
 from baton.domain.errors import BatonError, EngineDied
-from baton.domain.fleet import Load, ReplicaFacts
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.runtime.cache_reporter import CacheReporter
+from baton.runtime.desk import Desk
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.server import LinkServer
 from baton.runtime.ports import Engine
+from baton.runtime.side_channel_checks import WORKERS, SideChannelChecks
 
 _LOG = logging.getLogger(__name__)
 _IDLE_BEATS = 2
+
+_Job = Callable[[], Coroutine[None, None, None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,15 @@ class HostOptions:
     """An engine that does not stop a leg within this is taken for dead."""
     release_s: float = 10.0
     close_s: float = 30.0
+    check_s: float = 2.0
+    """How long another replica's side channel has to answer."""
+    max_concurrent_pulls: int | None = None
+    """Decode legs that may fetch blocks at a time; more wait for their turn. None: no limit."""
+
+    def __post_init__(self) -> None:
+        limit = self.max_concurrent_pulls
+        if limit is not None and limit < 1:
+            raise ValueError(f"max_concurrent_pulls is {limit}, wanted at least 1, or no limit")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +103,11 @@ class ReplicaHost:
         self._runner: asyncio.Task[None] | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         self._draining = False
-        self._desk = _Desk(self._options.max_releases)
+        self._desk = Desk(
+            max_releases=self._options.max_releases, max_pulls=self._options.max_concurrent_pulls
+        )
+        self._cache: CacheReporter | None = None
+        self._checks: SideChannelChecks | None = None
         self._leases: dict[bytes, float] = {}
         self._last_ticket_at_s = 0.0
 
@@ -100,6 +121,7 @@ class ReplicaHost:
             OSError: the link's address cannot be bound; the engine has been closed again.
         """
         facts = await self._engine.start()
+        kv_batches = self._engine.kv_events()  # before there is any
         server = LinkServer(facts, self, options=self._link_options)
         try:
             self._address = server.bind(self._bind)
@@ -108,7 +130,18 @@ class ReplicaHost:
             await self._close_engine()
             raise
         self._server, self._facts = server, facts
-        self._runner = asyncio.create_task(self._run(server), name=f"replica {facts.replica_id}")
+        max_bytes = self._link_options.max_part_bytes
+        cache = CacheReporter(facts, server.reports, max_frame_bytes=max_bytes)
+        tell = server.reports.side_channel_checked
+        checks = SideChannelChecks(self._engine, tell, deadline_s=self._options.check_s)
+        self._cache, self._checks = cache, checks
+        jobs: list[_Job] = [
+            partial(cache.follow, kv_batches),
+            *(checks.work for _ in range(WORKERS)),
+        ]
+        self._runner = asyncio.create_task(
+            self._run(server, jobs), name=f"replica {facts.replica_id}"
+        )
         return facts
 
     @property
@@ -124,6 +157,11 @@ class ReplicaHost:
     def link_counters(self) -> LinkCounters:
         """The link's own counters; zeros before `start`."""
         return LinkCounters() if self._server is None else self._server.counters
+
+    @property
+    def cache_counters(self) -> FeedCounters:
+        """What the engine said of its prefix cache; zeros before `start`."""
+        return FeedCounters() if self._cache is None else self._cache.counters
 
     @property
     def coordinators(self) -> int:
@@ -156,6 +194,8 @@ class ReplicaHost:
         """Say goodbye, stop the engine, and leave no task, port or memory behind. Idempotent."""
         if self._drain_timer is not None:
             self._drain_timer.cancel()
+        if self._cache is not None:
+            self._cache.close()
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.cancel()
@@ -168,13 +208,15 @@ class ReplicaHost:
         async with asyncio.timeout(self._options.close_s):
             await self._engine.close()
 
-    async def _run(self, server: LinkServer) -> None:
+    async def _run(self, server: LinkServer, side_jobs: list[_Job]) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump_steps(server))
                 group.create_task(self._pump_legs(server))
                 group.create_task(self._pump_aborts(server))
                 group.create_task(self._pump_releases())
+                for job in side_jobs:
+                    group.create_task(job())
         except* Exception as failures:  # noqa: BLE001 - the supervised boundary of the engine
             self._fail(server, failures.exceptions[0])
 
@@ -201,7 +243,7 @@ class ReplicaHost:
             why = f"{self._options.max_live_legs} legs live here already"
             self._server.leg_failed(leg.leg_id, LegFailure.OVERLOADED, why)
         else:
-            self._desk.legs.put_nowait(leg)
+            self._desk.put(leg)
 
     def abort(self, leg_ids: tuple[str, ...]) -> None:
         """Queue an abort behind the legs it may concern."""
@@ -224,7 +266,26 @@ class ReplicaHost:
         load = self._engine.load()
         self._expire_leases(load)
         self._check_drained()
-        return load, self._draining
+        legs, tokens = self._desk.waiting()
+        reported = load._replace(
+            queued_requests=load.queued_requests + legs,
+            queued_tokens=load.queued_tokens + tokens,
+            cache_sequence=0 if self._cache is None else self._cache.sequence,
+        )
+        return reported, self._draining
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        """What the engine has pulled so far."""
+        return self._engine.links()
+
+    def sync_cache(self, *, at_once: bool) -> None:
+        """Send a snapshot of the prefix cache to those who wait for one."""
+        if self._cache is not None:
+            self._cache.sync(at_once=at_once)
+
+    def check_side_channel(self, source_id: str, address: str) -> bool:
+        """Have the engine check another replica; False when too many checks wait."""
+        return self._checks is not None and self._checks.ask(source_id, address)
 
     # ------------------------------------------------------------------ pumps
 
@@ -234,17 +295,40 @@ class ReplicaHost:
             self.counters.outputs += len(outputs)
             server.step(outputs)
             self._note_tickets(outputs)
+            if self._desk.pulls:
+                for output in outputs:
+                    self._desk.pull_ended(output.leg_id)
             if self._draining:
                 self._check_drained()
         raise EngineDied(self._replica_id, "it ended its output")
 
     async def _pump_legs(self, server: LinkServer) -> None:
         while True:
-            item = await self._desk.legs.get()
+            item = await self._desk.take()
             if not isinstance(item, Leg):
-                self._desk.abort_due(item)
+                self._abort(server, item)
             elif server.owns(item.leg_id):
                 await self._submit(server, item)
+            else:
+                self._drop(item)
+
+    def _abort(self, server: LinkServer, leg_ids: tuple[str, ...]) -> None:
+        """Abort what the engine may have; what still waits to pull has never got there."""
+        held = self._desk.take_held(leg_ids)
+        for leg in held.values():
+            self._drop(leg)
+        if sent := tuple(leg_id for leg_id in leg_ids if leg_id not in held):
+            self._desk.abort_due(sent)
+        if held:
+            self._desk.abort_done(tuple(held))
+            server.legs_aborted(held)
+            self._check_drained()
+
+    def _drop(self, leg: Leg) -> None:
+        """Free what a leg would have pulled, as the engine does when it aborts one."""
+        self._desk.pull_ended(leg.leg_id)
+        if leg.ticket is not None:
+            self.release(leg.ticket)
 
     async def _submit(self, server: LinkServer, leg: Leg) -> None:
         why = ""
@@ -259,6 +343,8 @@ class ReplicaHost:
             self.counters.submitted += 1
             return
         self.counters.failed += 1
+        if leg.leg_id not in self._desk.orphans:
+            self._desk.pull_ended(leg.leg_id)
         server.leg_failed(leg.leg_id, failure, why)
         self._check_drained()
 
@@ -308,42 +394,3 @@ class ReplicaHost:
     def _check_drained(self) -> None:
         if self._draining and not self.live_legs and not self._leases:
             self.drained.set()
-
-
-class _Desk:
-    """What waits for the engine: legs and aborts in order, aborts that are due, releases."""
-
-    def __init__(self, max_releases: int) -> None:
-        self.legs: asyncio.Queue[Leg | tuple[str, ...]] = asyncio.Queue()
-        """Bounded by the host: legs by `max_live_legs`, aborts by the legs that live."""
-        self.releases: asyncio.Queue[Ticket] = asyncio.Queue(max_releases)
-        self.orphans: set[str] = set()
-        """Legs that nobody owns and that may still run."""
-        self._asked: set[str] = set()
-        self._due: dict[str, None] = {}
-        self._wake = asyncio.Event()
-
-    def abort(self, leg_ids: tuple[str, ...]) -> None:
-        """Queue an abort for those legs that none is queued for yet."""
-        fresh = tuple(leg_id for leg_id in leg_ids if leg_id not in self._asked)
-        if fresh:
-            self._asked.update(fresh)
-            self.legs.put_nowait(fresh)
-
-    def abort_due(self, leg_ids: tuple[str, ...]) -> None:
-        """The legs that were queued before this abort are with the engine: it may go."""
-        self._due.update(dict.fromkeys(leg_ids))
-        self._wake.set()
-
-    async def next_aborts(self) -> tuple[str, ...]:
-        """Wait for aborts that may go; returns all of them."""
-        await self._wake.wait()
-        self._wake.clear()
-        leg_ids = tuple(self._due)
-        self._due.clear()
-        return leg_ids
-
-    def abort_done(self, leg_ids: tuple[str, ...]) -> None:
-        """The engine has stopped these legs."""
-        self._asked.difference_update(leg_ids)
-        self.orphans.difference_update(leg_ids)

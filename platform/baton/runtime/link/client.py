@@ -39,7 +39,7 @@ class LinkClient:
 
     Matches `ports.ReplicaLink`. To be made, used and closed on one running event loop. Events are
     handed to `on_event` synchronously, in the order in which each replica sent them; none is
-    emitted from inside `submit`, `abort` or `release`.
+    emitted from inside any method of the port.
     """
 
     def __init__(
@@ -124,6 +124,18 @@ class LinkClient:
         connection = self._connections.get(replica_id)
         if connection is not None:
             connection.release(ticket)
+
+    def sync_cache(self, replica_id: str) -> None:
+        """Ask for a snapshot of a prefix cache; best effort, it may be asked for again."""
+        connection = self._connections.get(replica_id)
+        if connection is not None:
+            connection.sync_cache()
+
+    def check_side_channel(self, replica_id: str, source_id: str, address: str) -> None:
+        """Have `replica_id` check that it could pull from `source_id`; best effort."""
+        connection = self._connections.get(replica_id)
+        if connection is not None:
+            connection.check_side_channel(source_id, address)
 
     # ------------------------------------------------------------------ time
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,21 +24,26 @@ from typing import assert_never
 import zmq
 
 from baton.domain.events import (
+    CacheChanged,
     Event,
     LegFailed,
     LegsAborted,
+    LinksReported,
     LoadReported,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLost,
+    SideChannelChecked,
     StepProduced,
 )
-from baton.domain.fleet import Load, LossReason, ReplicaFacts
+from baton.domain.fleet import LossReason, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, Ticket
-from baton.runtime.link import frames
+from baton.runtime.link import codec, frames
 from baton.runtime.link.channel import Channel, ConnectionMonitor, Sent, configure
-from baton.runtime.link.frames import BadFrame, Parting
+from baton.runtime.link.codec import BadFrame
+from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkCounters, LinkOptions
+from baton.runtime.link.sanity import is_sane
 
 _LOG = logging.getLogger(__name__)
 
@@ -112,7 +116,7 @@ class ReplicaConnection:
         if self._state is not _State.JOINED:
             return LegFailure.UNREACHABLE
         try:
-            parts = frames.encode(frames.Submit(leg))
+            parts = codec.encode(frames.Submit(leg))
         except ValueError as error:
             _LOG.warning("leg %s cannot be sent to %s: %s", leg.leg_id, self.replica_id, error)
             return LegFailure.REFUSED
@@ -141,13 +145,26 @@ class ReplicaConnection:
 
     def release(self, ticket: Ticket) -> None:
         """Ask for a release; lost when the queue is full, for the lease expires anyway."""
+        self._send_or_drop(frames.Release(ticket.tokens, ticket.blocks, ticket.params))
+
+    def sync_cache(self) -> None:
+        """Ask for a snapshot of the prefix cache; lost when the queue is full."""
+        self._send_or_drop(frames.SyncCache())
+
+    def check_side_channel(self, source_id: str, address: str) -> None:
+        """Have the replica check that it could pull from another; lost when the queue is full."""
+        self._send_or_drop(frames.CheckSideChannel(source_id, address))
+
+    def _send_or_drop(
+        self, frame: frames.Release | frames.SyncCache | frames.CheckSideChannel
+    ) -> None:
         if self._state is not _State.JOINED:
             return
-        release = frames.Release(ticket.tokens, ticket.blocks, ticket.params)
         try:
-            parts = frames.encode(release)
+            parts = codec.encode(frame)
         except ValueError as error:
-            _LOG.warning("ticket cannot be sent to %s: %s", self.replica_id, error)
+            kind = type(frame).__name__
+            _LOG.warning("%s cannot be sent to %s: %s", kind, self.replica_id, error)
             return
         if self._send(parts) is not Sent.QUEUED:
             self._end.counters.dropped_frames += 1
@@ -156,7 +173,7 @@ class ReplicaConnection:
         waiting = tuple(self._unsent_aborts)
         for start in range(0, len(waiting), frames.MAX_IDS_IN_FRAME):
             leg_ids = waiting[start : start + frames.MAX_IDS_IN_FRAME]
-            if self._send(frames.encode(frames.Abort(leg_ids))) is not Sent.QUEUED:
+            if self._send(codec.encode(frames.Abort(leg_ids))) is not Sent.QUEUED:
                 return
             for leg_id in leg_ids:
                 del self._unsent_aborts[leg_id]
@@ -170,7 +187,7 @@ class ReplicaConnection:
 
     def _say_hello(self) -> None:
         hello = frames.Hello(frames.PROTOCOL, self._end.coordinator_id, self._session)
-        self._send(frames.encode(hello))
+        self._send(codec.encode(hello))
 
     # ------------------------------------------------------------------ time
 
@@ -199,7 +216,7 @@ class ReplicaConnection:
         if self._unsent_aborts:
             self._send_aborts()
         if not self._said_something:
-            self._send(frames.encode(frames.CoordinatorBeat()))
+            self._send(codec.encode(frames.CoordinatorBeat()))
         self._said_something = False
 
     # ------------------------------------------------------------------ sessions
@@ -265,7 +282,7 @@ class ReplicaConnection:
             return
         self._closed = True
         if self._state is _State.JOINED:
-            self._send(frames.encode(frames.Goodbye(Parting.CLOSED)))
+            self._send(codec.encode(frames.Goodbye(Parting.CLOSED)))
         self._close_socket(linger_s=_PARTING_LINGER_S)
         if self._state is _State.JOINED:
             self._lose(LossReason.LEFT)
@@ -282,7 +299,7 @@ class ReplicaConnection:
 
     def _on_message(self, parts: list[bytes]) -> None:
         try:
-            self._on_frame(frames.decode_from_replica(parts))
+            self._on_frame(codec.decode_from_replica(parts))
         except BadFrame as error:
             self._end.counters.bad_frames += 1
             self._refuse(str(error))
@@ -299,7 +316,14 @@ class ReplicaConnection:
             self._on_joined_frame(frame)
 
     def _on_joined_frame(
-        self, frame: frames.Step | frames.LegEnded | frames.Aborted | frames.ReplicaBeat
+        self,
+        frame: frames.Step
+        | frames.LegEnded
+        | frames.Aborted
+        | frames.ReplicaBeat
+        | frames.CacheUpdate
+        | frames.Links
+        | frames.SideChannelChecked,
     ) -> None:
         emit, replica_id = self._end.on_event, self.replica_id
         match frame:
@@ -313,17 +337,32 @@ class ReplicaConnection:
                 emit(LegFailed(replica_id=replica_id, leg_id=leg_id, failure=failure, why=why))
             case frames.Aborted(leg_ids):
                 emit(LegsAborted(replica_id=replica_id, leg_ids=leg_ids))
-            case frames.ReplicaBeat(load, draining):
-                self._on_beat(load, draining=draining)
+            case frames.ReplicaBeat():
+                self._on_beat(frame)
+            case frames.CacheUpdate(update):
+                emit(CacheChanged(replica_id=replica_id, update=update))
+            case frames.Links(links):
+                self._emit_if_sane(links, LinksReported(replica_id=replica_id, links=links))
+            case frames.SideChannelChecked(source_id, ok, took_s, why):
+                checked = SideChannelChecked(
+                    replica_id=replica_id, source_id=source_id, ok=ok, took_s=took_s, why=why
+                )
+                self._emit_if_sane((took_s,), checked)
             case _:
                 assert_never(frame)
 
-    def _on_beat(self, load: Load, *, draining: bool) -> None:
-        if not _is_sane(load):
-            self._end.counters.bad_frames += 1
+    def _emit_if_sane(self, figures: tuple[object, ...], event: Event) -> None:
+        if is_sane(figures):
+            self._end.on_event(event)
         else:
-            self._end.on_event(LoadReported(replica_id=self.replica_id, load=load))
-        if draining and not self._draining and self._state is _State.JOINED:
+            self._end.counters.bad_frames += 1
+
+    def _on_beat(self, beat: frames.ReplicaBeat) -> None:
+        reported = LoadReported(
+            replica_id=self.replica_id, load=beat.load, received_legs=beat.received_legs
+        )
+        self._emit_if_sane(beat.load, reported)
+        if beat.draining and not self._draining and self._state is _State.JOINED:
             self._draining = True
             self._end.on_event(ReplicaDraining(replica_id=self.replica_id))
 
@@ -347,14 +386,3 @@ class ReplicaConnection:
         if goodbye.why:
             _LOG.warning("replica %s ended the session: %s", self.replica_id, goodbye.why)
         self._lose(_LOSS[goodbye.reason])
-
-
-def _is_sane(load: Load) -> bool:
-    counts = (
-        load.queued_requests,
-        load.running_requests,
-        load.queued_tokens,
-        load.pulling_requests,
-    )
-    floats = (load.kv_used_fraction, load.step_s, load.transfers.busy_s)
-    return min(counts) >= 0 and all(math.isfinite(value) and value >= 0 for value in floats)

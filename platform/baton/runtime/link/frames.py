@@ -1,54 +1,38 @@
-"""The frames of the fleet link, and their strict, bounded encoding.
+"""The frames of the fleet link: what each side may say, with its bounds. `codec` encodes them.
 
-Theory of operation: a frame is a ZMQ multipart message `[kind, body, blob...]`: one byte, a
-MessagePack array, and for `Submit` two blobs (prompt token ids as little-endian int32, and the
-payload that only engines read), so that a prompt of 100,000 tokens is copied as 400 kB and never
-walked as MessagePack integers. There is one decoder for each direction. Whatever is not exactly a
-frame of that direction raises `BadFrame` and nothing else. `Hello`, `Welcome` and `Goodbye`
-tolerate fields appended by later versions, so that a version mismatch can always be told in plain
-words.
+`Hello`, `Welcome` and `Goodbye` tolerate fields appended by later versions, so that a version
+mismatch can always be told in plain words; all others are exact.
 """
 
 from __future__ import annotations
 
-import sys
-from array import array
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Final, NamedTuple, TypeVar
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from baton.domain.errors import BatonError
-from baton.domain.fleet import Load, ReplicaFacts
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain import cache
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
+from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Changes whenever a frame changes its meaning or shape."""
 
 MAX_ID_CHARS: Final = 512
 MAX_WHY_CHARS: Final = 4096
+MAX_SALT_CHARS: Final = 4096
+"""Clients choose the salt of their requests' caches."""
 MAX_IDS_IN_FRAME: Final = 65_536
+MAX_CHANGES_IN_FRAME: Final = 1024
+"""A cache update says what changed in the end, so a handful will do: each kind once for a tier."""
 
-_TOKEN_BYTES: Final = 4
-_COUNT_MAX: Final = 2**31 - 1
+COUNT_MAX: Final = 2**31 - 1
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARS)]
 Why = Annotated[str, msgspec.Meta(max_length=MAX_WHY_CHARS)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_MAX)]
+Salt = Annotated[str, msgspec.Meta(max_length=MAX_SALT_CHARS)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 LegIds = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_IDS_IN_FRAME)]
-
-
-class BadFrame(BatonError):
-    """Bytes that are not a frame, or a frame that does not belong here."""
-
-    def __init__(self, kind: bytes, why: str) -> None:
-        super().__init__(kind, why)
-        self.kind = kind
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"bad frame of kind {self.kind[:8]!r}: {self.why}"
 
 
 class Parting(StrEnum):
@@ -122,11 +106,24 @@ class CoordinatorBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
     """Coordinator: I live."""
 
 
+class SyncCache(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Coordinator: send a snapshot of the prefix cache."""
+
+
+class CheckSideChannel(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Coordinator: see whether blocks could be pulled from another replica."""
+
+    source_id: Name
+    address: Name
+
+
 class ReplicaBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Replica: I live, and this is my load."""
 
     load: Load
     draining: bool
+    received_legs: Annotated[int, msgspec.Meta(ge=0)]
+    """Legs that this session has received; the load knows of all of them."""
 
 
 class Step(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -150,220 +147,53 @@ class Aborted(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     leg_ids: LegIds
 
 
-FromCoordinator = Hello | Submit | Abort | Release | CoordinatorBeat | Goodbye
-FromReplica = Welcome | Step | LegEnded | Aborted | ReplicaBeat | Goodbye
+class CacheUpdate(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Replica: what changed in the prefix cache, or all that it holds."""
+
+    update: cache.CacheUpdate
+
+    def __post_init__(self) -> None:
+        """Refuse what no replica sends: a block hash cut in two, more changes than make sense."""
+        changes = self.update.changes
+        if self.update.sequence < 0:
+            raise ValueError(f"update {self.update.sequence}, wanted a number from 0 on")
+        if len(changes) > MAX_CHANGES_IN_FRAME:
+            raise ValueError(f"{len(changes)} changes, wanted at most {MAX_CHANGES_IN_FRAME}")
+        for change in changes:
+            if len(change.hashes) % cache.BLOCK_HASH_BYTES:
+                raise ValueError(
+                    f"hashes of {len(change.hashes)} bytes, wanted a multiple of"
+                    f" {cache.BLOCK_HASH_BYTES}"
+                )
+
+
+class Links(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Replica: what it has pulled so far, from sources of which something is new."""
+
+    links: Annotated[tuple[LinkTotals, ...], msgspec.Meta(max_length=MAX_IDS_IN_FRAME)]
+
+
+class SideChannelChecked(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Replica: the answer to `CheckSideChannel`."""
+
+    source_id: Name
+    ok: bool
+    took_s: float
+    why: Why = ""
+
+
+FromCoordinator = (
+    Hello | Submit | Abort | Release | CoordinatorBeat | SyncCache | CheckSideChannel | Goodbye
+)
+FromReplica = (
+    Welcome
+    | Step
+    | LegEnded
+    | Aborted
+    | ReplicaBeat
+    | CacheUpdate
+    | Links
+    | SideChannelChecked
+    | Goodbye
+)
 Frame = FromCoordinator | FromReplica
-
-
-class _SubmitHead(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    leg_id: Name
-    request_id: Name
-    kind: LegKind
-    resumed_tokens: Count
-    max_tokens: Count
-    min_tokens: Count
-    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=_COUNT_MAX)]
-    ticket: Release | None
-
-
-class _Versioned(msgspec.Struct, array_like=True, frozen=True):
-    protocol: int
-
-
-_KINDS: Final[Mapping[type, bytes]] = {
-    Hello: b"H",
-    Submit: b"S",
-    Abort: b"A",
-    Release: b"R",
-    CoordinatorBeat: b"c",
-    Goodbye: b"G",
-    Welcome: b"W",
-    Step: b"T",
-    LegEnded: b"F",
-    Aborted: b"X",
-    ReplicaBeat: b"r",
-}
-_VERSIONED: Final = frozenset({_KINDS[Hello], _KINDS[Welcome]})
-_SUBMIT: Final = _KINDS[Submit]
-
-# Encoders and decoders keep no state between calls.
-_ENCODE: Final = msgspec.msgpack.Encoder().encode
-_VERSION: Final = msgspec.msgpack.Decoder(_Versioned)
-_SUBMIT_HEAD: Final = msgspec.msgpack.Decoder(_SubmitHead)
-_FROM_COORDINATOR: Final[
-    Mapping[bytes, msgspec.msgpack.Decoder[Hello | Abort | Release | CoordinatorBeat | Goodbye]]
-] = {
-    _KINDS[Hello]: msgspec.msgpack.Decoder(Hello),
-    _KINDS[Abort]: msgspec.msgpack.Decoder(Abort),
-    _KINDS[Release]: msgspec.msgpack.Decoder(Release),
-    _KINDS[CoordinatorBeat]: msgspec.msgpack.Decoder(CoordinatorBeat),
-    _KINDS[Goodbye]: msgspec.msgpack.Decoder(Goodbye),
-}
-_FROM_REPLICA: Final[Mapping[bytes, msgspec.msgpack.Decoder[FromReplica]]] = {
-    _KINDS[Step]: msgspec.msgpack.Decoder(Step),
-    _KINDS[ReplicaBeat]: msgspec.msgpack.Decoder(ReplicaBeat),
-    _KINDS[LegEnded]: msgspec.msgpack.Decoder(LegEnded),
-    _KINDS[Aborted]: msgspec.msgpack.Decoder(Aborted),
-    _KINDS[Welcome]: msgspec.msgpack.Decoder(Welcome),
-    _KINDS[Goodbye]: msgspec.msgpack.Decoder(Goodbye),
-}
-
-_Decoded = TypeVar("_Decoded")
-
-
-class ProtocolMismatch(BadFrame):
-    """The peer speaks another version of this protocol."""
-
-    def __init__(self, kind: bytes, theirs: int) -> None:
-        super().__init__(kind, mismatch(theirs=theirs))
-        self.args = (kind, theirs)
-        self.theirs = theirs
-
-
-def mismatch(*, theirs: int, ours: int = PROTOCOL) -> str:
-    """Return the one line that tells an operator about two versions that cannot talk."""
-    return (
-        f"the peer speaks fleet link protocol {theirs}, this side speaks {ours};"
-        " run the same version of baton on every node"
-    )
-
-
-def encode(frame: Frame) -> list[bytes]:
-    """Return the parts of a frame.
-
-    Raises:
-        ValueError: a leg or a release holds what the other side would not accept. Clients choose
-            request ids and engines make tickets, so this must not cost the session.
-    """
-    if isinstance(frame, Submit):
-        return _encode_submit(frame.leg)
-    body = _ENCODE(frame)
-    if isinstance(frame, Release):
-        _FROM_COORDINATOR[_KINDS[Release]].decode(body)
-    return [_KINDS[type(frame)], body]
-
-
-def decode_from_coordinator(parts: Sequence[bytes]) -> FromCoordinator:
-    """Return the frame that a coordinator sent.
-
-    Raises:
-        ProtocolMismatch: it said hello in another version.
-        BadFrame: it is no frame, or one that only replicas send.
-    """
-    if parts and parts[0] == _SUBMIT:
-        return _decode_submit(parts)
-    return _decode(parts, _FROM_COORDINATOR)
-
-
-def decode_from_replica(parts: Sequence[bytes]) -> FromReplica:
-    """Return the frame that a replica sent.
-
-    Raises:
-        ProtocolMismatch: it answered in another version.
-        BadFrame: it is no frame, or one that only coordinators send.
-    """
-    return _decode(parts, _FROM_REPLICA)
-
-
-def _decode(
-    parts: Sequence[bytes], decoders: Mapping[bytes, msgspec.msgpack.Decoder[_Decoded]]
-) -> _Decoded:
-    kind = parts[0] if parts else b""
-    decoder = decoders.get(kind)
-    if decoder is None:
-        raise BadFrame(kind, "unknown in this direction")
-    if len(parts) != 2:  # noqa: PLR2004 - kind and body
-        raise BadFrame(kind, f"{len(parts)} parts, wanted 2")
-    if kind in _VERSIONED:
-        _check_version(kind, parts[1])
-    return _unpack(kind, parts[1], decoder)
-
-
-def _check_version(kind: bytes, body: bytes) -> None:
-    theirs = _unpack(kind, body, _VERSION).protocol
-    if theirs != PROTOCOL:
-        raise ProtocolMismatch(kind, theirs)
-
-
-def _unpack(kind: bytes, body: bytes, decoder: msgspec.msgpack.Decoder[_Decoded]) -> _Decoded:
-    try:
-        return decoder.decode(body)
-    except (ValueError, RecursionError) as error:
-        # ValueError covers msgspec's own errors and undecodable text; RecursionError, deep nesting.
-        raise BadFrame(kind, str(error)) from error
-
-
-def _encode_submit(leg: Leg) -> list[bytes]:
-    ticket = leg.ticket
-    head = _SubmitHead(
-        leg_id=leg.leg_id,
-        request_id=leg.request_id,
-        kind=leg.kind,
-        resumed_tokens=leg.resumed_tokens,
-        max_tokens=leg.max_tokens,
-        min_tokens=leg.min_tokens,
-        priority=leg.priority,
-        ticket=None if ticket is None else Release(ticket.tokens, ticket.blocks, ticket.params),
-    )
-    body = _ENCODE(head)
-    _SUBMIT_HEAD.decode(body)
-    return [_SUBMIT, body, pack_tokens(leg.prompt_token_ids), leg.payload]
-
-
-def _decode_submit(parts: Sequence[bytes]) -> Submit:
-    if len(parts) != 4:  # noqa: PLR2004 - kind, head, prompt, payload
-        raise BadFrame(_SUBMIT, f"{len(parts)} parts, wanted 4")
-    head = _unpack(_SUBMIT, parts[1], _SUBMIT_HEAD)
-    try:
-        leg = Leg(
-            leg_id=head.leg_id,
-            request_id=head.request_id,
-            kind=head.kind,
-            prompt_token_ids=unpack_tokens(parts[2]),
-            resumed_tokens=head.resumed_tokens,
-            max_tokens=head.max_tokens,
-            min_tokens=head.min_tokens,
-            priority=head.priority,
-            ticket=head.ticket.ticket if head.ticket else None,
-            payload=parts[3],
-        )
-    except ValueError as error:
-        raise BadFrame(_SUBMIT, str(error)) from error
-    return Submit(leg)
-
-
-def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Return token ids as little-endian int32.
-
-    Raises:
-        ValueError: an id is negative or does not fit.
-    """
-    try:
-        packed = array("i", token_ids)
-    except (OverflowError, TypeError) as error:
-        raise ValueError(f"prompt token ids: {error}") from error
-    _check_ids(packed)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_tokens(blob: bytes) -> tuple[int, ...]:
-    """Return the token ids of a blob.
-
-    Raises:
-        ValueError: its length is no multiple of four, or an id is negative.
-    """
-    if len(blob) % _TOKEN_BYTES:
-        raise ValueError(f"prompt of {len(blob)} bytes, wanted a multiple of {_TOKEN_BYTES}")
-    packed = array("i")
-    packed.frombytes(blob)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    _check_ids(packed)
-    return tuple(packed)
-
-
-def _check_ids(ids: array[int]) -> None:
-    if ids and (lowest := min(ids)) < 0:
-        raise ValueError(f"prompt holds the negative token id {lowest}")

@@ -5,7 +5,8 @@ silent, disconnects, opens a newer session, sends a bad frame, or lets its send 
 However it ends, its legs are handed to `LinkHandler.orphan` to be aborted: whoever waited for them
 has gone, or has been told to start over. A frame from a peer without a session is answered with
 `Goodbye(NO_SESSION)`, so a coordinator that missed the end of its session learns of it with its
-next beat. Nothing here waits, and one coordinator's full queue costs no other anything.
+next beat. Nothing here waits, and one coordinator's full queue costs no other anything. What may
+be left out when a queue is full goes through `reports`; all else ends a session that has no room.
 """
 
 from __future__ import annotations
@@ -13,57 +14,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import zmq
 
-from baton.domain.fleet import Load, ReplicaFacts
-from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
-from baton.runtime.link import frames
+from baton.domain.fleet import ReplicaFacts
+from baton.domain.handoff import Leg, LegFailure, LegOutput
+from baton.runtime.link import codec, frames
 from baton.runtime.link.channel import Channel, Sent, configure
-from baton.runtime.link.frames import BadFrame, Parting, ProtocolMismatch
+from baton.runtime.link.codec import BadFrame, ProtocolMismatch
+from baton.runtime.link.frames import Parting
+from baton.runtime.link.handler import LinkHandler
 from baton.runtime.link.options import LinkCounters, LinkOptions
+from baton.runtime.link.reports import Reports
+from baton.runtime.link.sessions import LegOwners, Session
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_DEADLINE_S = 5.0
 _PARTING_LINGER_S = 0.1
-
-
-class LinkHandler(Protocol):
-    """Who runs the legs. Called synchronously on the event loop; must not wait."""
-
-    def submit(self, leg: Leg) -> None:
-        """A coordinator wants a leg run. It is owned from now until it ends."""
-        ...
-
-    def abort(self, leg_ids: tuple[str, ...]) -> None:
-        """A coordinator wants these owned legs stopped, and `LinkServer.legs_aborted` called."""
-        ...
-
-    def orphan(self, leg_ids: tuple[str, ...]) -> None:
-        """Nobody owns these legs any more: stop them; nobody needs to hear of it."""
-        ...
-
-    def release(self, ticket: Ticket) -> None:
-        """A coordinator says that nobody will pull this ticket's blocks."""
-        ...
-
-    def beat(self) -> tuple[Load, bool]:
-        """Return the load and whether the replica drains; called once every `beat_s`."""
-        ...
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Session:
-    peer: bytes
-    coordinator_id: str
-    session: str
-    heard_at_s: float
-    next_seq: int = 1
-    legs: set[str] = field(default_factory=set)
-    aborting: set[str] = field(default_factory=set)
-    """Legs that the coordinator wants aborted and has had no answer for."""
 
 
 class LinkServer:
@@ -81,9 +49,9 @@ class LinkServer:
         self._channel: Channel | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due_at_s = 0.0
-        self._sessions: dict[bytes, _Session] = {}
-        self._owners: dict[str, _Session] = {}
-        self._abort_askers: dict[str, _Session] = {}
+        self._sessions: dict[bytes, Session] = {}
+        self._legs = LegOwners()
+        self.reports = Reports(self._sessions, self._offer)
         self._parting: frames.Goodbye | None = None
         self._said_refusal = ""
 
@@ -114,7 +82,7 @@ class LinkServer:
     @property
     def live_legs(self) -> int:
         """Legs that a session owns."""
-        return len(self._owners)
+        return len(self._legs.by_leg)
 
     @property
     def coordinators(self) -> int:
@@ -123,14 +91,14 @@ class LinkServer:
 
     def owns(self, leg_id: str) -> bool:
         """Whether a session still waits for this leg."""
-        return leg_id in self._owners
+        return leg_id in self._legs.by_leg
 
     # ------------------------------------------------------------------ what the host says
 
     def step(self, outputs: Iterable[LegOutput]) -> None:
         """Send one engine step: one frame to each coordinator that has legs in it."""
-        owners = self._owners
-        shares: dict[_Session, list[LegOutput]] = {}
+        owners = self._legs.by_leg
+        shares: dict[Session, list[LegOutput]] = {}
         for output in outputs:
             session = owners.get(output.leg_id)
             if session is None:
@@ -138,13 +106,13 @@ class LinkServer:
                 continue
             shares.setdefault(session, []).append(output)
             if output.finish is not None:
-                self._disown(output.leg_id)
+                self._legs.disown(output.leg_id)
         for session, share in shares.items():
             if self._sessions.get(session.peer) is session:
                 self._send_step(session, tuple(share))
 
-    def _send_step(self, session: _Session, outputs: tuple[LegOutput, ...]) -> None:
-        parts = frames.encode(frames.Step(session.next_seq, outputs))
+    def _send_step(self, session: Session, outputs: tuple[LegOutput, ...]) -> None:
+        parts = codec.encode(frames.Step(session.next_seq, outputs))
         if len(parts[1]) <= self._options.max_part_bytes:
             session.next_seq += 1
             self._send(session, parts)
@@ -155,29 +123,22 @@ class LinkServer:
         else:
             self._give_up_output(session, outputs[0].leg_id, len(parts[1]))
 
-    def _give_up_output(self, session: _Session, leg_id: str, got_bytes: int) -> None:
+    def _give_up_output(self, session: Session, leg_id: str, got_bytes: int) -> None:
         why = f"output of {got_bytes} bytes, wanted at most {self._options.max_part_bytes}"
-        self._disown(leg_id)
+        self._legs.disown(leg_id)
         self._send(session, _leg_ended(leg_id, LegFailure.ENGINE_ERROR, why))
         self._handler.orphan((leg_id,))
 
     def leg_failed(self, leg_id: str, failure: LegFailure, why: str = "") -> None:
         """Tell a leg's owner that it ended without finishing; ignored when nobody owns it."""
-        session = self._disown(leg_id)
+        session = self._legs.disown(leg_id)
         if session is not None:
             self._send(session, _leg_ended(leg_id, failure, why))
 
     def legs_aborted(self, leg_ids: Iterable[str]) -> None:
         """Tell whoever asked that these legs no longer run, also if they ended by themselves."""
-        shares: dict[_Session, list[str]] = {}
-        for leg_id in leg_ids:
-            self._disown(leg_id)
-            session = self._abort_askers.pop(leg_id, None)
-            if session is not None:
-                session.aborting.discard(leg_id)
-                shares.setdefault(session, []).append(leg_id)
-        for session, share in shares.items():
-            self._send(session, frames.encode(frames.Aborted(tuple(share))))
+        for session, share in self._legs.aborted(leg_ids).items():
+            self._send(session, codec.encode(frames.Aborted(tuple(share))))
 
     def beat_now(self) -> None:
         """Tell every coordinator the load without waiting for the next beat."""
@@ -190,10 +151,9 @@ class LinkServer:
         """
         self._parting = frames.Goodbye(reason, why[: frames.MAX_WHY_CHARS])
         for session in tuple(self._sessions.values()):
-            self._send_to(session.peer, frames.encode(self._parting))
+            self._send_to(session.peer, codec.encode(self._parting))
         self._sessions.clear()
-        self._owners.clear()
-        self._abort_askers.clear()
+        self._legs.clear()
 
     async def close(self) -> None:
         """Say goodbye, close the port and free all sockets. Idempotent."""
@@ -220,15 +180,19 @@ class LinkServer:
                 self._drop(session, frames.Goodbye(Parting.SILENT))
         self.beat_now()
 
-    def _beat(self, sessions: Sequence[_Session]) -> None:
+    def _beat(self, sessions: Sequence[Session]) -> None:
         load, draining = self._handler.beat()
-        parts = frames.encode(frames.ReplicaBeat(load, draining))
+        self.reports.note_links(self._handler.links())
         for session in sessions:
-            self._send(session, parts)
+            self._send(
+                session, codec.encode(frames.ReplicaBeat(load, draining, session.received_legs))
+            )
+            if self._sessions.get(session.peer) is session:
+                self.reports.send_links(session)
 
     # ------------------------------------------------------------------ sending
 
-    def _send(self, session: _Session, parts: list[bytes]) -> None:
+    def _send(self, session: Session, parts: list[bytes]) -> None:
         match self._send_to(session.peer, parts):
             case Sent.QUEUED:
                 return
@@ -237,19 +201,32 @@ class LinkServer:
             case Sent.NOBODY:
                 self._drop(session, None, why="it is not connected")
 
+    def _offer(self, session: Session, parts: list[bytes]) -> bool:
+        """Send what may be left out; False when it was."""
+        if max(map(len, parts)) <= self._options.max_part_bytes:
+            match self._send_to(session.peer, parts):
+                case Sent.QUEUED:
+                    return True
+                case Sent.NOBODY:
+                    self._drop(session, None, why="it is not connected")
+                case Sent.FULL:
+                    pass
+        self.counters.dropped_frames += 1
+        return False
+
     def _send_to(self, peer: bytes, parts: list[bytes]) -> Sent:
         if self._channel is None:
             return Sent.NOBODY
         return self._channel.send([peer, *parts])
 
     def _tell(self, peer: bytes, goodbye: frames.Goodbye) -> None:
-        if self._send_to(peer, frames.encode(goodbye)) is not Sent.QUEUED:
+        if self._send_to(peer, codec.encode(goodbye)) is not Sent.QUEUED:
             self.counters.dropped_frames += 1
 
     # ------------------------------------------------------------------ sessions
 
     def _drop(
-        self, session: _Session, goodbye: frames.Goodbye | None, *, why: str | None = None
+        self, session: Session, goodbye: frames.Goodbye | None, *, why: str | None = None
     ) -> None:
         if self._sessions.get(session.peer) is not session:
             return
@@ -265,22 +242,13 @@ class LinkServer:
             self._tell(session.peer, goodbye)
         self._orphan(session)
 
-    def _end(self, session: _Session) -> None:
+    def _end(self, session: Session) -> None:
         del self._sessions[session.peer]
-        for leg_id in session.legs:
-            del self._owners[leg_id]
-        for leg_id in session.aborting:
-            del self._abort_askers[leg_id]
+        self._legs.end(session)
 
-    def _orphan(self, session: _Session) -> None:
+    def _orphan(self, session: Session) -> None:
         if session.legs:
             self._handler.orphan(tuple(session.legs))
-
-    def _disown(self, leg_id: str) -> _Session | None:
-        session = self._owners.pop(leg_id, None)
-        if session is not None:
-            session.legs.discard(leg_id)
-        return session
 
     # ------------------------------------------------------------------ receiving
 
@@ -288,7 +256,7 @@ class LinkServer:
         peer, *frame = parts
         session = self._sessions.get(peer)
         try:
-            decoded = frames.decode_from_coordinator(frame)
+            decoded = codec.decode_from_coordinator(frame)
         except BadFrame as error:
             self._on_bad_frame(peer, session, error)
             return
@@ -302,7 +270,7 @@ class LinkServer:
             session.heard_at_s = self._loop.time()
             self._on_frame(session, decoded)
 
-    def _on_bad_frame(self, peer: bytes, session: _Session | None, error: BadFrame) -> None:
+    def _on_bad_frame(self, peer: bytes, session: Session | None, error: BadFrame) -> None:
         self.counters.bad_frames += 1
         if session is not None:
             self._drop(session, frames.Goodbye(Parting.BAD_FRAME, str(error)))
@@ -325,31 +293,36 @@ class LinkServer:
         if session is not None:
             session.heard_at_s = self._loop.time()
             welcome = frames.Welcome(frames.PROTOCOL, hello.session, self._facts)
-            self._send(session, frames.encode(welcome))
+            self._send(session, codec.encode(welcome))
+            if session.wants_cache:  # before the beat, which names the update that it has
+                self._handler.sync_cache(at_once=True)
             self._beat((session,))
 
-    def _open(self, peer: bytes, hello: frames.Hello) -> _Session | None:
+    def _open(self, peer: bytes, hello: frames.Hello) -> Session | None:
         if len(self._sessions) >= self._options.max_coordinators:
             why = f"{len(self._sessions)} coordinators are connected, wanted fewer"
             self._tell(peer, frames.Goodbye(Parting.FULL, why))
             return None
         self.counters.sessions += 1
-        session = _Session(
+        session = Session(
             peer=peer,
             coordinator_id=hello.coordinator_id,
             session=hello.session,
             heard_at_s=self._loop.time(),
+            wants_cache=True,
         )
         self._sessions[peer] = session
         return session
 
     def _on_frame(
         self,
-        session: _Session,
+        session: Session,
         frame: frames.Submit
         | frames.Abort
         | frames.Release
         | frames.CoordinatorBeat
+        | frames.SyncCache
+        | frames.CheckSideChannel
         | frames.Goodbye,
     ) -> None:
         match frame:
@@ -361,32 +334,37 @@ class LinkServer:
                 self._handler.release(frame.ticket)
             case frames.CoordinatorBeat():
                 pass
+            case frames.SyncCache():
+                session.wants_cache = True
+                self._handler.sync_cache(at_once=False)
+            case frames.CheckSideChannel(source_id, address):
+                self._on_check(session, source_id, address)
             case frames.Goodbye():
                 self._end(session)
                 self._orphan(session)
             case _:
                 assert_never(frame)
 
-    def _on_submit(self, session: _Session, leg: Leg) -> None:
-        if leg.leg_id in self._owners:
+    def _on_submit(self, session: Session, leg: Leg) -> None:
+        session.received_legs += 1
+        if self._legs.own(session, leg.leg_id):
+            self._handler.submit(leg)
+        else:
             why = f"a leg {leg.leg_id} runs here already"
             self._send(session, _leg_ended(leg.leg_id, LegFailure.REFUSED, why))
-            return
-        self._owners[leg.leg_id] = session
-        session.legs.add(leg.leg_id)
-        self._handler.submit(leg)
 
-    def _on_abort(self, session: _Session, leg_ids: tuple[str, ...]) -> None:
-        legs, aborting = session.legs, session.aborting
-        ended = tuple(i for i in leg_ids if i not in legs and i not in aborting)
-        fresh = tuple(dict.fromkeys(i for i in leg_ids if i in legs and i not in aborting))
-        if ended:
-            self._send(session, frames.encode(frames.Aborted(ended)))
-        if fresh and self._sessions.get(session.peer) is session:
-            session.aborting.update(fresh)
-            self._abort_askers.update(dict.fromkeys(fresh, session))
+    def _on_abort(self, session: Session, leg_ids: tuple[str, ...]) -> None:
+        fresh, ended = self._legs.ask_abort(session, leg_ids)
+        if fresh:
             self._handler.abort(fresh)
+        if ended:
+            self._send(session, codec.encode(frames.Aborted(ended)))
+
+    def _on_check(self, session: Session, source_id: str, address: str) -> None:
+        self.reports.check_asked(session, source_id, address)
+        if not self._handler.check_side_channel(source_id, address):
+            self.reports.check_refused(source_id, address)
 
 
 def _leg_ended(leg_id: str, failure: LegFailure, why: str) -> list[bytes]:
-    return frames.encode(frames.LegEnded(leg_id, failure, why[: frames.MAX_WHY_CHARS]))
+    return codec.encode(frames.LegEnded(leg_id, failure, why[: frames.MAX_WHY_CHARS]))

@@ -1,0 +1,103 @@
+"""Follows an engine's cache events and has coordinators told: soon, seldom, and in order.
+
+Theory of operation: the first change after a pause is sent at once, later ones gather until
+`FLUSH_S` after the last frame, or until they are many. Snapshots are sent with a flush, right after
+what had gathered, so that a snapshot and the updates before and after it have numbers in a row. An
+engine that falls silent about its cache, for whatever reason, costs its replica nothing but the
+coordinators' knowledge of what is held there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+from baton.control.cache_feed import CacheFeed, FeedCounters
+from baton.domain.cache import BLOCK_HASH_BYTES
+from baton.domain.fleet import ReplicaFacts
+from baton.domain.kv_events import KvEventBatch
+from baton.runtime.link.reports import Reports
+
+_LOG = logging.getLogger(__name__)
+
+FLUSH_S: Final = 0.02
+_FLUSH_BLOCKS: Final = 16_384
+"""128 KiB of hashes: a frame that delays the engine's steps behind it by little."""
+_FRAME_OVERHEAD_BYTES: Final = 1024
+
+
+class CacheReporter:
+    """The one consumer of an engine's cache events."""
+
+    def __init__(self, facts: ReplicaFacts, reports: Reports, *, max_frame_bytes: int) -> None:
+        self._feed = CacheFeed(
+            model=facts.model,
+            block_size_tokens=facts.block_size_tokens,
+            capacity_blocks=facts.kv_blocks,
+        )
+        self._speaks = facts.cache_events
+        self._reports = reports
+        self._max_blocks = max(0, max_frame_bytes - _FRAME_OVERHEAD_BYTES) // BLOCK_HASH_BYTES
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushed_at_s = float("-inf")
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last update that was sent."""
+        return self._feed.sequence
+
+    @property
+    def counters(self) -> FeedCounters:
+        """What the engine said."""
+        return self._feed.counters
+
+    async def follow(self, batches: AsyncIterator[KvEventBatch]) -> None:
+        """Pass on what the engine says until it says no more."""
+        if not self._speaks:
+            return
+        try:
+            async for batch in batches:
+                self._feed.apply(batch)
+                self._flush_soon()
+                await asyncio.sleep(0)  # a long backlog must not hold up the engine's steps
+        except Exception as error:  # noqa: BLE001 - knowing less of a cache fails no request
+            _LOG.warning("cache events ended: %s", error, exc_info=error)
+        self._feed.doubt()
+        self._flush_soon()
+
+    def sync(self, *, at_once: bool) -> None:
+        """A session waits for a snapshot."""
+        if self._speaks and at_once:
+            self._flush()
+        elif self._speaks:
+            self._flush_soon()
+
+    def close(self) -> None:
+        """Send no more. Idempotent."""
+        self._speaks = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _flush_soon(self) -> None:
+        due_at_s = self._flushed_at_s + FLUSH_S
+        if due_at_s <= self._loop.time() or self._feed.pending_blocks >= _FLUSH_BLOCKS:
+            self._flush()
+        elif self._timer is None:
+            self._timer = self._loop.call_at(due_at_s, self._flush)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._speaks:
+            return
+        self._flushed_at_s = self._loop.time()
+        update = self._feed.take()
+        if update is not None:
+            self._reports.cache_changed(update)
+        if self._reports.snapshot_wanted:
+            self._reports.cache_snapshot(self._feed.snapshot(self._max_blocks))

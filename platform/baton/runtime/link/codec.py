@@ -1,0 +1,297 @@
+"""The strict, bounded encoding of the fleet link's frames.
+
+Theory of operation: a frame is a ZMQ multipart message `[kind, body, blob...]`: one byte, a
+MessagePack array, and for `Submit` two blobs (prompt token ids as little-endian int32, and the
+payload that only engines read), so that a prompt of 100,000 tokens is copied as 400 kB and never
+walked as MessagePack integers. Block hashes travel likewise, as bytes inside their frame. There is
+one decoder for each direction. Whatever is not exactly a frame of that direction raises `BadFrame`
+and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from baton.domain.errors import BatonError
+from baton.domain.handoff import Leg, LegKind
+from baton.runtime.link.frames import (
+    COUNT_MAX,
+    PROTOCOL,
+    Abort,
+    Aborted,
+    CacheUpdate,
+    CheckSideChannel,
+    CoordinatorBeat,
+    Count,
+    Frame,
+    FromCoordinator,
+    FromReplica,
+    Goodbye,
+    Hello,
+    LegEnded,
+    Links,
+    Name,
+    Release,
+    ReplicaBeat,
+    Salt,
+    SideChannelChecked,
+    Step,
+    Submit,
+    SyncCache,
+    Welcome,
+)
+
+_TOKEN_BYTES: Final = 4
+
+
+class BadFrame(BatonError):
+    """Bytes that are not a frame, or a frame that does not belong here."""
+
+    def __init__(self, kind: bytes, why: str) -> None:
+        super().__init__(kind, why)
+        self.kind = kind
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"bad frame of kind {self.kind[:8]!r}: {self.why}"
+
+
+class _SubmitHead(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    leg_id: Name
+    request_id: Name
+    kind: LegKind
+    resumed_tokens: Count
+    max_tokens: Count
+    min_tokens: Count
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=COUNT_MAX)]
+    ticket: Release | None
+    source_id: Name | None
+    cache_salt: Salt | None
+
+
+class _Versioned(msgspec.Struct, array_like=True, frozen=True):
+    protocol: int
+
+
+_KINDS: Final[Mapping[type, bytes]] = {
+    Hello: b"H",
+    Submit: b"S",
+    Abort: b"A",
+    Release: b"R",
+    CoordinatorBeat: b"c",
+    SyncCache: b"Y",
+    CheckSideChannel: b"K",
+    Goodbye: b"G",
+    Welcome: b"W",
+    Step: b"T",
+    LegEnded: b"F",
+    Aborted: b"X",
+    ReplicaBeat: b"r",
+    CacheUpdate: b"U",
+    Links: b"L",
+    SideChannelChecked: b"k",
+}
+_VERSIONED: Final = frozenset({_KINDS[Hello], _KINDS[Welcome]})
+_SUBMIT: Final = _KINDS[Submit]
+
+# Encoders and decoders keep no state between calls.
+_ENCODE: Final = msgspec.msgpack.Encoder().encode
+_VERSION: Final = msgspec.msgpack.Decoder(_Versioned)
+_SUBMIT_HEAD: Final = msgspec.msgpack.Decoder(_SubmitHead)
+_FROM_COORDINATOR: Final[
+    Mapping[
+        bytes,
+        msgspec.msgpack.Decoder[
+            Hello | Abort | Release | CoordinatorBeat | SyncCache | CheckSideChannel | Goodbye
+        ],
+    ]
+] = {
+    _KINDS[Hello]: msgspec.msgpack.Decoder(Hello),
+    _KINDS[Abort]: msgspec.msgpack.Decoder(Abort),
+    _KINDS[Release]: msgspec.msgpack.Decoder(Release),
+    _KINDS[CoordinatorBeat]: msgspec.msgpack.Decoder(CoordinatorBeat),
+    _KINDS[SyncCache]: msgspec.msgpack.Decoder(SyncCache),
+    _KINDS[CheckSideChannel]: msgspec.msgpack.Decoder(CheckSideChannel),
+    _KINDS[Goodbye]: msgspec.msgpack.Decoder(Goodbye),
+}
+_FROM_REPLICA: Final[Mapping[bytes, msgspec.msgpack.Decoder[FromReplica]]] = {
+    _KINDS[Step]: msgspec.msgpack.Decoder(Step),
+    _KINDS[ReplicaBeat]: msgspec.msgpack.Decoder(ReplicaBeat),
+    _KINDS[LegEnded]: msgspec.msgpack.Decoder(LegEnded),
+    _KINDS[Aborted]: msgspec.msgpack.Decoder(Aborted),
+    _KINDS[CacheUpdate]: msgspec.msgpack.Decoder(CacheUpdate),
+    _KINDS[Links]: msgspec.msgpack.Decoder(Links),
+    _KINDS[SideChannelChecked]: msgspec.msgpack.Decoder(SideChannelChecked),
+    _KINDS[Welcome]: msgspec.msgpack.Decoder(Welcome),
+    _KINDS[Goodbye]: msgspec.msgpack.Decoder(Goodbye),
+}
+
+_Decoded = TypeVar("_Decoded")
+
+
+class ProtocolMismatch(BadFrame):
+    """The peer speaks another version of this protocol."""
+
+    def __init__(self, kind: bytes, theirs: int) -> None:
+        super().__init__(kind, mismatch(theirs=theirs))
+        self.args = (kind, theirs)
+        self.theirs = theirs
+
+
+def mismatch(*, theirs: int, ours: int = PROTOCOL) -> str:
+    """Return the one line that tells an operator about two versions that cannot talk."""
+    return (
+        f"the peer speaks fleet link protocol {theirs}, this side speaks {ours};"
+        " run the same version of baton on every node"
+    )
+
+
+def encode(frame: Frame) -> list[bytes]:
+    """Return the parts of a frame.
+
+    Raises:
+        ValueError: a leg, a release or a check holds what the other side would not accept. Clients
+            choose request ids and salts, engines make tickets and addresses, so this must not cost
+            the session.
+    """
+    if isinstance(frame, Submit):
+        return _encode_submit(frame.leg)
+    body = _ENCODE(frame)
+    if isinstance(frame, Release | CheckSideChannel):
+        _FROM_COORDINATOR[_KINDS[type(frame)]].decode(body)
+    return [_KINDS[type(frame)], body]
+
+
+def decode_from_coordinator(parts: Sequence[bytes]) -> FromCoordinator:
+    """Return the frame that a coordinator sent.
+
+    Raises:
+        ProtocolMismatch: it said hello in another version.
+        BadFrame: it is no frame, or one that only replicas send.
+    """
+    if parts and parts[0] == _SUBMIT:
+        return _decode_submit(parts)
+    return _decode(parts, _FROM_COORDINATOR)
+
+
+def decode_from_replica(parts: Sequence[bytes]) -> FromReplica:
+    """Return the frame that a replica sent.
+
+    Raises:
+        ProtocolMismatch: it answered in another version.
+        BadFrame: it is no frame, or one that only coordinators send.
+    """
+    return _decode(parts, _FROM_REPLICA)
+
+
+def _decode(
+    parts: Sequence[bytes], decoders: Mapping[bytes, msgspec.msgpack.Decoder[_Decoded]]
+) -> _Decoded:
+    kind = parts[0] if parts else b""
+    decoder = decoders.get(kind)
+    if decoder is None:
+        raise BadFrame(kind, "unknown in this direction")
+    if len(parts) != 2:  # noqa: PLR2004 - kind and body
+        raise BadFrame(kind, f"{len(parts)} parts, wanted 2")
+    if kind in _VERSIONED:
+        _check_version(kind, parts[1])
+    return _unpack(kind, parts[1], decoder)
+
+
+def _check_version(kind: bytes, body: bytes) -> None:
+    theirs = _unpack(kind, body, _VERSION).protocol
+    if theirs != PROTOCOL:
+        raise ProtocolMismatch(kind, theirs)
+
+
+def _unpack(kind: bytes, body: bytes, decoder: msgspec.msgpack.Decoder[_Decoded]) -> _Decoded:
+    try:
+        return decoder.decode(body)
+    except (ValueError, RecursionError) as error:
+        # ValueError covers msgspec's own errors and undecodable text; RecursionError, deep nesting.
+        raise BadFrame(kind, str(error)) from error
+
+
+def _encode_submit(leg: Leg) -> list[bytes]:
+    ticket = leg.ticket
+    head = _SubmitHead(
+        leg_id=leg.leg_id,
+        request_id=leg.request_id,
+        kind=leg.kind,
+        resumed_tokens=leg.resumed_tokens,
+        max_tokens=leg.max_tokens,
+        min_tokens=leg.min_tokens,
+        priority=leg.priority,
+        ticket=None if ticket is None else Release(ticket.tokens, ticket.blocks, ticket.params),
+        source_id=leg.source_id,
+        cache_salt=leg.cache_salt,
+    )
+    body = _ENCODE(head)
+    _SUBMIT_HEAD.decode(body)
+    return [_SUBMIT, body, pack_tokens(leg.prompt_token_ids), leg.payload]
+
+
+def _decode_submit(parts: Sequence[bytes]) -> Submit:
+    if len(parts) != 4:  # noqa: PLR2004 - kind, head, prompt, payload
+        raise BadFrame(_SUBMIT, f"{len(parts)} parts, wanted 4")
+    head = _unpack(_SUBMIT, parts[1], _SUBMIT_HEAD)
+    try:
+        leg = Leg(
+            leg_id=head.leg_id,
+            request_id=head.request_id,
+            kind=head.kind,
+            prompt_token_ids=unpack_tokens(parts[2]),
+            resumed_tokens=head.resumed_tokens,
+            max_tokens=head.max_tokens,
+            min_tokens=head.min_tokens,
+            priority=head.priority,
+            ticket=head.ticket.ticket if head.ticket else None,
+            source_id=head.source_id,
+            cache_salt=head.cache_salt,
+            payload=parts[3],
+        )
+    except ValueError as error:
+        raise BadFrame(_SUBMIT, str(error)) from error
+    return Submit(leg)
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Return token ids as little-endian int32.
+
+    Raises:
+        ValueError: an id is negative or does not fit.
+    """
+    try:
+        packed = array("i", token_ids)
+    except (OverflowError, TypeError) as error:
+        raise ValueError(f"prompt token ids: {error}") from error
+    _check_ids(packed)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(blob: bytes) -> tuple[int, ...]:
+    """Return the token ids of a blob.
+
+    Raises:
+        ValueError: its length is no multiple of four, or an id is negative.
+    """
+    if len(blob) % _TOKEN_BYTES:
+        raise ValueError(f"prompt of {len(blob)} bytes, wanted a multiple of {_TOKEN_BYTES}")
+    packed = array("i")
+    packed.frombytes(blob)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    _check_ids(packed)
+    return tuple(packed)
+
+
+def _check_ids(ids: array[int]) -> None:
+    if ids and (lowest := min(ids)) < 0:
+        raise ValueError(f"prompt holds the negative token id {lowest}")

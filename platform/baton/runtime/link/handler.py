@@ -1,0 +1,54 @@
+"""The port of the replica's end of the fleet link: what coordinators ask of a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from baton.domain.fleet import LinkTotals, Load
+from baton.domain.handoff import Leg, Ticket
+
+
+class LinkHandler(Protocol):
+    """Who runs the legs. Called synchronously on the event loop; must not wait."""
+
+    def submit(self, leg: Leg) -> None:
+        """A coordinator wants a leg run. It is owned from now until it ends."""
+        ...
+
+    def abort(self, leg_ids: tuple[str, ...]) -> None:
+        """A coordinator wants these owned legs stopped, and `LinkServer.legs_aborted` called."""
+        ...
+
+    def orphan(self, leg_ids: tuple[str, ...]) -> None:
+        """Nobody owns these legs any more: stop them; nobody needs to hear of it."""
+        ...
+
+    def release(self, ticket: Ticket) -> None:
+        """A coordinator says that nobody will pull this ticket's blocks."""
+        ...
+
+    def beat(self) -> tuple[Load, bool]:
+        """Return the load and whether the replica drains; called once every `beat_s`.
+
+        The load knows of every leg that was handed to `submit`.
+        """
+        ...
+
+    def links(self) -> Iterable[LinkTotals]:
+        """What was pulled so far, by source; called once every `beat_s`."""
+        ...
+
+    def sync_cache(self, *, at_once: bool) -> None:
+        """Sessions want a snapshot of the prefix cache through `LinkServer.reports`.
+
+        At once, or as soon as one is due: whoever asks often gets no more than it can read.
+        """
+        ...
+
+    def check_side_channel(self, source_id: str, address: str) -> bool:
+        """Find out whether blocks can be pulled from `source_id`, and tell `LinkServer.reports`.
+
+        False when that will not be done: too much is asked already.
+        """
+        ...

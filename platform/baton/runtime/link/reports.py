@@ -1,0 +1,97 @@
+"""What a replica tells coordinators besides their legs: its prefix cache, its pulls, its checks.
+
+Theory of operation: none of this may cost a session anything, nor wait. What a full send queue has
+no room for is left out: a cache update that is missing shows in the numbers and is asked for again,
+pulls are added up and said with the next beat, a check is wanted again in a while. A session gets
+no update before its first snapshot, and none between asking for another and getting it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from baton.domain.cache import CacheUpdate
+from baton.domain.fleet import LinkTotals
+from baton.runtime.link import codec, frames
+from baton.runtime.link.sessions import Session
+
+
+class Reports:
+    """Frames that may be left out, on their way to sessions."""
+
+    def __init__(
+        self, sessions: Mapping[bytes, Session], offer: Callable[[Session, list[bytes]], bool]
+    ) -> None:
+        self._sessions = sessions
+        self._offer = offer
+        self._links: dict[str, tuple[LinkTotals, int]] = {}
+        self._links_version = 0
+        self._check_askers: dict[tuple[str, str], set[Session]] = {}
+
+    # ------------------------------------------------------------------ prefix cache
+
+    @property
+    def snapshot_wanted(self) -> bool:
+        """Whether a session waits for a snapshot."""
+        return any(session.wants_cache for session in self._sessions.values())
+
+    def cache_changed(self, update: CacheUpdate) -> None:
+        """Send an update to every session that has had its snapshot."""
+        self._send_cache(update, [s for s in self._sessions.values() if not s.wants_cache])
+
+    def cache_snapshot(self, snapshot: CacheUpdate) -> None:
+        """Send a snapshot to every session that waits for one."""
+        waiting = [s for s in self._sessions.values() if s.wants_cache]
+        for session in waiting:
+            session.wants_cache = False
+        self._send_cache(snapshot, waiting)
+
+    def _send_cache(self, update: CacheUpdate, sessions: list[Session]) -> None:
+        if sessions:
+            parts = codec.encode(frames.CacheUpdate(update))
+            for session in sessions:
+                self._offer(session, parts)
+
+    # ------------------------------------------------------------------ pulls
+
+    def note_links(self, links: Iterable[LinkTotals]) -> None:
+        """Take in what was pulled so far; `send_links` tells what is new in it."""
+        known, version = self._links, self._links_version + 1
+        noted = {link.source_id: (link, version) for link in links}
+        for source_id, (link, _) in noted.items():
+            before = known.get(source_id)
+            if before is not None and before[0] == link:
+                noted[source_id] = before
+            else:
+                self._links_version = version
+        self._links = noted
+
+    def send_links(self, session: Session) -> None:
+        """Tell a session what was pulled since it was last told."""
+        if session.links_version == self._links_version:
+            return
+        news = tuple(
+            link for link, version in self._links.values() if version > session.links_version
+        )
+        if self._offer(session, codec.encode(frames.Links(news[: frames.MAX_IDS_IN_FRAME]))):
+            session.links_version = self._links_version
+
+    # ------------------------------------------------------------------ checks
+
+    def check_asked(self, session: Session, source_id: str, address: str) -> None:
+        """Note that a session waits for the result of a check."""
+        self._check_askers.setdefault((source_id, address), set()).add(session)
+
+    def check_refused(self, source_id: str, address: str) -> None:
+        """Nobody will hear of this check."""
+        self._check_askers.pop((source_id, address), None)
+
+    def side_channel_checked(
+        self, source_id: str, address: str, *, took_s: float, why: str
+    ) -> None:
+        """Tell those who asked how a check ended; `why` is empty when all was well."""
+        answer = frames.SideChannelChecked(source_id, not why, took_s, why[: frames.MAX_WHY_CHARS])
+        parts = codec.encode(answer)
+        for session in self._check_askers.pop((source_id, address), ()):
+            if self._sessions.get(session.peer) is session:
+                self._offer(session, parts)

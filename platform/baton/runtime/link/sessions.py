@@ -1,0 +1,84 @@
+"""The sessions of a replica with its coordinators, and which of them waits for which leg."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Session:
+    """One coordinator's session, from its hello until it ends."""
+
+    peer: bytes
+    coordinator_id: str
+    session: str
+    heard_at_s: float
+    next_seq: int = 1
+    received_legs: int = 0
+    wants_cache: bool = False
+    """It waits for a snapshot of the prefix cache, and needs no updates until then."""
+    links_version: int = 0
+    """Up to where it has been told what was pulled."""
+    legs: set[str] = field(default_factory=set)
+    aborting: set[str] = field(default_factory=set)
+    """Legs that the coordinator wants aborted and has had no answer for."""
+
+
+class LegOwners:
+    """Which session owns which leg, and which one waits for which abort."""
+
+    def __init__(self) -> None:
+        self.by_leg: dict[str, Session] = {}
+        """To be read only: looked at for each output of each step."""
+        self._abort_askers: dict[str, Session] = {}
+
+    def own(self, session: Session, leg_id: str) -> bool:
+        """Give a leg to a session; False when it has an owner already."""
+        if leg_id in self.by_leg:
+            return False
+        self.by_leg[leg_id] = session
+        session.legs.add(leg_id)
+        return True
+
+    def disown(self, leg_id: str) -> Session | None:
+        """Take a leg from its owner, and return that; None when nobody owns it."""
+        session = self.by_leg.pop(leg_id, None)
+        if session is not None:
+            session.legs.discard(leg_id)
+        return session
+
+    def ask_abort(
+        self, session: Session, leg_ids: Iterable[str]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Note who waits for these aborts; returns the legs to abort and those that are no more."""
+        ids = tuple(dict.fromkeys(leg_ids))
+        legs, aborting = session.legs, session.aborting
+        ended = tuple(i for i in ids if i not in legs and i not in aborting)
+        fresh = tuple(i for i in ids if i in legs and i not in aborting)
+        aborting.update(fresh)
+        self._abort_askers.update(dict.fromkeys(fresh, session))
+        return fresh, ended
+
+    def aborted(self, leg_ids: Iterable[str]) -> dict[Session, list[str]]:
+        """Forget legs that no longer run; returns who waited to hear of which."""
+        shares: dict[Session, list[str]] = {}
+        for leg_id in leg_ids:
+            self.disown(leg_id)
+            session = self._abort_askers.pop(leg_id, None)
+            if session is not None:
+                session.aborting.discard(leg_id)
+                shares.setdefault(session, []).append(leg_id)
+        return shares
+
+    def end(self, session: Session) -> None:
+        """Forget a session; what it owned is still to be read in `session.legs`."""
+        for leg_id in session.legs:
+            del self.by_leg[leg_id]
+        for leg_id in session.aborting:
+            del self._abort_askers[leg_id]
+
+    def clear(self) -> None:
+        """Forget all sessions."""
+        self.by_leg.clear()
+        self._abort_askers.clear()

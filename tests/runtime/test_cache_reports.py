@@ -1,0 +1,296 @@
+"""A replica's prefix cache as coordinators see it, over the real link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.cache import CacheChange, CacheChangeKind, CacheTier, CacheUpdate, unpack_hashes
+from baton.domain.events import CacheChanged, Event, LoadReported, ReplicaJoined, ReplicaLost
+from baton.domain.fleet import LinkTotals, Load
+from baton.domain.handoff import Leg, LegOutput, Ticket
+from baton.domain.kv_events import BlocksRemoved, BlocksStored, KvEventBatch
+from baton.policy.block_hash import chain, chain_root
+from baton.runtime.link import codec, frames
+from baton.runtime.link.options import LinkOptions
+from baton.runtime.link.server import LinkServer
+from tests.fakes.link_rig import (
+    ANY_PORT,
+    EventLog,
+    RawPeer,
+    coordinating,
+    hosting,
+    joined,
+    raw_coordinator,
+)
+from tests.fakes.scripted_engine import ScriptedEngine, make_facts, make_leg
+
+SIZE = make_facts().block_size_tokens
+
+
+def telling_engine() -> ScriptedEngine:
+    return ScriptedEngine(replace(make_facts(), cache_events=True))
+
+
+def prompt(n: int) -> tuple[int, ...]:
+    return (n,) * SIZE
+
+
+def stored(*numbers: int, tier: str | None = None) -> BlocksStored:
+    """One-block prompts, told as separate chains would be: each in an event of its own."""
+    (n,) = numbers
+    return BlocksStored(
+        block_hashes=(b"%d" % n,),
+        parent_hash=None,
+        token_ids=prompt(n),
+        block_size_tokens=SIZE,
+        tier=tier,
+    )
+
+
+def removed(n: int) -> BlocksRemoved:
+    return BlocksRemoved(block_hashes=(b"%d" % n,))
+
+
+def hashes(*numbers: int) -> set[int]:
+    root = chain_root(model=make_facts().model, block_size_tokens=SIZE)
+    return {chain(root, prompt(n), SIZE)[0] for n in numbers}
+
+
+class Reader:
+    """Believes what a coordinator was told, and insists on numbers without holes."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._read = 0
+        self.sequence: int | None = None
+        self.held: set[int] = set()
+
+    def read(self) -> set[int]:
+        updates = [event.update for event in self._log.of(CacheChanged)]
+        for update in updates[self._read :]:
+            if update.snapshot:
+                self.held.clear()
+            else:
+                assert self.sequence is not None, "an update came before the first snapshot"
+                assert update.sequence == self.sequence + 1
+            self.sequence = update.sequence
+            self._apply(update)
+        self._read = len(updates)
+        return self.held
+
+    def _apply(self, update: CacheUpdate) -> None:
+        for change in update.changes:
+            match change.kind:
+                case CacheChangeKind.STORED:
+                    self.held |= set(unpack_hashes(change.hashes))
+                case CacheChangeKind.REMOVED:
+                    self.held -= set(unpack_hashes(change.hashes))
+                case CacheChangeKind.CLEARED:
+                    self.held.clear()
+
+    async def until(self, wanted: set[int]) -> None:
+        await self._log.until(lambda: self.read() == wanted)
+
+
+async def test_a_coordinator_gets_a_snapshot_when_it_joins_and_then_every_change() -> None:
+    engine = telling_engine()
+    async with hosting(engine) as (host, _), joined(host, "first") as (_, first_log):
+        engine.say_cached(stored(1))
+        engine.say_cached(stored(2))
+        first = Reader(first_log)
+        await first.until(hashes(1, 2))
+        async with joined(host, "second") as (_, second_log):
+            second = Reader(second_log)
+            await second.until(hashes(1, 2))
+            assert second_log.of(CacheChanged)[0].update.snapshot
+            engine.say_cached(removed(1))
+            engine.say_cached(stored(3))
+            await first.until(hashes(2, 3))
+            await second.until(hashes(2, 3))
+            assert first.sequence == second.sequence
+
+
+async def test_the_first_load_report_names_no_update_that_has_not_come_yet() -> None:
+    engine = telling_engine()
+    async with hosting(engine) as (host, _), joined(host, "first") as (_, first):
+        engine.say_cached(stored(1))
+        await Reader(first).until(hashes(1))
+        async with joined(host, "second") as (_, log):
+            await log.wait(LoadReported)
+            kinds: list[type[Event]] = [type(event) for event in log.events[:3]]
+            assert kinds == [ReplicaJoined, CacheChanged, LoadReported]
+            snapshot = log.of(CacheChanged)[0].update
+            assert log.of(LoadReported)[0].load.cache_sequence == snapshot.sequence == 1
+
+
+async def test_an_engine_that_does_not_tell_is_not_reported_as_holding_nothing() -> None:
+    engine = ScriptedEngine()
+    async with hosting(engine) as (host, _), joined(host) as (client, log):
+        engine.say_cached(stored(1))
+        client.sync_cache("decode-1")
+        await log.wait(LoadReported, 4)
+        assert not log.of(CacheChanged)
+        assert log.of(LoadReported)[-1].load.cache_sequence == 0
+
+
+async def test_many_changes_at_once_travel_in_few_frames() -> None:
+    engine = telling_engine()
+    async with hosting(engine) as (host, _), joined(host) as (_, log):
+        reader = Reader(log)
+        for n in range(500):
+            engine.say_cached(stored(n))
+        for n in range(0, 500, 2):
+            engine.say_cached(removed(n))
+        await reader.until(hashes(*range(1, 500, 2)))
+        assert len(log.of(CacheChanged)) < 50
+
+
+async def test_a_cache_that_does_not_change_is_not_spoken_of() -> None:
+    engine = telling_engine()
+    async with hosting(engine) as (host, _), joined(host) as (_, log):
+        await Reader(log).until(set())
+        for _ in range(3):
+            engine.say_cached()
+            await log.wait(LoadReported, len(log.of(LoadReported)) + 2)
+        assert len(log.of(CacheChanged)) == 1
+
+
+async def test_a_snapshot_is_sent_again_when_it_is_asked_for() -> None:
+    engine = telling_engine()
+    async with hosting(engine) as (host, _), joined(host) as (client, log):
+        engine.say_cached(stored(1), stored(2, tier="cpu"))
+        await Reader(log).until(hashes(1, 2))
+        told = len(log.of(CacheChanged))
+        client.sync_cache("decode-1")
+        snapshot = (await log.wait(CacheChanged, told + 1)).update
+        assert (snapshot.snapshot, snapshot.sequence) == (True, 1)
+        assert [change.tier for change in snapshot.changes] == list(CacheTier)
+
+
+async def test_events_lost_in_the_engine_take_back_what_was_claimed() -> None:
+    engine = telling_engine()
+    async with hosting(engine) as (host, _), joined(host) as (_, log):
+        reader = Reader(log)
+        engine.say_cached(stored(1))
+        await reader.until(hashes(1))
+        engine.say_cached(removed(1), lose=True)
+        engine.say_cached(stored(2))
+        await reader.until(hashes(2))
+        assert host.cache_counters.gaps == 1
+
+
+async def test_cache_events_that_break_take_back_what_was_claimed_and_fail_no_leg() -> None:
+    class Breaking(ScriptedEngine):
+        async def kv_events(self) -> AsyncIterator[KvEventBatch]:
+            async for batch in super().kv_events():
+                yield batch
+                await self.submit_gate.wait()
+                raise ConnectionError("the publisher is gone")
+
+    engine = Breaking(replace(make_facts(), cache_events=True))
+    engine.submit_gate.clear()
+    async with hosting(engine) as (host, _), joined(host) as (client, log):
+        reader = Reader(log)
+        engine.say_cached(stored(1))
+        await reader.until(hashes(1))
+        engine.submit_gate.set()
+        await reader.until(set())
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        engine.step_all()
+        assert await log.wait_tokens("a", 1) == [4]
+        assert not log.of(ReplicaLost)
+
+
+async def test_a_snapshot_too_long_for_a_frame_is_cut_off() -> None:
+    link = LinkOptions(beat_s=0.05, liveness_s=0.6, max_part_bytes=2048)
+    engine = telling_engine()
+    async with hosting(engine, link=link) as (host, _):
+        async with joined(host, "first", link=link) as (_, log):
+            reader = Reader(log)
+            for told in (100, 200, 300):
+                engine.say_cached(*(stored(n) for n in range(told - 100, told)))
+                await reader.until(hashes(*range(told)))
+        async with joined(host, "second", link=link) as (client, log):
+            client.sync_cache("decode-1")
+            await log.wait(CacheChanged, 2)
+            assert Reader(log).read() == hashes(*range(128))
+
+
+class Nobody:
+    """Takes what coordinators ask and does nothing."""
+
+    def submit(self, leg: Leg) -> None: ...
+    def abort(self, leg_ids: tuple[str, ...]) -> None: ...
+    def orphan(self, leg_ids: tuple[str, ...]) -> None: ...
+    def release(self, ticket: Ticket) -> None: ...
+    def sync_cache(self, *, at_once: bool) -> None: ...
+
+    def check_side_channel(self, source_id: str, address: str) -> bool:
+        return False
+
+    def beat(self) -> tuple[Load, bool]:
+        return Load(), False
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        return ()
+
+
+async def test_a_full_queue_costs_updates_and_neither_steps_nor_the_session() -> None:
+    link = LinkOptions(beat_s=10.0, liveness_s=60.0, queue_frames=4)
+    server = LinkServer(make_facts(), Nobody(), options=link)
+    with raw_coordinator(server.bind(ANY_PORT)) as peer:
+        await peer.hello()
+        await peer.send(*codec.encode(frames.Submit(make_leg("a"))))
+        await until_frames(server, 2)
+        server.reports.cache_snapshot(CacheUpdate(0, (), snapshot=True))
+        sent = 0
+        while not server.counters.dropped_frames:
+            sent += 1
+            assert sent < 1000
+            change = CacheChange(CacheChangeKind.STORED, bytes(1_000_000))
+            server.reports.cache_changed(CacheUpdate(sent, (change,)))
+        assert server.coordinators == 1
+        told = [await next_update(peer) for _ in range(sent)]
+        assert [update.sequence for update in told] == list(range(sent))
+        server.step([LegOutput("a", (1,))])
+        server.reports.cache_changed(CacheUpdate(sent + 1, ()))
+        assert await peer.next_frame() == frames.Step(1, (LegOutput("a", (1,)),))
+        assert (await next_update(peer)).sequence == sent + 1
+    await server.close()
+
+
+async def until_frames(server: LinkServer, count: int) -> None:
+    async with asyncio.timeout(5):
+        while server.counters.frames_in < count:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.001)
+
+
+async def next_update(peer: RawPeer) -> CacheUpdate:
+    while not isinstance(frame := await peer.next_frame(), frames.CacheUpdate):
+        pass
+    return frame.update
+
+
+async def test_repeated_demands_for_snapshots_are_answered_with_few() -> None:
+    engine = telling_engine()
+    async with hosting(engine) as (host, _), joined(host) as (client, log):
+        for _ in range(200):
+            client.sync_cache("decode-1")
+        client.submit("decode-1", make_leg("a"))
+        await engine.watch.until(lambda: "a" in engine.running)
+        await log.wait(LoadReported, len(log.of(LoadReported)) + 4)
+        assert 2 <= len(log.of(CacheChanged)) < 20
+
+
+@pytest.mark.parametrize("replica_id", ["nobody", "r1"])
+async def test_a_replica_that_has_not_joined_is_not_asked(replica_id: str) -> None:
+    async with coordinating() as (client, log):
+        client.connect("r1", "tcp://127.0.0.1:1")
+        client.sync_cache(replica_id)
+        client.check_side_channel(replica_id, "p0", "host:1")
+    assert log.events == []
