@@ -4,7 +4,8 @@ Theory of operation: NIXL's Python API sets `pthrDelay`, the pause of the agent'
 in microseconds, to 0: it polls without pause and burns most of a core for as long as the agent
 lives, idle or not. Neither NIXL nor vLLM has an option for it. So `install`, which vLLM calls in
 each engine process (entry point group `vllm.general_plugins`) before any agent exists, puts
-itself between NIXL's Python API and its binding and sets the pause on the way.
+itself between NIXL's Python API and its binding and sets the pause on the way. On the same occasion
+it has UCX's log emptied from the first agent on, where that is wanted.
 
 On RDMA the network card moves data without the thread's help and the smallest delay is wanted:
 there the variable is not set and nothing is changed.
@@ -15,43 +16,41 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable
-from typing import Protocol
+import re
+
+from baton.transfer.nixl_binding import AgentConfig, Binding
+from baton.transfer.ucx_log import FLUSH_VARIABLE, flush_from_first_agent
 
 PROGRESS_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
 """The pause in microseconds; unset leaves NIXL as it is."""
 ADAPTER_PID_VARIABLE = "BATON_ENGINE_PARENT_PID"
 """The process that asked for the engine; it has no agent and need not load NIXL."""
 
+_POSITIVE = re.compile(r"(?=.*[1-9])\d+(\.\d+)?")
 _MARK = "_baton_progress_delay_us"
 
 
-class AgentConfig(Protocol):
-    """NIXL's `nixlAgentConfig`, as far as it matters here."""
-
-    pthrDelay: int  # noqa: N815 - NIXL's name
-
-
-class Binding(Protocol):
-    """NIXL's extension module `nixl._bindings`, as far as it matters here."""
-
-    nixlAgent: Callable[[str, AgentConfig], object]  # noqa: N815 - NIXL's name
-
-
 def install() -> None:
-    """Slow down the progress threads of agents made in this process, if the environment says so.
+    """Do to the agents made in this process what the environment says; usually nothing.
 
     Raises:
-        ValueError: the variable holds no positive whole number.
-        ImportError: NIXL is not installed, though the environment asks to slow it down.
+        ValueError: a variable does not hold a positive number.
+        ImportError: NIXL is not installed, though the environment asks for something.
         AttributeError: this version of NIXL makes its agents in another way.
     """
-    wanted = os.environ.get(PROGRESS_DELAY_VARIABLE)
-    if wanted is None or os.environ.get(ADAPTER_PID_VARIABLE) == str(os.getpid()):
+    delay_us = os.environ.get(PROGRESS_DELAY_VARIABLE)
+    flush_s = os.environ.get(FLUSH_VARIABLE)
+    if os.environ.get(ADAPTER_PID_VARIABLE) == str(os.getpid()) or delay_us is flush_s is None:
         return
-    if not wanted.isdecimal() or int(wanted) < 1:
-        raise ValueError(f"{PROGRESS_DELAY_VARIABLE}: got {wanted!r}, wanted microseconds, 1 or up")
-    slow_down(importlib.import_module("nixl._api").nixlBind, int(wanted))
+    if delay_us is not None and (not delay_us.isdecimal() or int(delay_us) < 1):
+        raise ValueError(f"{PROGRESS_DELAY_VARIABLE}: got {delay_us!r}, wanted microseconds, 1 up")
+    if flush_s is not None and not _POSITIVE.fullmatch(flush_s):
+        raise ValueError(f"{FLUSH_VARIABLE}: got {flush_s!r}, wanted seconds above 0")
+    binding: Binding = importlib.import_module("nixl._api").nixlBind
+    if delay_us is not None:
+        slow_down(binding, int(delay_us))
+    if flush_s is not None:
+        flush_from_first_agent(binding, float(flush_s))
 
 
 def slow_down(binding: Binding, delay_us: int) -> None:

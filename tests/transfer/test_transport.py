@@ -1,0 +1,167 @@
+"""Transports as UCX tells them: recorded lines, and two NIXL agents in two processes."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from baton.domain.errors import RdmaMissing
+from baton.transfer.transport import (
+    Reach,
+    check_rdma,
+    is_rdma,
+    read_transports,
+    transport_environment,
+    transport_towards,
+)
+from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
+from baton.transfer.ucx_log import FLUSH_VARIABLE
+from benchmarks._transfer_pair import Agents, Pair, Pull
+
+SAME, OTHER = Reach.SAME_NODE, Reach.OTHER_NODE
+PULL = Pull(pieces=16, piece_bytes=65536, scattered=True, hot_polling=False)
+
+
+def choice(
+    *rows: str,
+    reach: str = "intra-node",
+    what: str = "remote memory read by ucp_get*(multi) into host memory from host",
+) -> str:
+    """A choice as UCX 1.23 prints it."""
+    lines = [
+        "+--------+-------------+-------------------------------------------+",
+        f"| 0f0c puller {reach} cfg#1                                          |",
+        f"| {what} |",
+        "+--------+-------------+-------------------------------------------+",
+        "| Range  | Description |                  Config                   |",
+        "+--------+-------------+-------------------------------------------+",
+        *rows,
+        "+--------+-------------+-------------------------------------------+",
+    ]
+    return "".join(f"[1795186540.498461] [vm:31443:0]   {line}\n" for line in lines)
+
+
+def zero_copy(config: str, reads: str = "0..inf") -> str:
+    return f"| {reads} | zero-copy   | {config:41} |"
+
+
+def logged(folder: Path, text: str, name: str = "ucx.host.17") -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("row", "transport"),
+    [
+        (zero_copy("cma/memory"), "cma"),
+        ("| 0..inf | software emulation | tcp/lo                             |", "tcp"),
+        (zero_copy("52% on tcp/lo and 48% on tcp/eth0"), "tcp"),
+        (zero_copy("cuda_ipc/cuda"), "cuda_ipc"),
+        (zero_copy("rc_mlx5/mlx5_0:1/path0"), "rc_mlx5"),
+        (zero_copy("50% on rc_mlx5/mlx5_bond_0:1 and 50% on rc_mlx5/mlx5_1:1"), "rc_mlx5"),
+        (zero_copy("70% on rc_mlx5/mlx5_0:1 and 30% on tcp/eth0"), "rc_mlx5+tcp"),
+    ],
+)
+def test_the_transport_is_what_ucx_says_it_chose(tmp_path: Path, row: str, transport: str) -> None:
+    assert read_transports(logged(tmp_path, choice(row))) == {SAME: {transport}}
+
+
+def test_what_carries_large_reads_counts_not_what_carries_small_ones(tmp_path: Path) -> None:
+    text = choice(zero_copy("tcp/lo", "0..4095"), zero_copy("cma/memory", "4K..inf"))
+    assert read_transports(logged(tmp_path, text)) == {SAME: {"cma"}}
+
+
+def test_peers_on_this_node_and_on_others_are_told_apart(tmp_path: Path) -> None:
+    here, there = zero_copy("cuda_ipc/cuda"), zero_copy("rc_mlx5/mlx5_0:1")
+    text = choice(here) + choice(there, reach="inter-node")
+    assert read_transports(logged(tmp_path, text)) == {SAME: {"cuda_ipc"}, OTHER: {"rc_mlx5"}}
+
+
+def test_what_an_engine_does_with_itself_or_besides_reads_does_not_count(tmp_path: Path) -> None:
+    row = zero_copy("tcp/lo")
+    text = choice(row, reach="self") + choice(row, what="active message by ucp_am_send*(egr)")
+    assert read_transports(logged(tmp_path, text)) == {}
+
+
+def test_all_processes_of_an_engine_are_read(tmp_path: Path) -> None:
+    logged(tmp_path, choice(zero_copy("cma/memory")), "ucx.host.1")
+    logged(tmp_path, choice(zero_copy("tcp/lo")), "ucx.host.2")
+    logged(tmp_path, choice(zero_copy("sysv/memory")), "other.log")
+    assert read_transports(tmp_path) == {SAME: {"cma", "tcp"}}
+
+
+def test_warnings_and_broken_bytes_in_between_do_no_harm(tmp_path: Path) -> None:
+    text = "[1.0] [vm:1:0] select.c:722  UCX  ERROR   no transport | cfg#1\n"
+    text += choice(zero_copy("cma/memory"))
+    (tmp_path / "ucx.h.1").write_bytes(b"\xff\xfe\n" + text.encode() + b"| 0..in")
+    assert read_transports(tmp_path) == {SAME: {"cma"}}
+
+
+def test_nothing_is_known_before_the_first_pull(tmp_path: Path) -> None:
+    assert read_transports(tmp_path) == {}
+    assert read_transports(tmp_path / "gone") == {}
+    assert transport_towards({}, same_host=True) == transport_towards({}, same_host=False) == ""
+
+
+def test_a_peer_has_the_transport_of_its_reach() -> None:
+    found = {SAME: frozenset({"cuda_ipc"}), OTHER: frozenset({"rc_mlx5"})}
+    assert transport_towards(found, same_host=True) == "cuda_ipc"
+    assert transport_towards(found, same_host=False) == "rc_mlx5"
+
+
+def test_a_peer_in_another_container_is_on_this_node_when_no_other_was_reached() -> None:
+    assert transport_towards({SAME: frozenset({"cma"})}, same_host=False) == "cma"
+
+
+def test_a_peer_on_this_host_is_not_given_the_transport_of_others() -> None:
+    assert transport_towards({OTHER: frozenset({"rc_mlx5"})}, same_host=True) == ""
+
+
+def test_where_peers_differ_the_transport_of_one_is_not_known() -> None:
+    found = {OTHER: frozenset({"rc_mlx5", "tcp"})}
+    assert transport_towards(found, same_host=False) == ""
+
+
+@pytest.mark.parametrize("transport", ["rc_mlx5", "dc_mlx5", "rc_verbs", "srd", "dc_mlx5+rc_mlx5"])
+def test_network_cards_that_move_data_themselves_are_rdma(transport: str) -> None:
+    assert is_rdma(transport)
+    check_rdma("p-1", transport)
+
+
+@pytest.mark.parametrize("transport", ["cuda_ipc", "cma", "", "cuda_ipc+rc_mlx5", "sysv"])
+def test_a_deployment_that_requires_rdma_lets_nodes_use_their_own_memory(transport: str) -> None:
+    assert not is_rdma(transport)
+    check_rdma("p-1", transport)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "rc_mlx5+tcp", "something_new"])
+def test_a_deployment_that_requires_rdma_refuses_everything_else(transport: str) -> None:
+    assert not is_rdma(transport)
+    with pytest.raises(RdmaMissing, match=f"carried by {transport}".replace("+", r"\+")) as caught:
+        check_rdma("p-1", transport)
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    assert (again.replica_id, str(again)) == ("p-1", str(caught.value))
+
+
+@pytest.mark.parametrize(("tls", "transport"), [("tcp", "tcp"), ("tcp,cma", "cma")])
+def test_what_is_read_about_two_agents_is_what_they_were_forced_to_use(
+    tmp_path: Path, tls: str, transport: str
+) -> None:
+    pytest.importorskip("nixl")
+    variables = {"UCX_TLS": tls, FLUSH_VARIABLE: "0.05", PROGRESS_DELAY_VARIABLE: "1000"}
+    environment = transport_environment(tmp_path) | variables
+    with Pair(Agents(environment=environment, threads=4), PULL.size_bytes) as pair:
+        pair.run(PULL)
+        assert what_comes(tmp_path) == {SAME: {transport}}
+
+
+def what_comes(folder: Path) -> Mapping[Reach, frozenset[str]]:
+    """What is read as soon as there is something, while the agents live."""
+    give_up_s = time.monotonic() + 10
+    while not (found := read_transports(folder)) and time.monotonic() < give_up_s:
+        time.sleep(0.02)
+    return found
