@@ -141,7 +141,7 @@ class Twin:
         return Hit(held, host, HitSource.REPORTED, max(0.0, now_s - since_s))
 
     def is_whole(self, replica_id: str, hashes: Sequence[int], now_s: float) -> bool:
-        """Whether this replica holds no block of the chain without those before it, however held."""
+        """Whether this replica holds no block of the chain without those before it."""
         self._expire(now_s)
         one = self.replicas[replica_id]
         layers = (one.tiers[CacheTier.GPU], one.reported, one.reported | set(one.predicted))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 from hypothesis import settings
@@ -80,10 +81,7 @@ class Engine:
         """Blocks without a held child: what engines evict first."""
         held = set(self.tiers[tier])
         parents = {
-            parent
-            for blocks in CHAINS
-            for parent, child in zip(blocks, blocks[1:], strict=False)
-            if child in held
+            parent for blocks in CHAINS for parent, child in pairwise(blocks) if child in held
         }
         return [block for block in self.tiers[tier] if block not in parents]
 

@@ -35,9 +35,5 @@ def chain(previous: int, token_ids: Sequence[int], block_size_tokens: int) -> li
 
     Tokens after the last full block do not count. Token ids are not negative.
     """
-    tokens = token_ids if isinstance(token_ids, tuple) else tuple(token_ids)
-    hashes = []
-    for end in range(block_size_tokens, len(tokens) + 1, block_size_tokens):
-        previous = hash((previous, tokens[end - block_size_tokens : end])) & _KEPT_BITS
-        hashes.append(previous)
-    return hashes
+    blocks = zip(*[iter(token_ids)] * block_size_tokens, strict=False)
+    return [previous := hash((previous, block)) & _KEPT_BITS for block in blocks]
