@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, Role, StepTotals
-from baton.perf.fitted import PRIOR_COSTS, FittedTiming, StepCosts, prior_costs
+from baton.perf.fitted import TimingBook
 from baton.perf.output_lengths import OutputLengths
-from baton.perf.timing_book import TimingBook
+from baton.perf.step_costs import PRIOR_COSTS, FittedTiming, StepCosts, prior_costs
 from baton.policy.placement import Timings
 from tests.fakes.facts import replica_facts
 

@@ -64,7 +64,7 @@ def teach(links: LinkBook, puller: Puller, *, target_id: str = "d0", pulls: int 
     rng = Random(1)
     for number in range(pulls):
         totals = puller.pull(rng.randint(1, 400) * MB)
-        links.observe(target_id, (totals,), 0.5 * number)
+        links.observe(target_id, totals, 0.5 * number)
 
 
 # -------------------------------------------------------------------- estimates
@@ -110,17 +110,17 @@ def test_lost_reports_do_no_harm() -> None:
     for number in range(240):
         totals = puller.pull(rng.randint(1, 400) * MB)
         if number % 3 == 0:
-            links.observe("d0", (totals,), float(number))
+            links.observe("d0", totals, float(number))
     assert seconds(links, 300 * MB) == pytest.approx(0.32, rel=0.05)
 
 
 def test_totals_that_went_back_are_a_new_base() -> None:
     links = book()
-    links.observe("d0", (LinkTotals("p0", pulls=50, moved_bytes=50 * MB, busy_s=99.0),), 0.0)
+    links.observe("d0", LinkTotals("p0", pulls=50, moved_bytes=50 * MB, busy_s=99.0), 0.0)
     before = seconds(links)
-    links.observe("d0", (LinkTotals("p0", pulls=1, moved_bytes=MB, busy_s=0.5),), 1.0)
+    links.observe("d0", LinkTotals("p0", pulls=1, moved_bytes=MB, busy_s=0.5), 1.0)
     assert seconds(links) == before
-    links.observe("d0", (LinkTotals("p0", pulls=2, moved_bytes=2 * MB, busy_s=0.6),), 2.0)
+    links.observe("d0", LinkTotals("p0", pulls=2, moved_bytes=2 * MB, busy_s=0.6), 2.0)
     assert seconds(links) != before
 
 
@@ -129,7 +129,7 @@ def test_meaningless_totals_change_no_estimate_and_do_not_poison_what_follows(
     busy_s: float,
 ) -> None:
     links = book()
-    links.observe("d0", (LinkTotals("p0", pulls=1, moved_bytes=MB, busy_s=busy_s),), 0.0)
+    links.observe("d0", LinkTotals("p0", pulls=1, moved_bytes=MB, busy_s=busy_s), 0.0)
     assert seconds(links) == pytest.approx(0.012)
     teach(links, Puller(0.02, 1e9))
     assert seconds(links, 300 * MB) == pytest.approx(0.32, rel=0.1)
@@ -137,7 +137,7 @@ def test_meaningless_totals_change_no_estimate_and_do_not_poison_what_follows(
 
 def test_the_transport_is_what_the_engine_says() -> None:
     links = book()
-    links.observe("d0", (LinkTotals("p0", transport="cuda_ipc"),), 0.0)
+    links.observe("d0", LinkTotals("p0", transport="cuda_ipc"), 0.0)
     assert row(links).transport == "cuda_ipc"
 
 
@@ -145,7 +145,7 @@ def test_quantiles_are_those_of_the_last_pulls() -> None:
     links = book()
     puller = Puller(0.0, 1e9)
     for megabytes in (*[5_000] * 200, *range(1, 129)):
-        links.observe("d0", (puller.pull(megabytes * MB),), 0.0)
+        links.observe("d0", puller.pull(megabytes * MB), 0.0)
     learned = row(links)
     assert learned.pulls == 328
     assert learned.p50_s == pytest.approx(0.065)
@@ -215,7 +215,7 @@ def test_what_was_counted_while_flows_shared_a_nic_teaches_the_unshared_bandwidt
         moved_bytes = (50 + number) * MB
         begin(links, "other", ("p0", "d1"), moved_bytes)
         begin(links, "ours", ("p0", "d0"), moved_bytes)
-        links.observe("d0", (puller.pull(moved_bytes, share=2.0),), float(number))
+        links.observe("d0", puller.pull(moved_bytes, share=2.0), float(number))
         links.end("ours", float(number))
         links.end("other", float(number))
     assert row(links, 100.0).bytes_per_s == pytest.approx(10e9, rel=0.05)
@@ -327,7 +327,7 @@ def test_pulls_that_the_engine_counts_prove_a_link() -> None:
     links, puller = book(), Puller(0.01, 1e9)
     links.failed("p0", "d0", 0.0)
     links.failed("p0", "d0", 0.0)
-    links.observe("d0", (puller.pull(MB),), 7.0)
+    links.observe("d0", puller.pull(MB), 7.0)
     assert links.state("p0", "d0") is LinkState.OK
     assert links.proven_at_s("p0", "d0") == 7.0
     assert links.failed("p0", "d0", 8.0) is LinkState.OK
@@ -336,7 +336,7 @@ def test_pulls_that_the_engine_counts_prove_a_link() -> None:
 def test_a_report_with_failures_proves_nothing() -> None:
     links, puller = book(), Puller(0.01, 1e9)
     puller.fail()
-    links.observe("d0", (puller.pull(MB),), 7.0)
+    links.observe("d0", puller.pull(MB), 7.0)
     assert links.state("p0", "d0") is LinkState.UNKNOWN
     assert links.proven_at_s("p0", "d0") is None
     assert row(links, 7.0).failures == 1
@@ -350,14 +350,14 @@ def test_a_failed_probe_quarantines_a_link_at_once() -> None:
         LinkState.QUARANTINED,
         "no listener",
     )
-    assert row(links, 7.0).probe_age_s == 2.0
+    assert row(links, 7.0).probed_age_s == 2.0
 
 
 def test_only_a_probe_that_moved_blocks_ends_a_quarantine() -> None:
     links, puller = book(), Puller(0.01, 1e9)
     links.probe_failed("p0", "d0", 5.0, "no listener")
     links.probe_ok("p0", "d0", 6.0)
-    links.observe("d0", (puller.pull(MB),), 7.0)
+    links.observe("d0", puller.pull(MB), 7.0)
     links.probe_unclear("p0", "d0", 8.0, "busy")
     assert (links.state("p0", "d0"), links.why("p0", "d0")) == (
         LinkState.QUARANTINED,
@@ -439,7 +439,7 @@ def test_nothing_is_remembered_of_a_replica_that_left() -> None:
 
 def test_what_is_said_of_strangers_is_dropped() -> None:
     links, puller = book("p0", "d0"), Puller(0.02, 1e9, "stranger")
-    links.observe("d0", (puller.pull(MB),), 1.0)
+    links.observe("d0", puller.pull(MB), 1.0)
     links.failed("p0", "stranger", 1.0)
     links.probe_failed("stranger", "d0", 1.0, "late")
     links.probe_ok("stranger", "d0", 1.0, took_s=0.1)

@@ -1,100 +1,198 @@
-"""An engine's timing as four coefficients, linear in what one step computes.
+"""What coordinators have learned of how long engines take: one fit for each pool.
 
-    busy_s = steps * step_s + prefill_tokens * prefill_token_s
-           + decode_requests * decode_request_s + context_tokens * context_token_s
-
-Sums over steps obey the same equation as one step does, which is why totals are enough to fit it.
-What it leaves out: attention's part of a prefill grows with the square of the prompt, and a step
-that only prefills does not read the whole cache. Both end up in the coefficients of the mix of work
-that a pool has seen lately.
+Theory of operation. Replicas of a pool are of one shape, so their reports teach one fit. Reports
+carry totals since the replica started; what is learned from is the difference to the replica's last
+report, so lost reports do no harm, a first report only sets the base, and totals that went back
+(the engine restarted) set it anew. Until a pool has been seen for a few reports its prior stands.
+`of` is two dictionary look-ups, for placement asks it for every candidate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from baton.domain.fleet import Role
+from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, Role, StepTotals
+from baton.perf.least_squares import Coefficient, LeastSquares
+from baton.perf.output_lengths import OutputLengths
+from baton.perf.step_costs import HOST_BYTES_PER_S, FittedTiming, StepCosts, prior_costs
+from baton.perf.timing import EngineTiming
 
-HOST_BYTES_PER_S = 20e9
-"""From the host's memory to a device, what PCIe 4.0 with 16 lanes leaves of its 31.5 GB/s once
-packets and scattered blocks are paid for; an order of magnitude.
-Source: PCI Express Base Specification 4.0 (16 GT/s a lane, 128b/130b)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCosts:
-    """The four coefficients."""
-
-    step_s: float
-    """Of any step: reading the weights, launching, sampling."""
-    prefill_token_s: float
-    decode_request_s: float
-    context_token_s: float
-    """For each token that decoding requests attend to: reading its keys and values."""
-
-
-PRIOR_COSTS = StepCosts(
-    step_s=8e-3,
-    prefill_token_s=5e-5,
-    decode_request_s=5e-5,
-    context_token_s=4e-8,
-)
-"""Round figures of the order of an 8-billion-parameter model in 16 bits on one data-centre GPU: 16
-GB of weights at 2 TB/s take 8 ms; 2 FLOP for each parameter and token at 0.4 of 800 TFLOP/s are 50
-us a token; 128 KiB of keys and values a token (32 layers, 8 heads of 128, 2 x 2 bytes) at 3.3 TB/s
-are 40 ns. They only have to be of the right order until an engine has been watched.
-Source: roofline arithmetic on published data sheets (A100, H100) and Llama 3 8B's shape."""
-
-PREFILL_STEP_S = 1e-3
-"""`step_s` before anything was seen of a pool that only prefills: its steps are bound by
-arithmetic, and reading the weights hides behind that."""
-
-
-def prior_costs(role: Role) -> StepCosts:
-    """What is believed of a pool of that role before anything was seen."""
-    if role is not Role.PREFILL:
-        return PRIOR_COSTS
-    return StepCosts(
-        step_s=PREFILL_STEP_S,
-        prefill_token_s=PRIOR_COSTS.prefill_token_s,
-        decode_request_s=PRIOR_COSTS.decode_request_s,
-        context_token_s=PRIOR_COSTS.context_token_s,
-    )
+_ROWS_BEFORE_USE = 8
+_STEP_BOUNDS_S = (1e-6, 10.0)
+_PREFILL_TOKEN_BOUNDS_S = (1e-8, 0.1)
+_DECODE_REQUEST_BOUNDS_S = (1e-9, 0.1)
+_CONTEXT_TOKEN_BOUNDS_S = (1e-12, 1e-4)
+"""From faster than any hardware to a large model on a slow CPU."""
+_TTFT_MEMORY = 100
+_LEAST_TTFT_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittedTiming:
-    """`EngineTiming` by fitted coefficients; see the module for what they mean."""
+class TimingQuality:
+    """How well a pool's timing is known."""
 
+    pool: str
     costs: StepCosts
-    max_batched_tokens: int
-    """How many tokens fit into one step, decodes included."""
-    host_block_s: float
-    """To bring one block from the host's memory."""
+    reports: int
+    """Differences learned from."""
+    clipped_reports: int
+    """Those among them that were too far off to be believed as they were."""
+    refused_reports: int
+    """Meaningless ones; nothing was learned from them."""
+    step_error: float
+    """The usual relative error of a report's predicted busy time."""
+    ttfts: int
+    """Requests whose time to first token was compared with what was predicted."""
+    ttft_error: float
+    """Mean of |predicted - actual| / actual, recent ones weighing more; 0 before the first."""
+    ttft_bias: float
+    """Mean of (predicted - actual) / actual: above 0, predictions are too long."""
 
-    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
-        """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes.
 
-        Every step decodes for all who run, and the chunk gets the room that they leave.
-        """
-        if tokens <= 0:
-            return 0.0
-        room = max(1, self.max_batched_tokens - running)
-        steps = -(-tokens // room)
-        beside_s = self.step_s(running=running, context_tokens=context_tokens)
-        return steps * beside_s + tokens * self.costs.prefill_token_s
+class TimingBook:
+    """What is known of how long engines take; `Timings` of placement."""
 
-    def step_s(self, *, running: int, context_tokens: int = 0) -> float:
-        """One step that decodes for `running` requests and prefills nothing."""
-        costs = self.costs
-        return (
-            costs.step_s + running * costs.decode_request_s + context_tokens * costs.context_token_s
+    def __init__(self, *, host_bytes_per_s: float = HOST_BYTES_PER_S) -> None:
+        self._host_bytes_per_s = host_bytes_per_s
+        self._pools: dict[str, _Pool] = {}
+        self._bases: dict[str, StepTotals] = {}
+        self._outputs = OutputLengths()
+
+    # ---------------------------------------------------------------- asked by placement
+
+    def of(self, view: ReplicaView) -> EngineTiming:
+        """How long this replica takes."""
+        pool = self._pools.get(view.facts.pool)
+        return (pool or self._pool(view.facts)).timing
+
+    def expected_output_tokens(self, max_tokens: int) -> float:
+        """How many tokens a request that may generate `max_tokens` will generate, on average."""
+        return self._outputs.expected(max_tokens)
+
+    # ---------------------------------------------------------------- told by the coordinator
+
+    def observe(self, facts: ReplicaFacts, load: Load, now_s: float) -> None:
+        """Learn from a replica's load report."""
+        steps, base = load.steps, self._bases.get(facts.replica_id)
+        self._bases[facts.replica_id] = steps
+        if base is None or _went_back(base, steps) or steps.steps == base.steps:
+            return
+        pool = self._pool(facts)
+        pool.learn(_difference(base, steps), now_s)
+
+    def observe_output(self, tokens: int, max_tokens: int) -> None:
+        """A request that was allowed `max_tokens` ended by itself after `tokens`."""
+        self._outputs.observe(tokens, max_tokens)
+
+    def observe_ttft(self, pool: str, *, predicted_s: float, actual_s: float) -> None:
+        """Compare what was predicted for a request on `pool` with what came."""
+        if pool in self._pools:
+            self._pools[pool].compare(predicted_s, actual_s)
+
+    def leave(self, replica_id: str) -> None:
+        """Forget a replica's totals: if it comes back, it counts from zero."""
+        self._bases.pop(replica_id, None)
+
+    # ---------------------------------------------------------------- asked by operators
+
+    def quality(self) -> Iterator[TimingQuality]:
+        """How well each pool is known, by name."""
+        for name in sorted(self._pools):
+            yield self._pools[name].quality(name)
+
+    def _pool(self, facts: ReplicaFacts) -> _Pool:
+        pool = self._pools.get(facts.pool)
+        if pool is None:
+            pool = self._pools[facts.pool] = _Pool(facts.role)
+        block_s = facts.kv_block_bytes / self._host_bytes_per_s
+        pool.reshape(max_batched_tokens=facts.max_batched_tokens, host_block_s=block_s)
+        return pool
+
+
+class _Pool:
+    """One pool's fit, and how good it has been."""
+
+    def __init__(self, role: Role) -> None:
+        prior = prior_costs(role)
+        self._fit = LeastSquares(
+            (
+                Coefficient(prior.step_s, *_STEP_BOUNDS_S),
+                Coefficient(prior.prefill_token_s, *_PREFILL_TOKEN_BOUNDS_S),
+                Coefficient(prior.decode_request_s, *_DECODE_REQUEST_BOUNDS_S),
+                Coefficient(prior.context_token_s, *_CONTEXT_TOKEN_BOUNDS_S),
+            )
+        )
+        self._decodes_seen = False
+        self._context_seen = False
+        self._ttfts = 0
+        self._ttft_error = 0.0
+        self._ttft_bias = 0.0
+        self.timing = FittedTiming(costs=prior, max_batched_tokens=1, host_block_s=0.0)
+
+    def reshape(self, *, max_batched_tokens: int, host_block_s: float) -> None:
+        """Take over what a replica of the pool says of its shape; the last one counts."""
+        known = self.timing
+        if (known.max_batched_tokens, known.host_block_s) != (max_batched_tokens, host_block_s):
+            self.timing = replace(
+                known, max_batched_tokens=max_batched_tokens, host_block_s=host_block_s
+            )
+
+    def learn(self, done: StepTotals, now_s: float) -> None:
+        """Take in what was computed between two reports."""
+        row = (done.steps, done.prefill_tokens, done.decode_tokens, done.context_tokens)
+        if not self._fit.observe(row, done.busy_s, now_s):
+            return
+        self._decodes_seen |= done.decode_tokens > 0
+        self._context_seen |= done.context_tokens > 0
+        if self._fit.rows >= _ROWS_BEFORE_USE:
+            self.timing = replace(self.timing, costs=self._costs())
+
+    def compare(self, predicted_s: float, actual_s: float) -> None:
+        """Take in one request's predicted and actual time to first token."""
+        relative = (predicted_s - actual_s) / max(actual_s, _LEAST_TTFT_S)
+        if not abs(relative) < float("inf"):
+            return
+        self._ttfts += 1
+        share = 1.0 / min(self._ttfts, _TTFT_MEMORY)
+        self._ttft_error += (abs(relative) - self._ttft_error) * share
+        self._ttft_bias += (relative - self._ttft_bias) * share
+
+    def quality(self, name: str) -> TimingQuality:
+        """How well this pool is known."""
+        return TimingQuality(
+            pool=name,
+            costs=self.timing.costs,
+            reports=self._fit.rows,
+            clipped_reports=self._fit.clipped_rows,
+            refused_reports=self._fit.refused_rows,
+            step_error=self._fit.error,
+            ttfts=self._ttfts,
+            ttft_error=self._ttft_error,
+            ttft_bias=self._ttft_bias,
         )
 
-    def decode_request_s(self, *, context_tokens: int = 0) -> float:
-        """What one more request with so much context adds to each step."""
-        return self.costs.decode_request_s + context_tokens * self.costs.context_token_s
+    def _costs(self) -> StepCosts:
+        step_s, prefill_token_s, decode_request_s, context_token_s = self._fit.coefficients
+        # An engine that decodes and never says of how much context has it in the other terms.
+        silent = self._decodes_seen and not self._context_seen
+        return StepCosts(
+            step_s=step_s,
+            prefill_token_s=prefill_token_s,
+            decode_request_s=decode_request_s,
+            context_token_s=0.0 if silent else context_token_s,
+        )
 
-    def host_load_s(self, blocks: int) -> float:
-        """To bring blocks from the host's memory into the KV cache."""
-        return max(0, blocks) * self.host_block_s
+
+def _went_back(base: StepTotals, now: StepTotals) -> bool:
+    return any(later < earlier for earlier, later in zip(base, now, strict=True))
+
+
+def _difference(base: StepTotals, now: StepTotals) -> StepTotals:
+    return StepTotals(
+        steps=now.steps - base.steps,
+        busy_s=now.busy_s - base.busy_s,
+        prefill_tokens=now.prefill_tokens - base.prefill_tokens,
+        decode_tokens=now.decode_tokens - base.decode_tokens,
+        context_tokens=now.context_tokens - base.context_tokens,
+    )

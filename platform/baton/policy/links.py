@@ -20,7 +20,7 @@ replicas are members, and what comes late about others is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
@@ -83,7 +83,7 @@ class LinkRow(NamedTuple):
     flows: int
     """This coordinator's own transfers on it now."""
     penalty: float
-    probe_age_s: float | None
+    probed_age_s: float | None
     """Since the last probe ended, however it did; None before the first."""
 
 
@@ -205,13 +205,12 @@ class LinkBook:
 
     # ---------------------------------------------------------------- what engines count
 
-    def observe(self, target_id: str, links: Iterable[LinkTotals], now_s: float) -> None:
-        """Learn from what a replica has pulled so far."""
+    def observe(self, target_id: str, totals: LinkTotals, now_s: float) -> None:
+        """Learn from what a replica has pulled from one source so far."""
         self._at(now_s)
-        for totals in links:
-            link = self._link(totals.source_id, target_id)
-            if link.meter.take(totals, now_s):
-                self._prove(link, now_s)
+        link = self._link(totals.source_id, target_id)
+        if link.meter.take(totals, now_s):
+            self._prove(link, now_s)
 
     # ---------------------------------------------------------------- probes
 
@@ -335,5 +334,5 @@ class LinkBook:
             broken_handoffs=link.broken_handoffs,
             flows=flows,
             penalty=link.penalty_now(now_s, self._settings.penalty_half_life_s),
-            probe_age_s=None if link.probed_at_s is None else now_s - link.probed_at_s,
+            probed_age_s=None if link.probed_at_s is None else now_s - link.probed_at_s,
         )

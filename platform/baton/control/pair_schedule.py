@@ -1,0 +1,172 @@
+"""Which pairs of replicas there are to check, and which of them is next.
+
+Pairs that have just come into being, or into doubt, go first, in order; the others by when they are
+due, so that in a fleet too large for the allowed rate the pair that waited longest is next and the
+sweep just takes longer. Starts are spaced: in any `t` seconds at most `burst + t * per_s` of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+
+from baton.domain.fleet import ReplicaFacts, Role
+
+
+class Pair:
+    """A replica that may hand blocks over, one that may take them, and how checks of them went."""
+
+    __slots__ = (
+        "doubted",
+        "due_number",
+        "ended_at_s",
+        "failures",
+        "moved",
+        "quarantine_said",
+        "source",
+        "target",
+        "transfer_age",
+        "unreachable",
+    )
+
+    def __init__(self, source: ReplicaFacts, target: ReplicaFacts) -> None:
+        self.source = source
+        self.target = target
+        self.due_number = 0
+        """Of its entry in the queues that counts; 0 while it is being checked or is gone."""
+        self.doubted = False
+        """Something went wrong on it: the next check moves blocks."""
+        self.moved = False
+        """Whether a probe has moved blocks on it yet."""
+        self.transfer_age = 0
+        """Checks since blocks were last moved, or known to have been."""
+        self.failures = 0
+        """In a row."""
+        self.unreachable = False
+        """Whether the last check that could tell said that the source does not answer."""
+        self.quarantine_said = False
+        self.ended_at_s = float("-inf")
+
+
+class PairSchedule:
+    """Every pair that is to be checked, and when."""
+
+    def __init__(self, *, per_s: float, burst: int) -> None:
+        self._spacing_s = 1.0 / per_s
+        self._burst_s = (burst - 1) * self._spacing_s
+        self._spaced_until_s = float("-inf")
+        self._facts: dict[str, ReplicaFacts] = {}
+        self._by_source: dict[str, dict[str, Pair]] = {}
+        self._by_target: dict[str, dict[str, Pair]] = {}
+        self._fresh: deque[tuple[int, Pair]] = deque()
+        self._later: list[tuple[float, int, Pair]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return sum(len(targets) for targets in self._by_source.values())
+
+    def get(self, source_id: str, target_id: str) -> Pair | None:
+        """The pair; None when the two are not to hand anything over."""
+        return self._by_source.get(source_id, {}).get(target_id)
+
+    def knows(self, replica_id: str) -> bool:
+        """Whether the replica joined and has not left."""
+        return replica_id in self._facts
+
+    def from_source(self, source_id: str) -> Collection[Pair]:
+        """Every pair with this source."""
+        return self._by_source.get(source_id, {}).values()
+
+    def join(self, facts: ReplicaFacts) -> None:
+        """Add a replica's pairs with those that are there, to be checked at once."""
+        for other in self._facts.values():
+            for source, target in ((facts, other), (other, facts)):
+                if _may_hand_over(source, target):
+                    self._add(Pair(source, target))
+        self._facts[facts.replica_id] = facts
+
+    def leave(self, replica_id: str) -> list[Pair]:
+        """Take a replica's pairs out, and return them."""
+        self._facts.pop(replica_id, None)
+        pairs = [
+            *self._by_source.pop(replica_id, {}).values(),
+            *self._by_target.pop(replica_id, {}).values(),
+        ]
+        for pair in pairs:
+            pair.due_number = 0
+            _take_out(self._by_source, pair.source.replica_id, pair.target.replica_id)
+            _take_out(self._by_target, pair.target.replica_id, pair.source.replica_id)
+        return pairs
+
+    def put_first(self, pair: Pair) -> None:
+        """Check the pair as soon as its turn comes, before any that is merely due."""
+        self._number += 1
+        pair.due_number = self._number
+        self._fresh.append((self._number, pair))
+
+    def put(self, pair: Pair, at_s: float) -> None:
+        """Check the pair again at `at_s`."""
+        self._number += 1
+        pair.due_number = self._number
+        heapq.heappush(self._later, (at_s, self._number, pair))
+
+    def take(self, now_s: float) -> Pair | None:
+        """Take the pair that is to be checked now; None when none is due or allowed yet."""
+        at_s = self.next_at_s()
+        if at_s is None or at_s > now_s:
+            return None
+        pair = self._fresh.popleft()[1] if self._fresh else heapq.heappop(self._later)[2]
+        pair.due_number = 0
+        self._spaced_until_s = max(self._spaced_until_s, now_s) + self._spacing_s
+        return pair
+
+    def next_at_s(self) -> float | None:
+        """When a pair may be taken next, possibly in the past; None when none is waiting."""
+        allowed_at_s = self._spaced_until_s - self._burst_s
+        while self._fresh and self._fresh[0][1].due_number != self._fresh[0][0]:
+            self._fresh.popleft()
+        if self._fresh:
+            return allowed_at_s
+        while self._later and self._later[0][2].due_number != self._later[0][1]:
+            heapq.heappop(self._later)
+        return max(allowed_at_s, self._later[0][0]) if self._later else None
+
+    def check_integrity(self, under_way: Iterable[Pair]) -> None:
+        """Raise AssertionError unless every pair either waits once or is being checked."""
+        busy = {id(pair) for pair in under_way}
+        queued = [id(pair) for number, pair in self._waiting() if pair.due_number == number]
+        assert len(queued) == len(set(queued)), "a pair waits twice"
+        known = [pair for targets in self._by_source.values() for pair in targets.values()]
+        assert {id(pair) for pair in known} == busy | set(queued), "a pair is lost or left over"
+        assert not busy & set(queued), "a pair that is being checked waits"
+        mirrored = [pair for sources in self._by_target.values() for pair in sources.values()]
+        assert {id(pair) for pair in mirrored} == {id(pair) for pair in known}, "indexes differ"
+
+    def _waiting(self) -> Iterator[tuple[int, Pair]]:
+        yield from self._fresh
+        for _, number, pair in self._later:
+            yield number, pair
+
+    def _add(self, pair: Pair) -> None:
+        source_id, target_id = pair.source.replica_id, pair.target.replica_id
+        self._by_source.setdefault(source_id, {})[target_id] = pair
+        self._by_target.setdefault(target_id, {})[source_id] = pair
+        self.put_first(pair)
+
+
+def _may_hand_over(source: ReplicaFacts, target: ReplicaFacts) -> bool:
+    return (
+        source.role is not Role.DECODE
+        and target.role is not Role.PREFILL
+        and source.layout == target.layout
+        and bool(source.side_channel)
+    )
+
+
+def _take_out(index: dict[str, dict[str, Pair]], one: str, other: str) -> None:
+    pairs = index.get(one)
+    if pairs is not None:
+        pairs.pop(other, None)
+        if not pairs:
+            del index[one]
