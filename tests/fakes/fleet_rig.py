@@ -10,6 +10,7 @@ from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
+from baton.domain.events import Event
 from baton.domain.fleet import Role
 from baton.domain.request import LocalOnly, Request
 from baton.engine.sim import SimEngine, SimSettings
@@ -69,6 +70,8 @@ class Fleet:
         self.clients = Clients()
         self.hosts: dict[str, ReplicaHost] = {}
         self.engines: dict[str, SimEngine] = {}
+        self.events: list[Event] = []
+        """All that the link has told the coordinator."""
         self.link = LinkClient("test", self._on_event, options=FAST_LINK)
         self.coordinator = Coordinator(limits=limits, placer=placer(disaggregate))
         self.driver = Driver(
@@ -80,17 +83,27 @@ class Fleet:
         )
         self._joined = Watch()
 
-    def _on_event(self, event: object) -> None:
-        self.driver.on_event(event)  # type: ignore[arg-type] # the link emits events only
+    def _on_event(self, event: Event) -> None:
+        self.events.append(event)
+        self.driver.on_event(event)
         self._joined.notify()
 
-    async def add(self, name: str, role: Role, settings: SimSettings = ENGINE) -> None:
+    async def add(
+        self,
+        name: str,
+        role: Role,
+        settings: SimSettings = ENGINE,
+        *,
+        max_concurrent_pulls: int | None = None,
+    ) -> None:
         """Start a replica and wait until the coordinator knows it."""
         engine = SimEngine(settings, replica_id=name, pool=str(role), role=role, model="tiny")
         host = ReplicaHost(
             engine,
             bind="tcp://127.0.0.1:0",
-            options=HostOptions(lease_s=settings.lease_s),
+            options=HostOptions(
+                lease_s=settings.lease_s, max_concurrent_pulls=max_concurrent_pulls
+            ),
             link=FAST_LINK,
         )
         await host.start()
@@ -147,6 +160,7 @@ async def running_fleet(
     limits: CoordinatorLimits | None = None,
     disaggregate: Disaggregate = Disaggregate.ALWAYS,
     settings: SimSettings = ENGINE,
+    max_concurrent_pulls: int | None = None,
 ) -> AsyncIterator[Fleet]:
     """A fleet of `prefill` + `decode` replicas, ready to serve; closed on the way out."""
     fleet = Fleet(limits or CoordinatorLimits(), disaggregate)
@@ -154,7 +168,9 @@ async def running_fleet(
         for i in range(prefill):
             await fleet.add(f"p{i}", Role.PREFILL, settings)
         for i in range(decode):
-            await fleet.add(f"d{i}", Role.DECODE, settings)
+            await fleet.add(
+                f"d{i}", Role.DECODE, settings, max_concurrent_pulls=max_concurrent_pulls
+            )
         yield fleet
     finally:
         await fleet.close()

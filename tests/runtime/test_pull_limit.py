@@ -77,6 +77,18 @@ async def test_a_first_output_lets_the_next_one_pull_in_order_of_arrival() -> No
         await engine.watch.until(lambda: pulling(engine) == ["a", "b", "c"])
 
 
+async def test_a_pull_that_never_ends_holds_up_the_others_for_a_while_only() -> None:
+    options = HostOptions(max_concurrent_pulls=1, pull_s=0.1)
+    async with hosting(options=options) as (host, engine), joined(host) as (client, log):
+        for leg_id in "abc":
+            client.submit("decode-1", pulling_leg(leg_id))
+        await settled(client, engine, "local")
+        assert pulling(engine) == ["a"]
+        await engine.watch.until(lambda: pulling(engine) == ["a", "b", "c"])
+        assert not log.of(LegFailed)
+        assert set(engine.running) == {"a", "b", "c", "local"}
+
+
 @pytest.mark.parametrize("answer", [LegFailure.KV_LOAD_FAILED, RuntimeError("no")])
 async def test_a_leg_that_the_engine_does_not_take_lets_the_next_one_pull(
     answer: LegFailure | Exception,

@@ -3,13 +3,16 @@
 Theory of operation: legs and aborts wait in one queue, so that an abort can never overtake its leg.
 Decode legs that would pull more than `max_pulls` at once wait beside it, first come first served,
 until one that pulls has its first output or has ended: an abort finds them there, for they are not
-with the engine. A waiting leg goes before whatever is in the queue, since it came earlier.
+with the engine. A waiting leg goes before whatever is in the queue, since it came earlier. A pull
+that takes longer than `pull_s` does not count any more: it may never end, and the others shall not
+wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 
 from baton.domain.handoff import Leg, Ticket
 
@@ -17,14 +20,17 @@ from baton.domain.handoff import Leg, Ticket
 class Desk:
     """The queues between the fleet link and an engine; their bounds are the host's."""
 
-    def __init__(self, *, max_releases: int, max_pulls: int | None = None) -> None:
+    def __init__(self, *, max_releases: int, max_pulls: int | None, pull_s: float) -> None:
         self.releases: asyncio.Queue[Ticket] = asyncio.Queue(max_releases)
         self.orphans: set[str] = set()
         """Legs that nobody owns and that may still run."""
         self._inbox: deque[Leg | tuple[str, ...]] = deque()
         """Bounded by the host: legs by `max_live_legs`, aborts by the legs that live."""
         self._max_pulls = max_pulls
-        self._pulling: set[str] = set()
+        self._pull_s = pull_s
+        self._now_s = asyncio.get_running_loop().time
+        self._pulling: dict[str, float] = {}
+        """Until when each pull counts; in the order in which they began, so the soonest first."""
         self._held: dict[str, Leg] = {}
         """Legs that wait until they may pull."""
         self._asked: set[str] = set()
@@ -43,7 +49,9 @@ class Desk:
         """Wait for the next leg that may go to the engine, or the next abort."""
         while (item := self._next()) is None:
             self._filled.clear()
-            await self._filled.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._permit_at_s()):
+                    await self._filled.wait()
         return item
 
     def _next(self) -> Leg | tuple[str, ...] | None:
@@ -73,16 +81,25 @@ class Desk:
 
     def pull_ended(self, leg_id: str) -> None:
         """A leg has its blocks, or will never get them: the next one may pull."""
-        if leg_id in self._pulling:
-            self._pulling.discard(leg_id)
+        if self._pulling.pop(leg_id, None) is not None:
             self._filled.set()
 
     def _may_pull(self) -> bool:
-        return self._max_pulls is None or len(self._pulling) < self._max_pulls
+        if self._max_pulls is None or len(self._pulling) < self._max_pulls:
+            return True
+        leg_id, counts_until_s = next(iter(self._pulling.items()))
+        if counts_until_s > self._now_s():
+            return False
+        del self._pulling[leg_id]
+        return True
 
     def _begin_pull(self, leg: Leg) -> Leg:
-        self._pulling.add(leg.leg_id)
+        self._pulling[leg.leg_id] = self._now_s() + self._pull_s
         return leg
+
+    def _permit_at_s(self) -> float | None:
+        """When a waiting leg may pull though no pull has ended; None when none waits."""
+        return next(iter(self._pulling.values())) if self._held else None
 
     # ------------------------------------------------------------------ aborts
 

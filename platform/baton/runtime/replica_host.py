@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 
 from baton.control.cache_feed import FeedCounters
 from baton.domain.errors import BatonError, EngineDied
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
-from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.runtime.cache_reporter import CacheReporter
 from baton.runtime.desk import Desk
+from baton.runtime.handed_out import HandedOut
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.server import LinkServer
@@ -56,6 +57,8 @@ class HostOptions:
     """How long another replica's side channel has to answer."""
     max_concurrent_pulls: int | None = None
     """Decode legs that may fetch blocks at a time; more wait for their turn. None: no limit."""
+    pull_s: float = 2.0
+    """One that takes longer to fetch does not count any more, so that it holds up no other."""
 
     def __post_init__(self) -> None:
         limit = self.max_concurrent_pulls
@@ -104,12 +107,15 @@ class ReplicaHost:
         self._drain_timer: asyncio.TimerHandle | None = None
         self._draining = False
         self._desk = Desk(
-            max_releases=self._options.max_releases, max_pulls=self._options.max_concurrent_pulls
+            max_releases=self._options.max_releases,
+            max_pulls=self._options.max_concurrent_pulls,
+            pull_s=self._options.pull_s,
         )
         self._cache: CacheReporter | None = None
         self._checks: SideChannelChecks | None = None
-        self._leases: dict[bytes, float] = {}
-        self._last_ticket_at_s = 0.0
+        self._leases = HandedOut(
+            lease_s=self._options.lease_s, quiet_s=_IDLE_BEATS * self._link_options.beat_s
+        )
 
     # ------------------------------------------------------------------ life
 
@@ -264,7 +270,7 @@ class ReplicaHost:
     def beat(self) -> tuple[Load, bool]:
         """Return the engine's load and whether this replica drains."""
         load = self._engine.load()
-        self._expire_leases(load)
+        self._leases.expire(self._loop.time(), engine_is_empty=load.kv_used_fraction == 0)
         self._check_drained()
         legs, tokens = self._desk.waiting()
         reported = load._replace(
@@ -294,7 +300,7 @@ class ReplicaHost:
             self.counters.steps += 1
             self.counters.outputs += len(outputs)
             server.step(outputs)
-            self._note_tickets(outputs)
+            self._leases.note(outputs, self._loop.time())
             if self._desk.pulls:
                 for output in outputs:
                     self._desk.pull_ended(output.leg_id)
@@ -368,28 +374,9 @@ class ReplicaHost:
                 _LOG.warning("a ticket was not released: %s", error)
                 continue
             self.counters.released += 1
-            self._leases.pop(ticket.params, None)
+            self._leases.forget(ticket)
 
-    # ------------------------------------------------------------------ leases and drain
-
-    def _note_tickets(self, outputs: Iterable[LegOutput]) -> None:
-        for output in outputs:
-            if output.ticket is not None:
-                self._last_ticket_at_s = self._loop.time()
-                self._leases.pop(output.ticket.params, None)  # so that the oldest stay in front
-                self._leases[output.ticket.params] = self._last_ticket_at_s + self._options.lease_s
-
-    def _expire_leases(self, load: Load) -> None:
-        now_s = self._loop.time()
-        for params, expires_at_s in tuple(self._leases.items()):
-            if expires_at_s > now_s:
-                break
-            del self._leases[params]
-        # The pulling side, not this one, is told when blocks have moved. But an engine of which no
-        # block is in use keeps none for anybody; two beats let its load catch up with the ticket.
-        quiet_s = now_s - self._last_ticket_at_s
-        if load.kv_used_fraction == 0 and quiet_s > _IDLE_BEATS * self._link_options.beat_s:
-            self._leases.clear()
+    # ------------------------------------------------------------------ drain
 
     def _check_drained(self) -> None:
         if self._draining and not self.live_legs and not self._leases:

@@ -1,0 +1,77 @@
+"""What simulated engines say of their caches and transfers, over the real link."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.control.limits import CoordinatorLimits
+from baton.domain.cache import CacheChangeKind, unpack_hashes
+from baton.domain.events import CacheChanged, LinksReported, SideChannelChecked
+from baton.domain.fleet import LinkTotals
+from baton.domain.handoff import HandoffMode
+from baton.domain.request import Phase
+from baton.policy.block_hash import chain, chain_root
+from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
+
+
+def told(fleet: Fleet, replica_id: str) -> set[int]:
+    """The blocks that a replica has said it stored."""
+    return {
+        block
+        for event in fleet.events
+        if isinstance(event, CacheChanged) and event.replica_id == replica_id
+        for change in event.update.changes
+        if change.kind is CacheChangeKind.STORED
+        for block in unpack_hashes(change.hashes)
+    }
+
+
+async def test_both_replicas_of_a_handoff_tell_that_they_hold_the_prompt() -> None:
+    async with running_fleet() as fleet:
+        request = fleet.ask("r", prompt_tokens=64)
+        root = chain_root(model="tiny", block_size_tokens=ENGINE.block_size_tokens)
+        hashes = chain(root, request.prompt_token_ids, ENGINE.block_size_tokens)
+        for name in ("p0", "d0"):
+            await fleet.until_fleet(lambda name=name: set(hashes) <= told(fleet, name))  # type: ignore[misc]
+
+
+async def test_the_pulling_replica_tells_from_where_and_how_much() -> None:
+    async with running_fleet() as fleet:
+        fleet.ask("r", prompt_tokens=64)
+        await fleet.until_fleet(lambda: any(isinstance(e, LinksReported) for e in fleet.events))
+        (reported,) = [e for e in fleet.events if isinstance(e, LinksReported)]
+        assert reported.replica_id == "d0"
+        (link,) = reported.links
+        assert (link.source_id, link.pulls, link.failures) == ("p0", 1, 0)
+        assert link.moved_bytes == 64 // ENGINE.block_size_tokens * ENGINE.kv_block_bytes
+        assert isinstance(link, LinkTotals)
+
+
+def checks(fleet: Fleet) -> list[bool]:
+    return [event.ok for event in fleet.events if isinstance(event, SideChannelChecked)]
+
+
+async def test_a_decode_replica_can_tell_a_live_side_channel_from_a_dead_one() -> None:
+    async with running_fleet(prefill=2) as fleet:
+        for name, alive in (("p0", True), ("p1", False)):
+            address = fleet.driver.fleet().replicas[name].facts.side_channel
+            if not alive:
+                fleet.engines[name].die()
+            before = len(checks(fleet))
+            fleet.link.check_side_channel("d0", name, address)
+            await fleet.until_fleet(lambda n=before: len(checks(fleet)) > n)  # type: ignore[misc]
+            assert checks(fleet)[-1] is alive
+
+
+async def test_a_leg_that_waits_to_pull_does_not_pass_for_a_failed_transfer() -> None:
+    settings = replace(ENGINE, transfer_setup_s=0.2)
+    limits = CoordinatorLimits(transfer_s=0.4)
+    async with running_fleet(settings=settings, limits=limits, max_concurrent_pulls=1) as fleet:
+        for n in range(5):
+            fleet.ask(f"r{n}", prompt_tokens=20 + n)
+        await fleet.clients.ended(5)
+        for record in fleet.clients.records.values():
+            assert record.outcome is Phase.FINISHED
+            assert [route.mode for route in record.routes] == [HandoffMode.PULL]
+        assert fleet.engines["d0"].load().transfers.pulls == 5
+        await fleet.freed()
