@@ -13,17 +13,22 @@ import random
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import cast
 
 import psutil
 import pytest
 
+from baton.control.cache_feed import CacheFeed
+from baton.domain.cache import unpack_hashes
 from baton.domain.errors import TransferFailed
 from baton.domain.fleet import LinkTotals, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.kv_events import KvEventBatch
 from baton.domain.request import FinishReason
+from baton.policy.block_hash import chain, chain_root
 from baton.runtime.ports import Engine
 
 DEADLINE_S = 60.0
@@ -345,6 +350,27 @@ class EngineContract:
             async with asyncio.timeout(DEADLINE_S):
                 with pytest.raises(TransferFailed, match="gone"):
                     await engine_pair.decode.engine.check_side_channel("gone", address, 0.5)
+
+    # ------------------------------------------------------------------ prefix cache
+    async def test_what_is_cached_is_told_under_hashes_that_anyone_can_compute(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill, facts = engine_pair.prefill, engine_pair.prefill.facts
+        assert facts.cache_events
+        size = facts.block_size_tokens
+        prompt = self.new_prompt(3 * size + 1)
+        await prefill.run(self.make_leg(LegKind.LOCAL, prompt, max_tokens=1))
+        root = chain_root(model=facts.model, block_size_tokens=size)
+        wanted = set(chain(root, prompt, size))
+        feed = CacheFeed(model=facts.model, block_size_tokens=size, capacity_blocks=facts.kv_blocks)
+        batches = cast("AsyncGenerator[KvEventBatch, None]", prefill.engine.kv_events())
+        async with asyncio.timeout(DEADLINE_S), aclosing(batches):
+            async for batch in batches:
+                feed.apply(batch)
+                told = feed.snapshot().changes
+                if wanted <= {block for change in told for block in unpack_hashes(change.hashes)}:
+                    break
+        assert feed.counters.gaps == 0
 
     # ------------------------------------------------------------------ abort
     async def test_an_aborted_local_leg_frees_its_blocks_and_says_no_more(
