@@ -280,8 +280,10 @@ def test_a_decider_looks_at_the_replica_that_the_chooser_wants_to_decode(
         rng=Random(1),
         decider=lambda _query, decode: decode.hit.blocks == 0,
     )
-    route = decide(views, query, by=by).route
+    decision = decide(views, query, by=by)
+    route = decision.route
     assert (route.mode, route.decode_replica_id) == (mode, "d2")
+    assert decision.considered == (3 if mode is HandoffMode.PULL else 2)
     assert route.reason is (
         RouteReason.DISAGGREGATED if mode is HandoffMode.PULL else RouteReason.LOCAL_FASTER
     )
