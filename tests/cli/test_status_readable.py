@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import cast
 
+import pytest
+
+from baton.cli.output import text_lines
 from baton.cli.status import readable
+from baton.policy.index_record import ReplicaIndexState
 
 MEMBER = {"replica_id": "decode-1", "role": "decode", "node": "10.0.0.1", "pid": 7, "link": "tcp"}
 VIEW = {
@@ -55,6 +60,123 @@ def test_a_member_that_no_ingress_has_reached_is_shown_as_such() -> None:
 def test_an_ingress_is_one_line() -> None:
     (row,) = rows(readable(report(VIEW)), "ingresses")
     assert (row["in_flight"], row["ended"]) == ("2 decode", "5 finished")
+
+
+def report_of(*ingresses: list[dict[str, object]]) -> dict[str, object]:
+    whole = report()
+    (empty,) = rows(whole, "ingresses")
+    return whole | {"ingresses": [empty | {"replicas": views} for views in ingresses]}
+
+
+def cache(**changes: object) -> dict[str, object]:
+    state = ReplicaIndexState(
+        gpu_blocks=120,
+        host_blocks=0,
+        predicted_blocks=7,
+        sequence=3,
+        in_step=True,
+        stale=False,
+        age_s=0.2,
+        gaps=0,
+        unkept_blocks=0,
+    )
+    return asdict(state) | changes
+
+
+def test_a_replica_that_only_the_second_ingress_has_reached_is_ready() -> None:
+    (row,) = rows(readable(report_of([], [VIEW])), "replicas")
+    assert row["state"] == "ready"
+
+
+def test_what_ingresses_differ_in_is_shown_as_the_first_sees_it() -> None:
+    (row,) = rows(readable(report_of([VIEW], [VIEW | {"running_requests": 9}])), "replicas")
+    assert row["running"] == 2
+
+
+def test_what_the_index_knows_of_a_replica_is_shown_with_its_age() -> None:
+    (row,) = rows(readable(report(VIEW | {"cache": cache()})), "replicas")
+    shown = (row["cached_blocks"], row["sent_blocks"], row["index"])
+    assert shown == ("120", 7, "in step, 200 ms old")
+
+
+def test_blocks_in_the_hosts_memory_are_told_apart() -> None:
+    (row,) = rows(readable(report(VIEW | {"cache": cache(host_blocks=30)})), "replicas")
+    assert row["cached_blocks"] == "120 + 30 in host"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"in_step": False}, "out of step, 200 ms old"),
+        ({"in_step": False, "stale": True}, "out of step, 200 ms old"),
+        ({"in_step": False, "stale": True, "age_s": None}, "out of step, never reported"),
+        ({"stale": True, "age_s": 40.0}, "stale, 40 s old"),
+        ({"stale": True, "age_s": None}, "never reported"),
+    ],
+)
+def test_the_index_says_what_is_wrong_with_what_it_knows(
+    changes: dict[str, object], text: str
+) -> None:
+    (row,) = rows(readable(report(VIEW | {"cache": cache(**changes)})), "replicas")
+    assert row["index"] == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [({"in_step": False}, "out of step, 200 ms old"), ({"stale": True}, "stale, 200 ms old")],
+)
+def test_an_index_is_as_good_as_that_of_the_ingress_that_knows_least(
+    changes: dict[str, object], text: str
+) -> None:
+    good, bad = VIEW | {"cache": cache()}, VIEW | {"cache": cache(**changes)}
+    for views in ((good, bad), (bad, good)):
+        (row,) = rows(readable(report_of(*([view] for view in views))), "replicas")
+        assert row["index"] == text
+
+
+def test_the_leases_of_all_ingresses_are_added_up() -> None:
+    views = [VIEW | {"leases": 2}], [VIEW | {"leases": 3}]
+    (row,) = rows(readable(report_of(*views)), "replicas")
+    assert row["leases"] == 5
+
+
+def test_what_an_ingress_does_not_tell_is_not_shown() -> None:
+    shown = readable(report(VIEW))
+    (row,) = rows(shown, "replicas")
+    assert not {"cached_blocks", "index", "leases"} & row.keys()
+    assert "predictions" not in shown
+
+
+def test_the_table_of_replicas_is_one_line_a_replica_even_with_caches() -> None:
+    lines = list(text_lines(readable(report(VIEW | {"cache": cache(), "leases": 0}))))
+    (line,) = [line for line in lines if "decode-1" in line]
+    assert line.endswith("120            7            in step, 200 ms old  0")
+
+
+def test_how_good_predictions_were_is_said_for_each_pool() -> None:
+    timing = {
+        "pool": "decode",
+        "reports": 40,
+        "predictions": 12,
+        "ttft_error_fraction": 0.213,
+        "ttft_bias_fraction": -0.071,
+        "step_error_fraction": 0.034,
+    }
+    unused = timing | {"pool": "prefill", "reports": 0, "predictions": 0}
+    whole = report(VIEW)
+    (ingress,) = rows(whole, "ingresses")
+    first, second = ingress | {"timings": [timing, unused]}, ingress | {"timings": [unused]}
+    shown = readable(whole | {"ingresses": [first, second]})
+    assert rows(shown, "predictions") == [
+        {
+            "pool": "decode",
+            "requests": 12,
+            "ttft_error": "21%",
+            "bias": "7% too short",
+            "step_error": "3%",
+        },
+        {"pool": "prefill", "requests": 0, "ttft_error": "-", "bias": "-", "step_error": "-"},
+    ]
 
 
 def test_nothing_that_runs_is_shown_as_nothing() -> None:

@@ -7,8 +7,58 @@ import json
 import pytest
 
 from baton.domain.errors import UnknownRequest
+from baton.domain.fleet import FleetView, ReplicaView
+from baton.perf.fitted import TimingBook
 from baton.policy.links import LinkBook
-from baton.serving.reports import Row, explained, link_report, merged_links
+from baton.serving.reports import (
+    Row,
+    explained,
+    fleet_report,
+    link_report,
+    merged_links,
+    timing_report,
+)
+from tests.fakes.facts import replica_facts
+
+
+def view(replica_id: str, pool: str = "decode") -> ReplicaView:
+    return ReplicaView(facts=replica_facts(replica_id, pool=pool), load_at_s=9.5)
+
+
+def fleet(*views: ReplicaView) -> FleetView:
+    return FleetView(at_s=10.0, replicas={view.replica_id: view for view in views})
+
+
+def test_replicas_are_told_in_order_of_pool_and_id() -> None:
+    rows = fleet_report(fleet(view("a", "prefill"), view("c"), view("b")))
+    assert [row["replica_id"] for row in rows] == ["b", "c", "a"]
+    assert [row["load_age_s"] for row in rows] == [0.5] * 3
+
+
+def test_what_is_known_of_caches_and_leases_is_told_with_each_replica() -> None:
+    known: dict[str, Row] = {"a": {"in_step": True}}
+    first, second = fleet_report(fleet(view("a"), view("b")), caches=known, leases={"b": 3})
+    assert (first["cache"], first["leases"]) == ({"in_step": True}, 0)
+    assert ("cache" in second, second["leases"]) == (False, 3)
+
+
+def test_an_ingress_without_leases_says_so() -> None:
+    (row,) = fleet_report(fleet(view("a")), leases={})
+    assert row["leases"] == 0
+
+
+def test_what_is_not_asked_for_is_not_told() -> None:
+    (row,) = fleet_report(fleet(view("a")))
+    assert not {"cache", "leases"} & row.keys()
+
+
+def test_how_good_predictions_were_is_told_for_each_pool() -> None:
+    book = TimingBook()
+    book.of(view("a"))
+    book.observe_ttft("decode", predicted_s=0.1, actual_s=0.2)
+    (row,) = timing_report(book.quality())
+    assert (row["pool"], row["predictions"], row["reports"]) == ("decode", 1, 0)
+    assert (row["ttft_error_fraction"], row["ttft_bias_fraction"]) == (0.5, -0.5)
 
 
 def link(source: str, target: str, *, age_s: float | None, told_by: str = "a") -> Row:

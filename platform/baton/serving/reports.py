@@ -5,19 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
+from types import MappingProxyType
 
 from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
+from baton.perf.fitted import TimingQuality
 from baton.policy.links import LinkRow
 
 Row = Mapping[str, object]
+_NOTHING: Mapping[str, Row] = MappingProxyType({})
 _OWN_COUNTS = ("broken_handoffs", "flows")
 
 
-def fleet_report(fleet: FleetView) -> list[dict[str, object]]:
-    """One row a replica, in order of pool and id."""
+def fleet_report(
+    fleet: FleetView,
+    *,
+    caches: Mapping[str, Row] = _NOTHING,
+    leases: Mapping[str, int] | None = None,
+) -> list[Row]:
+    """One row a replica, in order of pool and id.
+
+    With what the index knows of each replica's cache, and how many of this ingress' handoffs each
+    keeps blocks for, where these are given.
+    """
     views = sorted(fleet.replicas.values(), key=lambda v: (v.facts.pool, v.replica_id))
-    return [_row(view, fleet.at_s) for view in views]
+    rows: list[Row] = []
+    for view in views:
+        row = _row(view, fleet.at_s)
+        if (cache := caches.get(view.replica_id)) is not None:
+            row["cache"] = cache
+        if leases is not None:
+            row["leases"] = leases.get(view.replica_id, 0)
+        rows.append(row)
+    return rows
+
+
+def timing_report(pools: Iterable[TimingQuality]) -> list[Row]:
+    """How well each pool's engines are known, and how good the predictions made of it were."""
+    return [
+        {
+            "pool": pool.pool,
+            "reports": pool.reports,
+            "refused_reports": pool.refused_reports,
+            "step_error_fraction": round(pool.step_error, 4),
+            "predictions": pool.ttfts,
+            "ttft_error_fraction": round(pool.ttft_error, 4),
+            "ttft_bias_fraction": round(pool.ttft_bias, 4),
+        }
+        for pool in pools
+    ]
 
 
 def explained(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
@@ -55,7 +91,7 @@ def link_report(links: Iterable[LinkRow]) -> list[Row]:
             "broken_handoffs": link.broken_handoffs,
             "flows": link.flows,
             "penalty": round(link.penalty, 3),
-            "probed_age_s": _rounded(link.probe_age_s),
+            "probed_age_s": _rounded(link.probed_age_s),
         }
         for link in links
     ]
