@@ -15,14 +15,16 @@ from baton.config import (
     index_options,
     load_config,
     predicted_options,
+    probe_options,
     render,
     sim_settings,
     wants_cache_events,
 )
 from baton.config.load import MAX_FINDINGS
-from baton.config.schema import EngineKind, ProbeConfig, SimTimings
+from baton.config.schema import EngineKind, SimTimings
 from baton.config.schema_routing import Policy
 from baton.control.limits import CoordinatorLimits
+from baton.control.pairs import ProbeOptions
 from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
 from baton.policy.placement import Disaggregate
@@ -714,7 +716,17 @@ def test_requests_are_placed_by_prediction_unless_told(load: Load) -> None:
     )
     assert predicted_options(config) == PredictedOptions()
     assert index_options(config) == IndexOptions()
-    assert (config.transfer.max_concurrent_pulls, config.transfer.probe) == (8, ProbeConfig())
+    assert probe_options(config) == ProbeOptions()
+    assert config.transfer.max_concurrent_pulls == 8
+
+
+def test_pairs_are_probed_as_often_and_as_long_as_the_configuration_says(load: Load) -> None:
+    text = with_key("transfer", "{probe: {interval: 9s, deadline: 20s}, max_concurrent_pulls: }")
+    config = load(text).config
+    assert probe_options(config) == ProbeOptions(
+        interval_s=9.0, deadline_s=20.0, first_transfer_s=20.0
+    )
+    assert config.transfer.max_concurrent_pulls is None
 
 
 def test_placement_aims_at_the_objectives_of_the_default_class(load: Load) -> None:

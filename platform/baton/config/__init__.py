@@ -5,6 +5,7 @@ from baton.config.derive import (
     engine_env,
     index_options,
     predicted_options,
+    probe_options,
     sim_settings,
     wants_cache_events,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "index_options",
     "load_config",
     "predicted_options",
+    "probe_options",
     "render",
     "schema",
     "sim_settings",

@@ -15,6 +15,7 @@ from baton.config.schema import (
     TransferConfig,
 )
 from baton.control.limits import CoordinatorLimits
+from baton.control.pairs import ProbeOptions
 from baton.domain.errors import ConfigInvalid
 from baton.policy.predicted import PredictedOptions
 from baton.policy.prefix_index import IndexMode, IndexOptions
@@ -50,6 +51,16 @@ def predicted_options(config: DeploymentConfig) -> PredictedOptions:
 def index_options(config: DeploymentConfig) -> IndexOptions:
     """How every coordinator's prefix index is fed."""
     return IndexOptions(mode=config.router.index)
+
+
+def probe_options(config: DeploymentConfig) -> ProbeOptions:
+    """How every coordinator watches the pairs of replicas."""
+    probe, own = config.transfer.probe, ProbeOptions()
+    return ProbeOptions(
+        interval_s=probe.interval_s,
+        deadline_s=probe.deadline_s,
+        first_transfer_s=max(own.first_transfer_s, probe.deadline_s),
+    )
 
 
 def wants_cache_events(config: DeploymentConfig, pool: str) -> bool:

@@ -27,11 +27,13 @@ from baton.config.fields import Key, NotYet, SecretRef
 from baton.config.leaves import Bounds
 from baton.config.schema_routing import RouterConfig, SloConfig
 from baton.control.limits import CoordinatorLimits
+from baton.control.pairs import ProbeOptions
 from baton.domain.fleet import Role
 from baton.simulator.engine.settings import SimSettings
 from baton.telemetry.logs import LogFormat
 
 _LIMITS = CoordinatorLimits()
+_PROBE = ProbeOptions()
 _SIM = SimSettings()
 
 
@@ -285,8 +287,8 @@ class SideChannel:
 class ProbeConfig:
     """How pairs of replicas are watched that hand KV blocks over."""
 
-    interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = 5.0
-    deadline_s: Annotated[float, Wait] = 2.0
+    interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = _PROBE.interval_s
+    deadline_s: Annotated[float, Wait] = _PROBE.deadline_s
     """For each step of a probe; a pair that does not answer in it is not used until it does."""
 
 
