@@ -42,8 +42,8 @@ from baton.simulator.transfers import Pull, Transfers
 class Reporting:
     """When a replica says how it is."""
 
-    beat_s: float = 0.1
-    """Between two load reports."""
+    beat_s: float = 0.25
+    """Between two load reports; as the fleet link does it."""
     stale_s: float = 0.0
     """How much later than anything else load reports arrive."""
     cache_every_s: float = 0.02

@@ -1,0 +1,76 @@
+"""Several coordinators with the same old views must not all choose the same replica.
+
+Measured by what each replica is assigned of one burst.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from baton.domain.commands import RequestRecord
+from baton.domain.fleet import Role
+from baton.domain.request import Request
+from baton.engine.sim import SimSettings
+from baton.simulator.fleet import FleetOptions, VirtualFleet
+from baton.simulator.replica import Reporting
+from tests.simulator.fleets import JOINED_S, coordinator, fleet, requests
+
+REPLICAS = 8
+BURST = 40
+ENGINE = SimSettings(max_len_tokens=4096, kv_blocks=8192)
+STALE = Reporting(beat_s=0.05, stale_s=0.05)
+"""A snapshot is 50 ms old when it arrives, and up to 100 ms when the next one comes."""
+
+
+def with_coordinators(count: int, reporting: Reporting, seed: int, replicas: int) -> VirtualFleet:
+    return fleet(
+        replicas={Role.MIXED: replicas},
+        engine=ENGINE,
+        options=FleetOptions(seed=seed, reporting=reporting),
+        coordinators=[coordinator(100 * seed + number) for number in range(count)],
+    )
+
+
+def send_burst(made: VirtualFleet, burst: Iterable[Request]) -> None:
+    """Half a millisecond apart, to one coordinator after the other."""
+    begun_at_s = made.timeline.now_s
+    for number, request in enumerate(burst):
+        at_s = begun_at_s + number * 0.0005
+        sent = replace(request, arrived_at_s=at_s)
+        made.timeline.at(at_s, partial(made.send, sent, number % len(made.ingresses)))
+
+
+def assigned(records: Iterable[RequestRecord], sent: Iterable[Request]) -> Counter[str]:
+    ids = {request.request_id for request in sent}
+    return Counter(one.routes[0].decode_replica_id for one in records if one.request_id in ids)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_a_burst_no_replica_gets_much_more_than_its_share(seed: int) -> None:
+    made = with_coordinators(4, STALE, seed, REPLICAS)
+    burst = requests(BURST, prompt_tokens=1000, max_tokens=50, seed=seed)
+    send_burst(made, burst)
+    made.run(ended=BURST, until_s=60.0)
+    got = assigned(made.records, burst)
+    assert len(got) == REPLICAS
+    assert max(got.values()) <= 7  # 5 on average
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replica_that_has_just_joined_is_not_run_over(seed: int) -> None:
+    made = with_coordinators(4, STALE, seed, REPLICAS - 1)
+    before = requests(BURST, prompt_tokens=1000, max_tokens=200, seed=seed)
+    send_burst(made, before)
+    made.run(until_s=JOINED_S + 0.3)
+    made.add_replica("new", ENGINE, role=Role.MIXED, pool="mixed")
+    made.run(until_s=JOINED_S + 0.5)
+    burst = [replace(one, request_id=f"b-{one.request_id}") for one in requests(BURST, seed=9)]
+    send_burst(made, burst)
+    made.run(ended=2 * BURST, until_s=60.0)
+    # With all 80 spread evenly it would have 10; each coordinator alone would give it no more.
+    assert 5 <= assigned(made.records, burst)["new"] <= 16
