@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
@@ -36,43 +35,44 @@ class Level(NamedTuple):
     held: int
 
 
-@dataclass(slots=True)
 class Chain:
     """Who holds the blocks of one chain: in the KV cache, in any tier, or is expected to."""
 
-    hashes: Sequence[int]
-    gpu: Probe
-    reported: Probe
-    held: Probe
+    __slots__ = ("gpu", "hashes", "held", "reported")
 
-    @classmethod
-    def over(
-        cls,
+    def __init__(
+        self,
         hashes: Sequence[int],
         tiers: tuple[HolderMasks, HolderMasks, HolderMasks],
         live: int | None,
-    ) -> Chain:
-        """A view of a chain.
+    ) -> None:
+        """Look at a chain.
 
         Args:
             hashes: its blocks.
             tiers: what is reported of the GPU, what of the host, what is predicted.
             live: the slots that count; None: all do.
         """
-        gpu_masks, host_masks, predicted_masks = tiers
-        gpu = _probe(hashes, gpu_masks, live)
-        reported = _either(gpu, _probe(hashes, host_masks, live)) if host_masks.entries else gpu
-        held = reported
-        if predicted_masks.entries:
-            held = _either(reported, _probe(hashes, predicted_masks, None))
-        return cls(hashes, gpu, reported, held)
+        gpu, host, predicted = tiers
+        self.hashes = hashes
+        self.gpu = _probe(hashes, [gpu], live)
+        self.reported = _probe(hashes, [gpu, host], live) if host.entries else self.gpu
+        self.held = self.reported
+        if predicted.entries:
+            self.held = _probe(hashes, [gpu, host, predicted], live)
 
-    def leading(self, probe: Probe, bit: int, *, scan: bool = False) -> int:
-        """How many leading blocks one slot holds, by bisection or by looking at each."""
-        length = len(self.hashes)
-        if scan:
-            return next((n for n in range(length) if not probe(n) & bit), length)
-        return bisect_left(range(length), 1, key=lambda n: not probe(n) & bit)
+    def leading(self, probe: Probe, bit: int) -> int:
+        """How many leading blocks one slot holds."""
+        if not probe(0) & bit:
+            return 0
+        return bisect_left(range(len(self.hashes)), 1, key=lambda n: not probe(n) & bit)
+
+    def levels(self, probe: Probe) -> tuple[list[Level], bool]:
+        """Where holders drop out, the deepest first; and whether the chain was seen broken."""
+        levels = find_levels(probe, len(self.hashes))
+        if levels is None:
+            return scan_levels(probe, len(self.hashes)), True
+        return levels, False
 
 
 def find_levels(probe: Probe, length: int) -> list[Level] | None:
@@ -119,7 +119,19 @@ def scan_levels(probe: Probe, length: int) -> list[Level]:
 class PrefixHits:
     """The answer to one lookup; it reads the index, so it is valid until that changes."""
 
-    __slots__ = ("_by_bit", "_chain", "_holders", "_levels", "_now_s", "_rng", "broken")
+    __slots__ = (
+        "_by_bit",
+        "_chain",
+        "_gpu",
+        "_held",
+        "_holders",
+        "_named",
+        "_named_limit",
+        "_now_s",
+        "_reported",
+        "_rng",
+        "broken",
+    )
 
     def __init__(
         self,
@@ -135,34 +147,60 @@ class PrefixHits:
         self._holders = holders
         self._by_bit = by_bit
         self._rng = rng
-        levels = find_levels(chain.held, len(chain.hashes))
-        self.broken = levels is None
-        """An eviction was seen to have left a hole in the chain."""
-        self._levels = scan_levels(chain.held, len(chain.hashes)) if levels is None else levels
+        self._held, self.broken = chain.levels(chain.held)
+        """`broken`: an eviction was seen to have left a hole in the chain."""
+        # Found when they are asked for.
+        self._named: list[str] = []
+        self._named_limit = 0
+        self._reported = self._held if chain.reported is chain.held else None
+        self._gpu = self._reported if chain.gpu is chain.reported else None
 
     def of(self, replica_id: str) -> Hit:
         """What one replica holds; `NO_HIT` when nothing, or when it is unknown."""
         holder = self._holders.get(replica_id)
         if holder is None:
             return NO_HIT
-        for blocks, held in self._levels:
-            if held & holder.bit:
+        bit = holder.bit
+        for blocks, held in self._held:
+            if held & bit:
                 return self._hit(holder, blocks)
         return NO_HIT
 
     def holders(self, limit: int) -> Sequence[str]:
         """Up to `limit` replicas that hold something, those that hold most first."""
+        if limit > self._named_limit:
+            self._named, self._named_limit = self._name(limit), limit
+        return self._named[:limit]
+
+    def _hit(self, holder: ReplicaRecord, blocks: int) -> Hit:
+        chain, bit = self._chain, holder.bit
+        if self._reported is None:
+            self._reported, _ = chain.levels(chain.reported)
+        reported = min(blocks, _depth(self._reported, bit))
+        host = 0
+        if chain.gpu is not chain.reported:
+            if self._gpu is None:
+                self._gpu, _ = chain.levels(chain.gpu)
+            host = reported - min(reported, _depth(self._gpu, bit))
+        if reported == blocks:
+            age_s = self._now_s - holder.vouched_at_s
+            return Hit(blocks, host, HitSource.REPORTED, max(0.0, age_s))
+        newest = holder.predictions.newest.get(chain.hashes[blocks - 1])
+        since_s = holder.vouched_at_s if newest is None else newest.at_s
+        return Hit(blocks, host, HitSource.PREDICTED, max(0.0, self._now_s - since_s))
+
+    def _name(self, limit: int) -> list[str]:
         found: list[str] = []
         seen = 0
-        for _, held in self._levels:
-            fresh = held & ~seen
+        for _, held in self._held:
+            fresh = held ^ seen  # whoever holds more holds this much
             seen = held
             while fresh and len(found) < limit:
                 bit = self._any_of(fresh)
-                found.append(self._by_bit[bit])
                 fresh ^= bit
-            if len(found) >= limit:
-                break
+                # Whoever still asks after the index has changed may ask for one that is gone.
+                if (replica_id := self._by_bit.get(bit)) is not None:
+                    found.append(replica_id)
         return found
 
     def _any_of(self, bits: int) -> int:
@@ -170,31 +208,23 @@ class PrefixHits:
         above = bits >> (start := int(self._rng.random() * bits.bit_length()))
         return (above & -above) << start
 
-    def _hit(self, holder: ReplicaRecord, blocks: int) -> Hit:
-        chain, bit = self._chain, holder.bit
-        all_reported = chain.held is chain.reported
-        if not all_reported and not self.broken:
-            all_reported = bool(chain.reported(blocks - 1) & bit)
-        reported = blocks
-        if not all_reported:
-            reported = chain.leading(chain.reported, bit, scan=self.broken)
-        host = 0
-        if chain.gpu is not chain.reported:
-            host = reported - chain.leading(chain.gpu, bit, scan=self.broken)
-        source, since_s = HitSource.REPORTED, holder.vouched_at_s
-        if reported < blocks:
-            source = HitSource.PREDICTED
-            prediction = holder.predictions.newest.get(chain.hashes[blocks - 1])
-            since_s = since_s if prediction is None else prediction.at_s
-        return Hit(blocks, host, source, max(0.0, self._now_s - since_s))
+
+def _depth(levels: Sequence[Level], bit: int) -> int:
+    for blocks, held in levels:
+        if held & bit:
+            return blocks
+    return 0
 
 
-def _probe(hashes: Sequence[int], masks: HolderMasks, live: int | None) -> Probe:
-    of = masks.of
-    if live is None:
-        return lambda position: of(hashes[position])
-    return lambda position: of(hashes[position]) & live
-
-
-def _either(one: Probe, other: Probe) -> Probe:
-    return lambda position: one(position) | other(position)
+def _probe(hashes: Sequence[int], layers: Sequence[HolderMasks], live: int | None) -> Probe:
+    sources = [layer.of for layer in layers if layer.entries] or [layers[0].of]
+    match sources:
+        case [one]:
+            probe: Probe = lambda n: one(hashes[n])  # noqa: E731 - one of several
+        case [one, two]:
+            probe = lambda n: one(hashes[n]) | two(hashes[n])  # noqa: E731
+        case _:
+            one, two, three = sources
+            probe = lambda n: one(hashes[n]) | two(hashes[n]) | three(hashes[n])  # noqa: E731
+    # Predicted blocks are of live slots only.
+    return probe if live is None else lambda n: probe(n) & live

@@ -364,7 +364,7 @@ class PrefixIndex:
         reported = self._reported
         gpu, host = reported.tier(CacheTier.GPU), reported.tier(CacheTier.HOST)
         live = reported.live if reported.retired else None
-        return Chain.over(hashes, (gpu, host, self._predicted.masks), live)
+        return Chain(hashes, (gpu, host, self._predicted.masks), live)
 
     def _promise(
         self, known: ReplicaRecord, chain: Chain, reported: int, now_s: float
