@@ -26,7 +26,6 @@ class Pair:
         "quarantine_said",
         "source",
         "target",
-        "transfer_age",
         "unreachable",
     )
 
@@ -39,8 +38,6 @@ class Pair:
         """Something went wrong on it: the next check moves blocks."""
         self.moved = False
         """Whether a probe has moved blocks on it yet."""
-        self.transfer_age = 0
-        """Checks since blocks were last moved, or known to have been."""
         self.failures = 0
         """In a row."""
         self.unreachable = False

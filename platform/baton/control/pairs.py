@@ -64,8 +64,8 @@ class ProbeOptions:
     """How much longer than that a replica may take to say that a check got no answer."""
     first_transfer_s: float = 10.0
     """For a pair's first transfer, which includes the engines' handshake: seconds on some."""
-    transfer_every: int = 12
-    """One in so many checks moves blocks."""
+    transfer_every_s: float = 60.0
+    """A check moves blocks when none are known to have come over the pair for so long."""
     retry_s: float = 1.0
     """The pause after a first failure; it doubles with each further one, ..."""
     max_retry_s: float = 30.0
@@ -269,10 +269,7 @@ class PairProber:
         if pair.doubted or self._links.state(*ends) is not LinkState.OK:
             return True
         proven_at_s = self._links.proven_at_s(*ends)
-        lately_s = self._options.transfer_every * self._options.interval_s
-        if proven_at_s is not None and now_s - proven_at_s < lately_s:
-            return False
-        return pair.transfer_age + 1 >= self._options.transfer_every
+        return proven_at_s is None or now_s - proven_at_s >= self._options.transfer_every_s
 
     def _prefill(self, probe: Probe, now_s: float) -> None:
         source = probe.pair.source
@@ -343,10 +340,9 @@ class PairProber:
                 self._links.probe_ok(*ends, now_s, took_s=moved_s, moved_bytes=moved_bytes)
                 pair.failures = 0
                 if probe.whole:
-                    pair.moved, pair.doubted, pair.transfer_age = True, False, 0
-                else:
-                    pair.transfer_age += 1
-                    retry_s = self._options.retry_s if pair.doubted else retry_s
+                    pair.moved, pair.doubted = True, False
+                elif pair.doubted:
+                    retry_s = self._options.retry_s
             case _Verdict.FAILED:
                 self._links.probe_failed(*ends, now_s, why)
                 pair.failures += 1
@@ -367,7 +363,9 @@ class PairProber:
         if self._notices.is_unreachable(source_id):
             # Its silence costs a place among the running probes each time, for seconds: all pairs
             # together try it once per `retry_s`, and all come up when one of them reaches it.
-            pause_s = max(pause_s, options.retry_s * len(self._schedule.from_source(source_id)))
+            turn_s = options.retry_s * len(self._schedule.from_source(source_id))
+            if turn_s > pause_s:
+                pause_s = turn_s * self._rng.uniform(0.5, 1.5)
         return pause_s
 
     def _note_answer(self, pair: Pair, why: str, now_s: float) -> None:

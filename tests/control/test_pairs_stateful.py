@@ -1,0 +1,174 @@
+"""The pair prober under any order of events: bounded, nothing leaked, quarantines end."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from baton.control.pairs import ProbeOptions
+from baton.domain.fleet import Load, Role
+from baton.domain.handoff import LegFailure
+from baton.domain.request import FinishReason
+from baton.policy.links import LinkState
+from tests.control.pair_world import PairWorld
+
+REPLICAS = {
+    "p0": Role.PREFILL,
+    "p1": Role.PREFILL,
+    "d0": Role.DECODE,
+    "d1": Role.DECODE,
+    "m0": Role.MIXED,
+}
+RUNNING = 3
+
+
+class PairMachine(RuleBasedStateMachine):
+    """Replicas come and go, answers come late, wrongly or never, and handoffs fail meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = PairWorld(ProbeOptions(max_running=RUNNING, max_per_s=5.0))
+        self.alive: set[str] = set()
+
+    def pick(self, data: st.DataObject, items: list[str]) -> str:
+        return data.draw(st.sampled_from(sorted(items)))
+
+    @rule(replica_id=st.sampled_from(sorted(REPLICAS)))
+    def join(self, replica_id: str) -> None:
+        if replica_id in self.alive:
+            self.world.lose(replica_id)
+        self.alive.add(replica_id)
+        self.world.join(replica_id, REPLICAS[replica_id])
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        replica_id = self.pick(data, list(self.alive))
+        self.alive.remove(replica_id)
+        self.world.lose(replica_id)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        self.world.drain(self.pick(data, list(self.alive)))
+
+    @precondition(lambda self: self.world.checks)
+    @rule(data=st.data(), ok=st.booleans())
+    def answer(self, data: st.DataObject, *, ok: bool) -> None:
+        self.world.answer(ok=ok, ends=data.draw(st.sampled_from(self.world.checks)))
+
+    @precondition(lambda self: self.world.running)
+    @rule(
+        data=st.data(),
+        finish=st.sampled_from([FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.ERROR]),
+        ticket=st.sampled_from([True, True, False]),
+        cached_tokens=st.sampled_from([16, 16, None, 0]),
+    )
+    def finish(
+        self,
+        data: st.DataObject,
+        finish: FinishReason,
+        cached_tokens: int | None,
+        *,
+        ticket: bool,
+    ) -> None:
+        leg_id = self.pick(data, list(self.world.running))
+        self.world.finish(leg_id, finish=finish, ticket=ticket, cached_tokens=cached_tokens)
+
+    @precondition(lambda self: self.world.running)
+    @rule(data=st.data(), failure=st.sampled_from(LegFailure))
+    def fail(self, data: st.DataObject, failure: LegFailure) -> None:
+        self.world.fail(failure, self.pick(data, list(self.world.running)))
+
+    @rule()
+    def confirm_aborts(self) -> None:
+        self.world.confirm_aborts()
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data(), queued=st.integers(0, 1))
+    def report(self, data: st.DataObject, queued: int) -> None:
+        load = Load(queued_requests=queued)
+        self.world.report_load(self.pick(data, list(self.alive)), load)
+
+    @rule(source_id=st.sampled_from(sorted(REPLICAS)), target_id=st.sampled_from(sorted(REPLICAS)))
+    def break_a_handoff(self, source_id: str, target_id: str) -> None:
+        world = self.world
+        world.links.failed(source_id, target_id, world.now_s)
+        world.do(world.prober.doubt(source_id, target_id, world.now_s))
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 2.5, 6.0, 11.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.wait(seconds)
+
+    @invariant()
+    def probes_and_their_rate_are_bounded(self) -> None:
+        assert self.world.prober.running() <= RUNNING
+        times = [at_s for at_s, _ in self.world.begun]
+        for number in range(len(times) - RUNNING):
+            # One more than the burst takes at least one spacing.
+            assert times[number + RUNNING] - times[number] >= 0.2 - 1e-6
+
+    @invariant()
+    def a_quarantined_pair_is_never_usable(self) -> None:
+        links = self.world.links
+        for row in links.rows(self.world.now_s):
+            usable = links.transfer_s(row.source_id, row.target_id, 1) is not None
+            assert usable == (row.state is not LinkState.QUARANTINED)
+
+    @invariant()
+    def blocks_are_held_only_for_legs_under_way(self) -> None:
+        waited_for = {
+            command.leg.ticket.params.decode()
+            for command in self.world.running.values()
+            if command.leg.ticket is not None
+        }
+        assert self.world.held.keys() <= waited_for
+
+    @invariant()
+    def something_is_always_due_while_there_are_pairs(self) -> None:
+        roles = [REPLICAS[r] for r in self.world.fleet.view(0.0).replicas if not self.drains(r)]
+        sources = sum(role is not Role.DECODE for role in roles)
+        targets = sum(role is not Role.PREFILL for role in roles)
+        mixed = sum(role is Role.MIXED for role in roles)
+        if sources * targets > mixed:
+            assert self.world.prober.next_deadline_at_s() is not None
+
+    def drains(self, replica_id: str) -> bool:
+        view = self.world.fleet.get(replica_id)
+        return view is not None and view.draining
+
+    def teardown(self) -> None:
+        # A healthy fleet that answers everything has every pair well within a minute or two.
+        world = self.world
+        for replica_id in sorted(self.alive):
+            if self.drains(replica_id):
+                world.lose(replica_id)
+                world.join(replica_id, REPLICAS[replica_id])
+            world.report_load(replica_id, Load())
+        for _ in range(120):
+            world.confirm_aborts()
+            for leg_id in [i for i in world.running if not world.prober.owns(i)]:
+                world.running.pop(leg_id)
+            while world.running:
+                world.finish()
+            while world.checks:
+                world.probe_well()
+            world.wait(1.0)
+        for row in world.links.rows(world.now_s):
+            pair = (REPLICAS[row.source_id], REPLICAS[row.target_id])
+            if (
+                row.source_id != row.target_id
+                and pair[0] != Role.DECODE
+                and pair[1] != Role.PREFILL
+            ):
+                assert row.state is LinkState.OK, row
+
+
+TestPairs = PairMachine.TestCase
+TestPairs.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
