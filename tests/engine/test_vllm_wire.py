@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import string
 import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -49,8 +52,10 @@ TICKET_PARAMS = {
     "do_remote_decode": False,
     "remote_block_ids": [[1, 2, 3]],
     "remote_engine_id": "an-engine",
+    "remote_request_id": "leg-0",
     "remote_host": "10.0.0.1",
     "remote_port": 20000,
+    "tp_size": 1,
     "remote_num_tokens": len(PROMPT),
 }
 HOSTILE_PARAMS = {"do_remote_prefill": True, "remote_host": "169.254.169.254", "remote_port": 80}
@@ -146,8 +151,11 @@ def leg_of(request: Request, kind: LegKind = LegKind.LOCAL, *, ticket: Ticket | 
     )
 
 
-def ticket(tokens: int = len(PROMPT)) -> Ticket:
-    return Ticket(tokens=tokens, blocks=3, params=msgspec.msgpack.encode(TICKET_PARAMS))
+def ticket(
+    tokens: int = len(PROMPT), *, changes: Mapping[str, object] = MappingProxyType({})
+) -> Ticket:
+    params = msgspec.msgpack.encode(TICKET_PARAMS | dict(changes))
+    return Ticket(tokens=tokens, blocks=3, params=params)
 
 
 def resumed(leg: Leg, generated: tuple[int, ...]) -> Leg:
@@ -415,11 +423,73 @@ def test_a_resumed_leg_does_not_ask_for_the_prompts_logprobs_again() -> None:
     ).skip_reading_prefix_cache
 
 
-def test_a_ticket_for_another_prompt_is_not_used() -> None:
+def test_a_ticket_for_more_than_the_prompt_is_not_used() -> None:
     request = split(engine_request())
-    leg = leg_of(request, LegKind.DECODE, ticket=ticket(tokens=len(PROMPT) - 1))
-    with pytest.raises(ValueError, match="its ticket is for 39 tokens, its prompt has 40"):
+    leg = leg_of(request, LegKind.DECODE, ticket=ticket(tokens=len(PROMPT) + 1))
+    with pytest.raises(ValueError, match="its ticket is for 41 tokens, its prompt has 40"):
         EngineWire().join_leg(leg)
+
+
+def test_a_ticket_for_the_front_of_a_prompt_says_how_much_to_fetch() -> None:
+    request = split(engine_request())
+    leg = leg_of(request, LegKind.DECODE, ticket=ticket(tokens=32))
+    params = EngineWire().join_leg(leg).sampling_params.extra_args["kv_transfer_params"]
+    assert params == TICKET_PARAMS | {"baton_prefix_tokens": 32}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_remote_prefill": False},
+        {"remote_engine_id": ""},
+        {"remote_engine_id": 7},
+        {"remote_host": None},
+        {"remote_port": 0},
+        {"remote_port": 65536},
+        {"remote_block_ids": [1, 2, 3]},
+        {"remote_block_ids": [[1, 2, -3]]},
+        {"remote_block_ids": [[1, 2]]},
+        {"tp_size": "1"},
+    ],
+)
+def test_a_ticket_that_an_engine_would_choke_on_is_used_for_nothing(
+    changes: dict[str, object],
+) -> None:
+    broken = ticket(changes=changes)
+    with pytest.raises((ValueError, msgspec.MsgspecError)):
+        EngineWire().join_leg(leg_of(split(engine_request()), LegKind.DECODE, ticket=broken))
+    with pytest.raises((ValueError, msgspec.MsgspecError)):
+        release_request(broken, "release-0")
+
+
+def test_a_leg_without_payload_is_greedy_and_goes_by_its_own_numbers_and_salt() -> None:
+    leg = Leg(
+        leg_id="probe-1",
+        request_id="probe-1",
+        kind=LegKind.DECODE,
+        prompt_token_ids=PROMPT,
+        max_tokens=3,
+        ticket=ticket(),
+        cache_salt="probe",
+    )
+    joined = EngineWire().join_leg(leg)
+    params = joined.sampling_params
+    assert (params.temperature, params.max_tokens, params.min_tokens) == (0.0, 3, 0)
+    assert params.extra_args == {"kv_transfer_params": TICKET_PARAMS}
+    assert (joined.request_id, joined.cache_salt) == ("probe-1", "probe")
+    assert joined.prompt_token_ids == list(PROMPT)
+
+
+def test_a_leg_whose_salt_is_not_that_of_its_payload_is_refused() -> None:
+    salted = split(engine_request(cache_salt="tenant-1"))
+    leg = leg_of(salted)
+    assert EngineWire().join_leg(leg).cache_salt == "tenant-1"
+    assert EngineWire().join_leg(replace(leg, cache_salt="tenant-1")).cache_salt == "tenant-1"
+    with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
+        EngineWire().join_leg(replace(leg, cache_salt="tenant-2"))
+    unsalted = leg_of(split(engine_request()))
+    with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
+        EngineWire().join_leg(replace(unsalted, cache_salt="tenant-2"))
 
 
 def test_a_leg_that_must_give_more_than_it_may_is_refused() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from baton.domain.fleet import Role
 from baton.engine.vllm.plugin import ADAPTER_PID_VARIABLE
+from baton.engine.vllm.transfer_keys import CONNECTOR, CONNECTOR_MODULE
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -70,7 +71,10 @@ class VllmEngineSettings:
     max_batched_tokens: int | None = None
     gpu_memory_utilization: float | None = None
     nixl: Nixl | None = None
-    kv_events: bool = False
+    host_memory_bytes: int | None = None
+    """Of the host, for KV blocks that the GPU has no room for; all workers together. GPUs only."""
+    kv_events: bool = True
+    """Whether the engine says what its prefix cache holds; without a prefix cache it never does."""
     start_deadline_s: float = 600.0
     reply_deadline_s: float = 60.0
     """How long the engine may take to answer a control call: a step may be in its way."""
@@ -129,9 +133,15 @@ def engine_arguments(
             "enable_kv_cache_events": True,
             "publisher": "zmq",
             "endpoint": kv_events_endpoint,
+            "replay_endpoint": replay_endpoint(kv_events_endpoint),
         }
     arguments = {name: value for name, value in arguments.items() if value is not None}
     return arguments | dict(settings.extra)
+
+
+def replay_endpoint(kv_events_endpoint: str) -> str:
+    """Where an engine that publishes its KV events answers questions about earlier ones."""
+    return f"{kv_events_endpoint}-replay"
 
 
 def engine_environment(settings: VllmEngineSettings, adapter_pid: int) -> dict[str, str]:
@@ -160,11 +170,40 @@ def engine_environment(settings: VllmEngineSettings, adapter_pid: int) -> dict[s
 
 
 def _kv_transfer(settings: VllmEngineSettings) -> dict[str, Any] | None:
-    if settings.nixl is None:
-        return None
+    nixl = None if settings.nixl is None else _nixl_transfer(settings.nixl, settings.role)
+    if settings.host_memory_bytes is None:
+        return nixl
+    offload = _offload_transfer(settings.host_memory_bytes)
+    if nixl is None:
+        return offload
     return {
-        "kv_connector": "NixlConnector",
-        "kv_role": kv_role(settings.role),
-        "kv_load_failure_policy": settings.nixl.on_load_failure.value,
-        "kv_connector_extra_config": {"kv_lease_duration": settings.nixl.lease_s},
+        "kv_connector": "MultiConnector",
+        "kv_role": nixl["kv_role"],
+        # The scheduler looks at the policy here, not at those of the connectors below.
+        "kv_load_failure_policy": nixl["kv_load_failure_policy"],
+        # Loads come from the first that has something: a ticket is before what lies in the host's
+        # memory. Saves go to all.
+        "kv_connector_extra_config": {"connectors": [nixl, offload]},
+    }
+
+
+def _nixl_transfer(nixl: Nixl, role: Role) -> dict[str, Any]:
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": kv_role(role),
+        "kv_load_failure_policy": nixl.on_load_failure.value,
+        "kv_connector_extra_config": {"kv_lease_duration": nixl.lease_s},
+    }
+
+
+def _offload_transfer(host_memory_bytes: int) -> dict[str, Any]:
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": host_memory_bytes,
+            # Without it, events about the host's memory name blocks but not their tokens.
+            "self_describing_kv_events": True,
+        },
     }

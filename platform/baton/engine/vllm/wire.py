@@ -29,6 +29,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from baton.domain.commands import Delivery
 from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
+from baton.engine.vllm.tickets import issue_ticket, pull_params, release_params
 
 Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
 
@@ -156,17 +157,24 @@ class EngineWire:
     def join_leg(self, leg: Leg) -> EngineCoreRequest:
         """The engine's request for `leg`.
 
+        A leg without a payload gets the likeliest tokens; one whose ticket covers the front of its
+        prompt only fetches that and computes the rest.
+
         Raises:
             ValueError: the leg contradicts itself, so that no engine could run it rightly.
+            msgspec.MsgspecError: its payload or its ticket is none of vLLM's.
         """
         if leg.min_tokens > leg.max_tokens:
             raise ValueError(
                 f"leg {leg.leg_id}: min_tokens {leg.min_tokens} over max_tokens {leg.max_tokens}"
             )
-        request: EngineCoreRequest = self._decode_request.decode(unpack_frames(leg.payload))
+        request = self._open(leg) if leg.payload else _plain_request(leg)
         params = request.sampling_params
         if params is None:
             raise ValueError(f"leg {leg.leg_id}: its payload has no sampling parameters")
+        if leg.cache_salt not in (None, request.cache_salt):
+            # Placement believed in prefixes under one salt, the engine would look under another.
+            raise ValueError(f"leg {leg.leg_id}: its cache salt is not that of its payload")
         request.request_id = request.external_req_id = leg.leg_id
         request.prompt_token_ids = list(leg.prompt_token_ids) or None
         request.priority = leg.priority
@@ -178,10 +186,14 @@ class EngineWire:
                 # Output constraints are the decode leg's affair.
                 request.reasoning_ended = request.reasoning_parser_kwargs = None
             case LegKind.DECODE:
-                _set_kv_params(params, _ticket_params(leg))
+                _set_kv_params(params, pull_params(leg))
                 _set_lengths(params, leg)
             case LegKind.LOCAL:
                 _set_lengths(params, leg)
+        return request
+
+    def _open(self, leg: Leg) -> EngineCoreRequest:
+        request: EngineCoreRequest = self._decode_request.decode(unpack_frames(leg.payload))
         return request
 
     def to_output(self, output: EngineCoreOutput, *, prompt_tokens: int) -> LegOutput:
@@ -190,14 +202,13 @@ class EngineWire:
         `prompt_tokens` is the length of the leg's prompt: what a ticket is for.
         """
         finish = output.finish_reason
-        kv_params = output.kv_transfer_params
         stats = output.prefill_stats
         return LegOutput(
             output.request_id,
             tuple(output.new_token_ids),
             None if finish is None else _FROM_ENGINE[finish],
             output.stop_reason,
-            None if not kv_params else _ticket(kv_params, prompt_tokens),
+            issue_ticket(output.kv_transfer_params, prompt_tokens),
             None if stats is None else stats.num_cached_tokens,
             self._detail(output),
         )
@@ -233,12 +244,31 @@ def release_request(ticket: Ticket, request_id: str) -> EngineCoreRequest:
     """A request that never runs but whose end tells the ticket's issuer to free its blocks.
 
     The engine adds and aborts it in one go; its connector then notifies the issuer.
+
+    Raises:
+        ValueError: the ticket contradicts itself.
+        msgspec.MsgspecError: it is none of vLLM's.
     """
     params = SamplingParams(max_tokens=1, detokenize=False)
-    _set_kv_params(params, msgspec.msgpack.decode(ticket.params))
+    _set_kv_params(params, release_params(ticket))
+    request = _bare_request(params)
+    request.request_id = request_id
+    request.prompt_token_ids = [0]
+    request.abort_immediately = True
+    return request
+
+
+def _plain_request(leg: Leg) -> EngineCoreRequest:
+    """What a leg without a payload asks for: the likeliest tokens. Nobody's client sent it."""
+    request = _bare_request(SamplingParams(temperature=0.0, detokenize=False))
+    request.cache_salt = leg.cache_salt
+    return request
+
+
+def _bare_request(params: SamplingParams) -> EngineCoreRequest:
     return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=[0],
+        request_id="",
+        prompt_token_ids=None,
         mm_features=None,
         sampling_params=params,
         pooling_params=None,
@@ -246,7 +276,6 @@ def release_request(ticket: Ticket, request_id: str) -> EngineCoreRequest:
         lora_request=None,
         cache_salt=None,
         data_parallel_rank=None,
-        abort_immediately=True,
     )
 
 
@@ -329,32 +358,6 @@ def _prefill_params(params: SamplingParams) -> SamplingParams:
     )
     _set_kv_params(prefill, PREFILL_KV_PARAMS)
     return prefill
-
-
-def _ticket_params(leg: Leg) -> dict[str, Any]:
-    ticket = leg.ticket
-    if ticket is None:
-        raise ValueError(f"leg {leg.leg_id}: a decode leg without a ticket")
-    if ticket.tokens != len(leg.prompt_token_ids):
-        # The connector would believe that the remote blocks hold the whole of this prompt.
-        raise ValueError(
-            f"leg {leg.leg_id}: its ticket is for {ticket.tokens} tokens, "
-            f"its prompt has {len(leg.prompt_token_ids)}"
-        )
-    params: dict[str, Any] = msgspec.msgpack.decode(ticket.params)
-    return params
-
-
-def _ticket(kv_params: Mapping[str, Any], prompt_tokens: int) -> Ticket | None:
-    if not kv_params.get("do_remote_prefill"):
-        return None
-    block_ids = kv_params.get("remote_block_ids") or ()
-    return Ticket(
-        # Not `remote_num_tokens`: for some models prefill stops short of the last few tokens.
-        tokens=prompt_tokens,
-        blocks=sum(len(group) for group in block_ids),
-        params=msgspec.msgpack.encode(kv_params),
-    )
 
 
 def _prefill_stats(cached_tokens: int, prompt_tokens: int | None) -> PrefillStats:
