@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from baton.domain.errors import EngineDied, EngineStartFailed
-from baton.domain.fleet import Role
+from baton.domain.fleet import Load, Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
 from baton.domain.kv_events import BlocksStored
 from baton.domain.request import FinishReason
@@ -32,6 +33,7 @@ from tests.contracts.engine_contract import (
 )
 from tests.engine.vllm_engines import (
     VllmEngine,
+    checking_engine,
     engine_settings,
     free_port,
     tiny_model,
@@ -67,8 +69,8 @@ class TestVllmEngine(EngineContract):
 
     @pytest_asyncio.fixture(scope="class", loop_scope="module")
     async def engine_pair(self, model: Path) -> AsyncIterator[RunningPair]:
-        prefill = VllmEngine(engine_settings(model, Role.PREFILL, kv_events=True))
-        decode = VllmEngine(engine_settings(model, Role.DECODE))
+        prefill = checking_engine(engine_settings(model, Role.PREFILL))
+        decode = checking_engine(engine_settings(model, Role.DECODE))
         async with running_pair(prefill, decode) as pair:
             yield pair
 
@@ -175,27 +177,138 @@ class TestVllmEngine(EngineContract):
         await self._aborted(decode, leg)
         assert decode.engine.load().running_requests == 0
 
-    async def test_stored_blocks_are_published_with_their_tokens(
+    async def test_the_load_adds_up_what_was_computed(self, engine_pair: RunningPair) -> None:
+        decode = engine_pair.decode
+        await self.nudge(decode)
+        before = decode.engine.load().steps
+        await decode.run(self.make_leg(LegKind.LOCAL, self.new_prompt(300), max_tokens=10))
+        after = decode.engine.load().steps
+        assert after.prefill_tokens - before.prefill_tokens == 300
+        assert after.decode_tokens - before.decode_tokens == 9
+        assert after.context_tokens - before.context_tokens == sum(range(301, 310))
+        assert 1 + 9 <= after.steps - before.steps <= 1 + 9 + 1
+        assert after.busy_s > before.busy_s
+
+    # ------------------------------------------------------------------ what is where
+    async def test_engines_say_what_they_can_do_and_where_they_are(
+        self, engine_pair: RunningPair
+    ) -> None:
+        addresses = set()
+        for facts in (engine_pair.prefill.facts, engine_pair.decode.facts):
+            assert facts.cache_events
+            assert facts.prefix_fetch
+            host, _, port = facts.side_channel.partition(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.close()
+            await writer.wait_closed()
+            addresses.add(facts.side_channel)
+        assert len(addresses) == 2
+
+    async def test_every_stored_block_is_told_with_its_tokens_and_salt(
         self, engine_pair: RunningPair
     ) -> None:
         prefill = engine_pair.prefill
         assert isinstance(prefill.engine, VllmEngine)
-        prompt = self.new_prompt(64)
-        events = prefill.engine.kv_events()
-        first = asyncio.ensure_future(anext(events))
-        async with asyncio.timeout(DEADLINE_S):
-            while not first.done():  # a subscription takes effect at an unknown time
-                leg = self.make_leg(LegKind.LOCAL, self.new_prompt(40), max_tokens=2)
-                await prefill.run(leg)
-            await prefill.run(self.make_leg(LegKind.LOCAL, prompt, max_tokens=2))
-            last = first.result().sequence
-            async for batch in events:
-                assert batch.sequence == last + 1
-                last = batch.sequence
-                stored = [e for e in batch.events if isinstance(e, BlocksStored)]
-                if any(event.token_ids == prompt for event in stored):
+        plain, salted = self.new_prompt(70), self.new_prompt(64)
+        await prefill.run(self.make_leg(LegKind.LOCAL, plain, max_tokens=2))
+        leg = self.make_leg(LegKind.LOCAL, salted, max_tokens=2)
+        await prefill.run(with_payload(replace(leg, cache_salt="tenant-1")))
+        told: dict[tuple[int, ...], BlocksStored] = {}
+        numbers = []
+        # Read only now, and still from the first on.
+        async with asyncio.timeout(DEADLINE_S), aclosing(prefill.engine.kv_events()) as batches:
+            async for batch in batches:
+                numbers.append(batch.sequence)
+                told |= {e.token_ids: e for e in batch.events if isinstance(e, BlocksStored)}
+                if salted in told:
                     break
-        await events.aclose()
+        assert numbers == list(range(len(numbers)))
+        assert told[plain[:64]].cache_salt is None
+        assert told[salted].cache_salt == "tenant-1"
+        for stored in (told[plain[:64]], told[salted]):
+            assert (stored.block_size_tokens, len(stored.block_hashes)) == (32, 2)
+            assert (stored.tier, stored.opaque, stored.parent_hash) == ("gpu", False, None)
+
+    async def test_a_ticket_for_the_front_of_a_prompt_is_fetched_and_the_rest_computed(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill, decode = engine_pair.prefill, engine_pair.decode
+        for tokens in (64, 65):  # whole blocks, and one that is not full
+            prompt = self.new_prompt(150)
+            free = await self.kv_used(prefill)
+            ticket = await self.prefilled(engine_pair, prompt[:tokens])
+            before = decode.engine.load()
+            leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=8, ticket=ticket)
+            fetched = await decode.run(leg)
+            local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=8)
+            assert fetched == await prefill.run(local)
+            assert decode.outputs(leg.leg_id)[0].cached_tokens == tokens
+            after = decode.engine.load()
+            assert after.steps.prefill_tokens - before.steps.prefill_tokens == 150 - tokens
+            assert self._pulled_blocks(decode, before) == ticket.blocks
+            await self.freed(prefill, free)
+
+    async def test_only_missing_blocks_are_pulled(self, engine_pair: RunningPair) -> None:
+        prefill, decode = engine_pair.prefill, engine_pair.decode
+        prompt = self.new_prompt(150)
+        await decode.run(self.make_leg(LegKind.LOCAL, prompt[:97], max_tokens=1))
+        free = await self.kv_used(prefill)
+        for tokens, missing_blocks in ((64, 0), (150, 2)):
+            ticket = await self.prefilled(engine_pair, prompt[:tokens])
+            before = decode.engine.load()
+            leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=8, ticket=ticket)
+            fetched = await decode.run(leg)
+            assert decode.outputs(leg.leg_id)[0].cached_tokens == max(tokens, 96)
+            assert self._pulled_blocks(decode, before) == missing_blocks
+            local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=8)
+            assert fetched == await prefill.run(local)
+            await self.freed(prefill, free)
+            # What it has computed meanwhile would be found in the next round.
+            prompt = prompt[:96] + self.new_prompt(54)
+
+    async def test_pulls_and_failures_count_for_the_replica_they_were_from(
+        self, engine_pair: RunningPair
+    ) -> None:
+        decode = engine_pair.decode
+        prompts = [self.new_prompt(70) for _ in range(4)]
+        tickets = [await self.prefilled(engine_pair, prompt) for prompt in prompts]
+        source_ids = ("here", "nowhere", "here", "here")
+        legs = [
+            replace(
+                self.make_leg(LegKind.DECODE, prompt, max_tokens=2, ticket=ticket),
+                ticket=_to_nowhere(ticket) if source_id == "nowhere" else ticket,
+                source_id=source_id,
+            )
+            for prompt, ticket, source_id in zip(prompts, tickets, source_ids, strict=True)
+        ]
+        await asyncio.gather(*(decode.run(leg) for leg in legs))
+        links = {link.source_id: link for link in decode.engine.links()}
+        assert links["here"].pulls == 3
+        assert links["here"].moved_bytes == 9 * decode.facts.kv_block_bytes
+        assert links["here"].busy_s > 0
+        assert links["here"].failures == links["nowhere"].pulls == 0
+        assert links["nowhere"].failures > 0
+        await decode.engine.release(tickets[1])
+
+    async def test_legs_without_payload_are_greedy_and_can_be_handed_off(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill, decode = engine_pair.prefill, engine_pair.decode
+        prompt = self.new_prompt(40)
+        local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=6)
+        wanted = await prefill.run(local)
+        first = self._bare(self.make_leg(LegKind.PREFILL, prompt, max_tokens=1))
+        await prefill.run(first)
+        ticket = prefill.outputs(first.leg_id)[-1].ticket
+        second = self._bare(self.make_leg(LegKind.DECODE, prompt, max_tokens=6, ticket=ticket))
+        assert await decode.run(second) == wanted
+
+    def _bare(self, leg: Leg) -> Leg:
+        return replace(leg, payload=b"")
+
+    def _pulled_blocks(self, listener: Listener, before: Load) -> float:
+        moved = listener.engine.load().transfers.moved_bytes - before.transfers.moved_bytes
+        return moved / listener.facts.kv_block_bytes
 
     async def test_idle_engines_leave_the_processor_alone_after_a_transfer(
         self, engine_pair: RunningPair

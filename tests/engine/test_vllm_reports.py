@@ -1,33 +1,26 @@
-"""What vLLM reports of itself, in our words: KV events, load, and why it did not start."""
+"""What vLLM reports of itself, in our words: facts, load, and why it did not start."""
 
 from __future__ import annotations
 
-import asyncio
 import warnings
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
 
-import msgspec
 import pytest
 
-from baton.domain.errors import EngineStartFailed
-from baton.domain.fleet import Load, Role, TransferTotals
-from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored
-from baton.engine.vllm.settings import VllmEngineSettings
+from baton.domain.errors import EngineStartFailed, TransferFailed
+from baton.domain.fleet import Load, ReplicaFacts, Role, StepTotals, TransferTotals
+from baton.engine.vllm.settings import Nixl, VllmEngineSettings, engine_arguments
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
-    from vllm.distributed.kv_events import (
-        AllBlocksCleared,
-        BlockRemoved,
-        BlockStored,
-        KVEventBatch,
-        ZmqEventPublisher,
-    )
+    import torch
     from vllm.v1.metrics.stats import SchedulerIterationDetails, SchedulerStats
 
-    from baton.engine.vllm.facts import start_failure
-    from baton.engine.vllm.kv_events import decode_batch, subscribe
+    from baton.engine.vllm.adapter import VllmEngine
+    from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
     from baton.engine.vllm.load import LoadMeter
 
 SETTINGS = VllmEngineSettings(
@@ -35,100 +28,123 @@ SETTINGS = VllmEngineSettings(
 )
 
 
-def stored(hashes: list[int | bytes], **changes: object) -> BlockStored:
-    fields: dict[str, object] = {
-        "block_hashes": hashes,
-        "parent_block_hash": None,
-        "token_ids": list(range(2 * len(hashes))),
-        "block_size": 2,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-    }
-    return BlockStored(**(fields | changes))
+NIXL = Nixl(host="10.0.0.1", port=5600)
+EVENTS = "ipc:///tmp/e"
 
 
-def frames(*events: object, sequence: int = 7) -> list[bytes]:
-    batch = KVEventBatch(ts=1.0, events=list(events))
-    return [b"", sequence.to_bytes(8, "big"), msgspec.msgpack.encode(batch)]
+def facts(
+    settings: VllmEngineSettings,
+    *,
+    endpoint: str | None = EVENTS,
+    told: Mapping[str, object] | None = None,
+) -> ReplicaFacts:
+    """The facts of an engine that was started with `settings`, or was `told` otherwise."""
+    arguments = typed_arguments(engine_arguments(settings, endpoint) | dict(told or {}))
+    model = SimpleNamespace(
+        use_mla=False,
+        dtype=torch.bfloat16,
+        max_model_len=2048,
+        get_total_num_kv_heads=lambda: 2,
+        get_head_size=lambda: 64,
+        get_total_num_hidden_layers=lambda: 4,
+    )
+    cache = SimpleNamespace(
+        block_size=32,
+        num_gpu_blocks=10,
+        cache_dtype="auto",
+        enable_prefix_caching=arguments["enable_prefix_caching"],
+    )
+    config = SimpleNamespace(
+        model_config=model,
+        cache_config=cache,
+        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048),
+        kv_events_config=arguments.get("kv_events_config"),
+        kv_transfer_config=arguments.get("kv_transfer_config"),
+    )
+    return replica_facts(settings, config, endpoint)
 
 
 def stats(**changes: object) -> SchedulerStats:
     return SchedulerStats(**changes)
 
 
-def step(elapsed_ms: float, *, is_dummy: bool = False) -> SchedulerStats:
+def step(elapsed_ms: float, *, is_dummy: bool = False, **changes: object) -> SchedulerStats:
+    fields: dict[str, object] = {
+        "iteration_index": 0,
+        "num_ctx_requests": 0,
+        "num_ctx_tokens": 0,
+        "num_generation_requests": 1,
+        "num_generation_tokens": 1,
+    }
     details = SchedulerIterationDetails(
-        iteration_index=0,
-        num_ctx_requests=0,
-        num_ctx_tokens=0,
-        num_generation_requests=1,
-        num_generation_tokens=1,
-        elapsed_ms=elapsed_ms,
-        is_dummy=is_dummy,
+        **(fields | changes), elapsed_ms=elapsed_ms, is_dummy=is_dummy
     )
     return stats(iteration_details=details)
 
 
-# ------------------------------------------------------------------ KV events
-def test_blocks_come_and_go_under_their_hashes() -> None:
-    batch = decode_batch(
-        frames(
-            stored([11, 12], parent_block_hash=10),
-            BlockRemoved(block_hashes=[11], medium="GPU"),
-            AllBlocksCleared(),
-        ),
-        "p0",
+# ------------------------------------------------------------------ facts
+def test_an_engine_says_where_others_find_it() -> None:
+    assert facts(replace(SETTINGS, nixl=NIXL)).side_channel == "10.0.0.1:5600"
+    assert facts(replace(SETTINGS, nixl=replace(NIXL, host="fd00::1"))).side_channel == (
+        "[fd00::1]:5600"
     )
-    eleven, twelve, ten = (number.to_bytes(8, "big") for number in (11, 12, 10))
-    assert (batch.replica_id, batch.sequence) == ("p0", 7)
-    assert batch.events == (
-        BlocksStored(
-            block_hashes=(eleven, twelve),
-            parent_hash=ten,
-            token_ids=(0, 1, 2, 3),
-            block_size_tokens=2,
-            tier="gpu",
-        ),
-        BlocksRemoved(block_hashes=(eleven,), tier="gpu"),
-        BlocksCleared(),
-    )
+    assert facts(SETTINGS).side_channel == ""
 
 
-def test_whole_digests_are_names_as_good_as_numbers() -> None:
-    (event,) = decode_batch(frames(stored([b"a" * 32])), "p0").events
-    assert isinstance(event, BlocksStored)
-    assert event.block_hashes == (b"a" * 32,)
+def test_blocks_have_the_size_that_a_pull_of_one_moves() -> None:
+    assert facts(SETTINGS).kv_block_bytes == 32 * 2 * 2 * 64 * 4 * 2
 
 
-def test_only_the_first_group_of_a_hybrid_cache_is_told() -> None:
-    batch = decode_batch(frames(stored([1], group_idx=1), stored([2], group_idx=0)), "p0")
-    assert len(batch.events) == 1
+def test_an_engine_tells_of_its_cache_unless_it_has_none_or_was_told_otherwise() -> None:
+    assert facts(SETTINGS).cache_events
+    assert not facts(SETTINGS, endpoint=None).cache_events
+    assert not facts(SETTINGS, told={"enable_prefix_caching": False}).cache_events
+    elsewhere = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557"}
+    assert not facts(SETTINGS, told={"kv_events_config": elsewhere}).cache_events
 
 
-def test_a_message_of_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="replica p0: got 2 frames, wanted 3"):
-        decode_batch(frames()[:2], "p0")
-    with pytest.raises(msgspec.MsgspecError):
-        decode_batch([b"", b"\x00" * 8, b"\xc1"], "p0")
+@pytest.mark.parametrize("host_memory_bytes", [None, 1 << 30])
+def test_batons_connector_fetches_the_front_of_a_prompt_alone_or_beside_another(
+    host_memory_bytes: int | None,
+) -> None:
+    settings = replace(SETTINGS, nixl=NIXL, host_memory_bytes=host_memory_bytes)
+    assert facts(settings).prefix_fetch
+    theirs = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    assert not facts(settings, told={"kv_transfer_config": theirs}).prefix_fetch
 
 
-async def test_a_subscriber_hears_vllms_publisher_and_sees_what_it_missed(tmp_path: Path) -> None:
-    endpoint = f"ipc://{tmp_path}/e"
-    publisher = ZmqEventPublisher(data_parallel_rank=0, endpoint=endpoint)
-    batches = subscribe(endpoint, "p0")
-    try:
-        publisher.publish(KVEventBatch(ts=1.0, events=[stored([0])]))  # nobody listens yet
-        first = asyncio.ensure_future(anext(batches))
-        async with asyncio.timeout(10):
-            while not first.done():  # a subscription takes effect at an unknown time
-                publisher.publish(KVEventBatch(ts=1.0, events=[stored([1])]))
-                await asyncio.sleep(0.01)
-        # Numbers go on from what was published before, so the gap can be seen.
-        assert first.result().sequence > 0
-    finally:
-        await batches.aclose()
-        publisher.shutdown()
+def test_engines_that_cannot_hand_over_share_a_layout_with_nobody() -> None:
+    alone = facts(SETTINGS)
+    offloading = facts(replace(SETTINGS, host_memory_bytes=1 << 30))
+    assert alone.layout == offloading.layout == "unshared:p0"
+    assert not alone.prefix_fetch
+    assert not offloading.prefix_fetch
+
+
+def test_a_tier_in_the_hosts_memory_does_not_change_what_engines_can_exchange() -> None:
+    plain = facts(replace(SETTINGS, nixl=NIXL))
+    offloading = facts(replace(SETTINGS, nixl=NIXL, host_memory_bytes=1 << 30))
+    assert plain.layout == offloading.layout
+    assert "NixlConnector" in plain.layout
+
+
+async def test_side_channels_are_asked_by_whoever_speaks_their_protocol() -> None:
+    asked: list[tuple[str, str, float]] = []
+
+    async def check(source_id: str, address: str, deadline_s: float) -> None:
+        asked.append((source_id, address, deadline_s))
+        raise TransferFailed(source_id, "silent")
+
+    engine = VllmEngine(replace(SETTINGS, nixl=NIXL), check=check)
+    with pytest.raises(TransferFailed, match="p1: silent"):
+        await engine.check_side_channel("p1", "10.0.0.2:5600", 1.5)
+    assert asked == [("p1", "10.0.0.2:5600", 1.5)]
+    unable = VllmEngine(SETTINGS, check=check)
+    with pytest.raises(TransferFailed, match="p1: this engine has no NIXL"):
+        await unable.check_side_channel("p1", "10.0.0.2:5600", 1.5)
+    assert len(asked) == 1
+    await engine.close()
+    await unable.close()
 
 
 # ------------------------------------------------------------------ load
@@ -175,6 +191,28 @@ def test_transfers_add_up_over_steps() -> None:
     assert totals == TransferTotals(
         pulls=4, moved_bytes=300, busy_s=1.5, failures=4, expired_leases=2
     )
+
+
+def test_transfers_of_one_connector_among_several_count_alike() -> None:
+    meter = LoadMeter()
+    nixl = {"transfer_duration": [0.5], "bytes_transferred": [100]}
+    meter.stepped(stats(kv_connector_stats={"NixlConnector": nixl, "OffloadingConnector": {}}))
+    assert meter.load(live_legs=0).transfers == TransferTotals(1, 100, 0.5)
+
+
+def test_steps_add_up_with_what_they_computed() -> None:
+    meter = LoadMeter()
+    meter.stepped(step(20.0, num_ctx_tokens=300, num_generation_requests=0))
+    meter.stepped(stats())  # nothing was computed
+    meter.stepped(step(0.0, is_dummy=True))
+    # With speculation there are more tokens than requests.
+    drafted = step(30.0, num_ctx_tokens=5, num_generation_requests=2, num_generation_tokens=6)
+    meter.stepped(drafted, context_tokens=700)
+    found = meter.load(live_legs=0).steps
+    assert found._replace(busy_s=0.0) == StepTotals(
+        steps=2, prefill_tokens=305, decode_tokens=2, context_tokens=700
+    )
+    assert found.busy_s == pytest.approx(0.050)
 
 
 # ------------------------------------------------------------------ failures to start

@@ -13,6 +13,7 @@ import pytest
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg
 from baton.engine.vllm.settings import Nixl, OnLoadFailure, VllmEngineSettings
+from baton.transfer.side_channel import SideChannelChecks
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -23,9 +24,18 @@ with warnings.catch_warnings():
 
     from baton.engine.tiny_model import write_tiny_model
     from baton.engine.vllm.adapter import VllmEngine
+    from baton.engine.vllm.facts import side_channel
     from baton.engine.vllm.wire import pack_frames
 
-__all__ = ["VllmEngine", "engine_settings", "free_port", "payload", "tiny_model", "with_payload"]
+__all__ = [
+    "VllmEngine",
+    "checking_engine",
+    "engine_settings",
+    "free_port",
+    "payload",
+    "tiny_model",
+    "with_payload",
+]
 
 MAX_LEN_TOKENS = 2048
 HOST = "127.0.0.1"
@@ -58,7 +68,6 @@ def engine_settings(
     *,
     port: int | None = None,
     on_load_failure: OnLoadFailure = OnLoadFailure.RECOMPUTE,
-    kv_events: bool = False,
 ) -> VllmEngineSettings:
     """Settings of an engine with a side channel on a free port."""
     return VllmEngineSettings(
@@ -72,14 +81,19 @@ def engine_settings(
         kv_cache_bytes=64 << 20,
         enforce_eager=True,
         nixl=Nixl(host=HOST, port=port or free_port(), on_load_failure=on_load_failure),
-        kv_events=kv_events,
         start_deadline_s=240.0,
         env=ENVIRONMENT,
     )
 
 
+def checking_engine(settings: VllmEngineSettings) -> VllmEngine:
+    """An engine that checks side channels, as replicas do."""
+    checks = SideChannelChecks(settings.replica_id, side_channel(settings))
+    return VllmEngine(settings, check=checks.check)
+
+
 @cache
-def payload(**sampling: object) -> bytes:
+def payload(*, cache_salt: str | None = None, **sampling: object) -> bytes:
     """What the frontend would have sealed: greedy, ends by length only."""
     request = EngineCoreRequest(
         request_id="",
@@ -89,7 +103,7 @@ def payload(**sampling: object) -> bytes:
         pooling_params=None,
         arrival_time=0.0,
         lora_request=None,
-        cache_salt=None,
+        cache_salt=cache_salt,
         data_parallel_rank=None,
     )
     return pack_frames(MsgpackEncoder().encode(request))
@@ -97,4 +111,4 @@ def payload(**sampling: object) -> bytes:
 
 def with_payload(leg: Leg, **sampling: object) -> Leg:
     """The leg with sampling parameters that a vLLM engine understands."""
-    return replace(leg, payload=payload(**sampling))
+    return replace(leg, payload=payload(cache_salt=leg.cache_salt, **sampling))

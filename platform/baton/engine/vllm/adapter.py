@@ -12,8 +12,9 @@ call in order with its outputs; when that answer is there, a marker goes into th
 What a prompt's KV blocks are fetched with is in the ticket, vLLM's `kv_transfer_params`; blocks
 that nobody will fetch are freed by a request that is aborted as it arrives (`release`).
 
-Load comes from the scheduler's statistics of its last step (see `load`). Transfers are what the
-NIXL connector counted; with tensor parallelism each rank's transfer counts as one pull.
+Load comes from the scheduler's statistics of its last step (see `legs`). Transfers are what the
+NIXL connector counted; with tensor parallelism each rank's transfer counts as one pull. Who they
+came from is in `links`.
 
 vLLM's client queues outputs without bound, so whoever iterates `steps` must keep up.
 """
@@ -26,32 +27,32 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
-from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
-from baton.domain.errors import EngineDied, EngineStartFailed
-from baton.domain.fleet import Load, ReplicaFacts
+from baton.domain.errors import EngineDied, EngineStartFailed, TransferFailed
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEventBatch
 from baton.engine.vllm import process
 from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
 from baton.engine.vllm.kv_events import subscribe
-from baton.engine.vllm.load import LoadMeter
+from baton.engine.vllm.legs import LiveLegs
 from baton.engine.vllm.settings import (
     VllmEngineSettings,
     engine_arguments,
     engine_environment,
+    replay_endpoint,
 )
 from baton.engine.vllm.wire import EngineWire, release_request
 
@@ -61,10 +62,9 @@ _STOP_GRACE_S = 5.0
 """From SIGTERM to SIGKILL. A worker takes seconds to unload its libraries; nothing needs them."""
 
 
-@dataclass(slots=True)
-class _LiveLeg:
-    prompt_tokens: int
-    started: bool = False
+SideChannelCheck: TypeAlias = Callable[[str, str, float], Awaitable[None]]
+"""`(source_id, address, deadline_s)`: asks a side channel for what a pull needs, or raises
+`TransferFailed`."""
 
 
 class _Fence:
@@ -77,18 +77,32 @@ class _Fence:
 class VllmEngine:
     """One vLLM engine with its processes."""
 
-    def __init__(self, settings: VllmEngineSettings) -> None:
+    def __init__(
+        self,
+        settings: VllmEngineSettings,
+        *,
+        check: SideChannelCheck | None = None,
+        transport: Callable[[str], str] = lambda _source_id: "",
+    ) -> None:
+        """Take what the engine cannot know by itself.
+
+        Args:
+            settings: What to start it with.
+            check: Asks a side channel whether it is in order; without it none is ever asked.
+            transport: Says by what means blocks come from a replica; empty where it is not known.
+        """
         self._settings = settings
+        self._check = check
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-parent")
         self._client: AsyncMPClient | None = None
         self._wire = EngineWire()
         self._facts: ReplicaFacts | None = None
-        self._live: dict[str, _LiveLeg] = {}
-        self._meter = LoadMeter()
+        self._legs = LiveLegs(self._wire, transport)
         self._release_ids = itertools.count()
         self._others: set[int] | None = None
         self._pids: set[int] = set()
         self._folder: Path | None = None
+        self._events_endpoint: str | None = None
         self._closed = False
         self._ended = asyncio.Event()
         """Set once no further output can come."""
@@ -118,27 +132,27 @@ class VllmEngine:
         except BaseException:
             await self.close()
             raise
-        self._facts = replica_facts(self._settings, self._core.vllm_config)
+        self._facts = replica_facts(self._settings, self._core.vllm_config, self._events_endpoint)
         return self._facts
 
     def _construct(self) -> None:
         """In the engine's own thread: check, then start the processes and wait for them."""
         settings = self._settings
         process.check_startable(settings, on_cpu=current_platform.device_type == "cpu")
-        endpoint = self._kv_events_endpoint()
+        self._events_endpoint = self._kv_events_endpoint()
         try:
             with process.environment(engine_environment(settings, os.getpid())):
                 if not self._closed:
-                    self._launch(endpoint)
+                    self._launch()
         except Exception as error:
             raise start_failure(settings, error) from error
         if self._client is not None and self._is_closed():
             self._client.shutdown(timeout=_STOP_GRACE_S)
 
-    def _launch(self, endpoint: str | None) -> None:
+    def _launch(self) -> None:
         # No other engine starts meanwhile, so children that appear are this one's.
         self._others = process.children()
-        arguments = typed_arguments(engine_arguments(self._settings, endpoint))
+        arguments = typed_arguments(engine_arguments(self._settings, self._events_endpoint))
         config = AsyncEngineArgs(**arguments).create_engine_config()
         self._client = EngineCoreClient.make_async_mp_client(
             config, Executor.get_class(config), log_stats=True
@@ -146,7 +160,7 @@ class VllmEngine:
         self._pids = process.children() - self._others
 
     def _kv_events_endpoint(self) -> str | None:
-        if not self._settings.kv_events:
+        if not (self._settings.kv_events and self._settings.prefix_caching):
             return None
         # A socket in a folder of our own: no port, and nobody else on the machine can listen.
         self._folder = Path(tempfile.mkdtemp(prefix="baton-kv-"))
@@ -163,18 +177,16 @@ class VllmEngine:
         except (ValueError, msgspec.MsgspecError) as error:
             logger.warning("leg refused", extra={"leg_id": leg.leg_id, "reason": str(error)})
             return LegFailure.REFUSED
-        prompt_tokens = len(leg.prompt_token_ids)
-        self._live[leg.leg_id] = _LiveLeg(prompt_tokens)
-        self._meter.waiting(prompt_tokens)
+        self._legs.add(leg)
         try:
             await self._core.add_request_async(request)
         except EngineDeadError:
-            self._forget(leg.leg_id)
+            self._legs.forget(leg.leg_id)
             return LegFailure.ENGINE_ERROR
         return None
 
     def _check_leg(self, leg: Leg, facts: ReplicaFacts) -> None:
-        if leg.leg_id in self._live:
+        if leg.leg_id in self._legs:
             raise ValueError(f"leg {leg.leg_id}: already running here")
         if len(leg.prompt_token_ids) >= facts.max_len_tokens:
             raise ValueError(
@@ -183,6 +195,17 @@ class VllmEngine:
             )
         if leg.kind is not LegKind.LOCAL and self._settings.nixl is None:
             raise ValueError(f"leg {leg.leg_id}: a {leg.kind} leg, but this engine has no NIXL")
+        ticket = leg.ticket
+        if (
+            ticket is not None
+            and ticket.tokens < len(leg.prompt_token_ids)
+            and not facts.prefix_fetch
+        ):
+            raise ValueError(
+                f"leg {leg.leg_id}: its ticket is for {ticket.tokens} tokens of"
+                f" {len(leg.prompt_token_ids)}, but this engine's connector fetches whole prompts"
+                " only: leave kv_transfer_config to baton"
+            )
 
     async def abort(self, leg_ids: Sequence[str]) -> None:
         """Stop legs and free their blocks. Returns when they can produce no further output.
@@ -190,7 +213,7 @@ class VllmEngine:
         Raises:
             EngineDied: the engine lives but did not answer within its deadline.
         """
-        known = [leg_id for leg_id in leg_ids if leg_id in self._live]
+        known = [leg_id for leg_id in leg_ids if leg_id in self._legs]
         if not known or self._ended.is_set():
             return
         # A dead engine never answers; it cannot produce outputs either.
@@ -209,7 +232,7 @@ class VllmEngine:
         if fence in done:
             fence.result()
         for leg_id in known:
-            self._forget(leg_id)
+            self._legs.forget(leg_id)
 
     async def _fence(self, leg_ids: list[str]) -> None:
         """Abort, and wait until `steps` has yielded all that was on its way before."""
@@ -227,11 +250,13 @@ class VllmEngine:
         """
         if self._client is None or self._closed:
             return
-        request = release_request(ticket, f"release-{next(self._release_ids)}")
         try:
+            request = release_request(ticket, f"release-{next(self._release_ids)}")
             await self._core.add_request_async(request)
         except EngineDeadError:
             logger.warning("ticket not released", extra={"reason": "engine_dead"})
+        except (ValueError, msgspec.MsgspecError) as error:
+            logger.warning("ticket not released", extra={"reason": str(error)})
 
     async def steps(self) -> AsyncGenerator[tuple[LegOutput, ...], None]:
         """Yield the outputs of each engine step that produced any; ends when the engine closes.
@@ -250,41 +275,41 @@ class VllmEngine:
             if isinstance(step, _Fence):
                 step.passed.set()
                 continue
-            outputs = self._take(step)
+            outputs = self._legs.take(step)
             if outputs:
                 yield outputs
 
-    def _take(self, step: EngineCoreOutputs) -> tuple[LegOutput, ...]:
-        outputs = []
-        for output in step.outputs:
-            live = self._live.get(output.request_id)
-            if live is None:
-                continue
-            if not live.started:
-                live.started = True
-                self._meter.started(live.prompt_tokens)
-            outputs.append(self._wire.to_output(output, prompt_tokens=live.prompt_tokens))
-            if output.finish_reason is not None:
-                self._forget(output.request_id)
-        if step.scheduler_stats is not None:
-            self._meter.stepped(step.scheduler_stats)
-        return tuple(outputs)
+    def links(self) -> tuple[LinkTotals, ...]:
+        """What was pulled so far, by source; cheap, never blocks."""
+        return self._legs.links()
 
-    def _forget(self, leg_id: str) -> None:
-        live = self._live.pop(leg_id, None)
-        if live is not None and not live.started:
-            self._meter.started(live.prompt_tokens)
+    async def check_side_channel(self, source_id: str, address: str, deadline_s: float) -> None:
+        """Ask replica `source_id` at `address` for what a pull from it needs; move no block.
+
+        Raises:
+            TransferFailed: it did not answer in time, or with something this engine cannot use.
+        """
+        if self._settings.nixl is None:
+            raise TransferFailed(source_id, "this engine has no NIXL")
+        if self._check is not None:
+            await self._check(source_id, address, deadline_s)
 
     def load(self) -> Load:
         """The current load; cheap, never blocks."""
-        return self._meter.load(live_legs=len(self._live))
+        return self._legs.load()
 
     async def kv_events(self) -> AsyncGenerator[KvEventBatch, None]:
-        """Yield what the engine's prefix cache gains and loses; nothing if events are off."""
-        if self._folder is None:
+        """Yield what the prefix cache gained and lost since its start, until the engine closes.
+
+        Nothing where the engine says nothing of its cache.
+        """
+        endpoint = self._events_endpoint
+        if endpoint is None or self._facts is None or not self._facts.cache_events:
             return
-        endpoint = f"ipc://{self._folder}/events"
-        async with aclosing(subscribe(endpoint, self._settings.replica_id)) as batches:
+        batches = subscribe(
+            endpoint, replay_endpoint(endpoint), self._settings.replica_id, ended=self._ended
+        )
+        async with aclosing(batches):
             async for batch in batches:
                 yield batch
 
@@ -302,7 +327,7 @@ class VllmEngine:
         if self._client is not None:
             await _end_context(self._client)
         self._thread.shutdown(wait=False)
-        self._live.clear()
+        self._legs.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -13,6 +13,7 @@ from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import ReplicaFacts
 from baton.engine.vllm.settings import VllmEngineSettings
+from baton.engine.vllm.transfer_keys import CONNECTOR, CONNECTOR_MODULE
 
 
 def typed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,9 +28,16 @@ def typed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return typed
 
 
-def replica_facts(settings: VllmEngineSettings, config: VllmConfig) -> ReplicaFacts:
-    """The facts of an engine, from vLLM's config after the engine said ready."""
+def replica_facts(
+    settings: VllmEngineSettings, config: VllmConfig, kv_events_endpoint: str | None = None
+) -> ReplicaFacts:
+    """The facts of an engine, from vLLM's config after the engine said ready.
+
+    Raw arguments may have changed what `settings` asked for, hence the looks at the config.
+    """
     cache, scheduler = config.cache_config, config.scheduler_config
+    events, transfer = config.kv_events_config, config.kv_transfer_config
+    hands_off = transfer is not None and settings.nixl is not None
     return ReplicaFacts(
         replica_id=settings.replica_id,
         pool=settings.pool,
@@ -44,7 +52,31 @@ def replica_facts(settings: VllmEngineSettings, config: VllmConfig) -> ReplicaFa
         max_running_requests=scheduler.max_num_seqs,
         max_batched_tokens=scheduler.max_num_batched_tokens,
         layout=layout(settings, config),
+        side_channel=side_channel(settings) if hands_off else "",
+        cache_events=bool(
+            cache.enable_prefix_caching
+            and kv_events_endpoint is not None
+            and events is not None
+            and events.endpoint == kv_events_endpoint
+        ),
+        prefix_fetch=hands_off and _is_ours(transfer),
     )
+
+
+def side_channel(settings: VllmEngineSettings) -> str:
+    """Where other engines find this one; empty without NIXL."""
+    nixl = settings.nixl
+    if nixl is None:
+        return ""
+    host = f"[{nixl.host}]" if ":" in nixl.host else nixl.host
+    return f"{host}:{nixl.port}"
+
+
+def _is_ours(transfer: KVTransferConfig) -> bool:
+    """Whether blocks are fetched by baton's connector, alone or beside others."""
+    beside = transfer.kv_connector_extra_config.get("connectors", ())
+    modules = [one.get("kv_connector_module_path") for one in beside]
+    return CONNECTOR_MODULE in (transfer.kv_connector_module_path, *modules)
 
 
 def kv_block_bytes(config: VllmConfig) -> int:
@@ -69,10 +101,11 @@ def layout(settings: VllmEngineSettings, config: VllmConfig) -> str:
     """All that two engines must share to hand KV blocks to each other.
 
     Tensor and pipeline parallelism are not in it: the connector bridges differences there. An
-    engine without a connector shares with nobody, so its layout is its own.
+    engine without NIXL shares with nobody, so its layout is its own.
     """
     model, cache = config.model_config, config.cache_config
-    if config.kv_transfer_config is None:
+    transfer = config.kv_transfer_config
+    if transfer is None or settings.nixl is None:
         return f"unshared:{settings.replica_id}"
     shape = (
         model.get_total_num_hidden_layers(),
@@ -88,7 +121,8 @@ def layout(settings: VllmEngineSettings, config: VllmConfig) -> str:
             f"kv={cache.cache_dtype}",
             f"block={cache.block_size}",
             f"vllm={vllm.__version__}",
-            str(config.kv_transfer_config.kv_connector),
+            # One among several connectors hands over as it would alone.
+            CONNECTOR if transfer.has_connector(CONNECTOR) else str(transfer.kv_connector),
         )
     )
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from vllm.v1.metrics.stats import SchedulerStats
 
-from baton.domain.fleet import Load, TransferTotals
+from baton.domain.fleet import Load, StepTotals, TransferTotals
+from baton.engine.vllm.links import FAILURE_KEYS, nixl_statistics
 
 _SMOOTHING = 0.1
 """Weight of the newest step in the moving average: the last 20 steps or so count."""
-_FAILURES = ("num_failed_transfers", "num_failed_notifications", "num_failed_handshakes")
 
 
 class LoadMeter:
@@ -22,6 +22,10 @@ class LoadMeter:
     in the scheduler's queue. `queued_tokens` are prompt tokens of legs that have
     produced nothing yet: vLLM does not say how much of a prompt a chunked prefill has done, so a
     prompt counts in full until its first token.
+
+    Every step that computed something is in the step totals, whether it produced outputs or not. A
+    step's time is how long vLLM waited for its result; where vLLM prepares the next step meanwhile
+    (asynchronous scheduling), the times of a busy engine's steps leave out what that hid.
     """
 
     def __init__(self) -> None:
@@ -31,6 +35,7 @@ class LoadMeter:
         self._kv_used_fraction = 0.0
         self._step_s = 0.0
         self._transfers = TransferTotals()
+        self._steps = StepTotals()
 
     def waiting(self, prompt_tokens: int) -> None:
         """A leg was handed to the engine."""
@@ -40,8 +45,8 @@ class LoadMeter:
         """A leg produced its first output, or ended without any."""
         self._queued_tokens -= prompt_tokens
 
-    def stepped(self, stats: SchedulerStats) -> None:
-        """Take in vLLM's `SchedulerStats` of one step."""
+    def stepped(self, stats: SchedulerStats, *, context_tokens: int = 0) -> None:
+        """Take in one step; `context_tokens` is what those it decoded for attended to."""
         self._running_requests = stats.num_running_reqs
         self._pulling_requests = stats.num_skipped_waiting_reqs
         self._kv_used_fraction = stats.kv_cache_usage
@@ -50,8 +55,16 @@ class LoadMeter:
             step_s = details.elapsed_ms / 1000
             known = self._step_s > 0
             self._step_s += (step_s - self._step_s) * (_SMOOTHING if known else 1)
+            self._steps = StepTotals(
+                steps=self._steps.steps + 1,
+                busy_s=self._steps.busy_s + step_s,
+                prefill_tokens=self._steps.prefill_tokens + details.num_ctx_tokens,
+                decode_tokens=self._steps.decode_tokens + details.num_generation_requests,
+                context_tokens=self._steps.context_tokens + context_tokens,
+            )
         if stats.kv_connector_stats:
-            self._transfers = add_transfers(self._transfers, stats.kv_connector_stats)
+            nixl = nixl_statistics(stats.kv_connector_stats)
+            self._transfers = add_transfers(self._transfers, nixl)
 
     def load(self, *, live_legs: int) -> Load:
         """The load now. `live_legs` bounds counts that were true at the last step only."""
@@ -65,6 +78,7 @@ class LoadMeter:
             kv_used_fraction=self._kv_used_fraction,
             step_s=self._step_s,
             transfers=self._transfers,
+            steps=self._steps,
         )
 
 
@@ -79,6 +93,6 @@ def add_transfers(totals: TransferTotals, data: Mapping[str, Any]) -> TransferTo
         pulls=totals.pulls + len(entries("bytes_transferred")),
         moved_bytes=totals.moved_bytes + int(sum(entries("bytes_transferred"))),
         busy_s=totals.busy_s + sum(entries("transfer_duration")),
-        failures=totals.failures + sum(len(entries(name)) for name in _FAILURES),
+        failures=totals.failures + sum(len(entries(name)) for name in FAILURE_KEYS),
         expired_leases=totals.expired_leases + len(entries("num_kv_expired_reqs")),
     )

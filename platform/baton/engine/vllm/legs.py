@@ -1,0 +1,93 @@
+"""The legs that an engine runs, and what its steps say of them and of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+
+from baton.domain.fleet import LinkTotals, Load
+from baton.domain.handoff import Leg, LegOutput
+from baton.engine.vllm.links import LinkMeter, nixl_statistics
+from baton.engine.vllm.load import LoadMeter
+from baton.engine.vllm.wire import EngineWire
+
+
+@dataclass(slots=True)
+class _LiveLeg:
+    prompt_tokens: int
+    output_tokens: int = 0
+    started: bool = False
+
+
+class LiveLegs:
+    """Every leg that was handed to the engine and has not ended."""
+
+    def __init__(self, wire: EngineWire, transport: Callable[[str], str]) -> None:
+        self._wire = wire
+        self._live: dict[str, _LiveLeg] = {}
+        self._meter = LoadMeter()
+        self._links = LinkMeter(transport)
+
+    def __contains__(self, leg_id: str) -> bool:
+        return leg_id in self._live
+
+    def add(self, leg: Leg) -> None:
+        """A leg is handed to the engine."""
+        prompt_tokens = len(leg.prompt_token_ids)
+        self._live[leg.leg_id] = _LiveLeg(prompt_tokens)
+        self._meter.waiting(prompt_tokens)
+        self._links.expect(leg)
+
+    def forget(self, leg_id: str) -> None:
+        """A leg has ended, or never began."""
+        live = self._live.pop(leg_id, None)
+        if live is not None and not live.started:
+            self._start(leg_id, live)
+
+    def clear(self) -> None:
+        """Nothing runs any more."""
+        self._live.clear()
+
+    def take(self, step: EngineCoreOutputs) -> tuple[LegOutput, ...]:
+        """What one step of the engine means for the legs."""
+        stats = step.scheduler_stats
+        if stats is not None and stats.kv_connector_stats:
+            # First: an output may end the wait that says where a transfer was from.
+            self._links.stepped(nixl_statistics(stats.kv_connector_stats))
+        outputs = []
+        context_tokens = 0
+        for output in step.outputs:
+            live = self._live.get(output.request_id)
+            if live is not None:
+                context_tokens += self._attended(live)
+                outputs.append(self._output(output, live))
+        if stats is not None:
+            self._meter.stepped(stats, context_tokens=context_tokens)
+        return tuple(outputs)
+
+    def _attended(self, live: _LiveLeg) -> int:
+        """Tokens that a leg's output was decoded from; 0 for the first, which ends a prefill."""
+        return live.prompt_tokens + live.output_tokens if live.started else 0
+
+    def _output(self, output: EngineCoreOutput, live: _LiveLeg) -> LegOutput:
+        if not live.started:
+            self._start(output.request_id, live)
+        live.output_tokens += len(output.new_token_ids)
+        if output.finish_reason is not None:
+            self.forget(output.request_id)
+        return self._wire.to_output(output, prompt_tokens=live.prompt_tokens)
+
+    def _start(self, leg_id: str, live: _LiveLeg) -> None:
+        live.started = True
+        self._links.arrived(leg_id)
+        self._meter.started(live.prompt_tokens)
+
+    def load(self) -> Load:
+        """The engine's load."""
+        return self._meter.load(live_legs=len(self._live))
+
+    def links(self) -> tuple[LinkTotals, ...]:
+        """What was pulled so far, by source."""
+        return self._links.totals()

@@ -1,0 +1,364 @@
+"""vLLM's KV events: what they mean, and that none is missed, whenever a reader comes."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+import zmq
+import zmq.asyncio
+
+from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEventBatch
+
+pytest.importorskip("vllm")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
+    from vllm.distributed.kv_events import (
+        AllBlocksCleared,
+        BlockRemoved,
+        BlockStored,
+        KVEventBatch,
+        ZmqEventPublisher,
+    )
+    from vllm.v1.core.kv_cache_utils import to_event_extra_keys
+
+    from baton.engine.vllm import kv_events
+    from baton.engine.vllm.kv_events import decode_batch, subscribe
+
+DEADLINE_S = 10.0
+END = ZmqEventPublisher.END_SEQ
+
+
+def stored(hashes: list[int] | list[bytes], **changes: object) -> BlockStored:
+    fields: dict[str, object] = {
+        "block_hashes": hashes,
+        "parent_block_hash": None,
+        "token_ids": list(range(2 * len(hashes))),
+        "block_size": 2,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+    }
+    return BlockStored(**(fields | changes))
+
+
+def payload(*events: object) -> bytes:
+    return msgspec.msgpack.encode(KVEventBatch(ts=1.0, events=list(events)))
+
+
+def message(number: int, *events: object) -> list[bytes]:
+    return [b"", number.to_bytes(8, "big"), payload(*events)]
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+# ------------------------------------------------------------------ what they mean
+def test_blocks_come_and_go_under_their_hashes() -> None:
+    batch = decode_batch(
+        message(
+            7,
+            stored([11, 12], parent_block_hash=10),
+            BlockRemoved(block_hashes=[11], medium="CPU"),
+            AllBlocksCleared(),
+        ),
+        "p0",
+    )
+    assert (batch.replica_id, batch.sequence) == ("p0", 7)
+    assert batch.events == (
+        BlocksStored(
+            block_hashes=(name(11), name(12)),
+            parent_hash=name(10),
+            token_ids=(0, 1, 2, 3),
+            block_size_tokens=2,
+            tier="gpu",
+        ),
+        BlocksRemoved(block_hashes=(name(11),), tier="cpu"),
+        BlocksCleared(),
+    )
+
+
+def test_whole_digests_are_names_as_good_as_numbers() -> None:
+    (event,) = decode_batch(message(0, stored([b"a" * 32])), "p0").events
+    assert isinstance(event, BlocksStored)
+    assert event.block_hashes == (b"a" * 32,)
+
+
+def test_only_the_first_group_of_a_hybrid_cache_is_told() -> None:
+    others = (
+        stored([1], group_idx=1),
+        BlockRemoved(block_hashes=[1], medium="GPU", group_idx=1),
+    )
+    batch = decode_batch(message(0, *others, stored([2], group_idx=0)), "p0")
+    assert [event.block_hashes for event in batch.events if isinstance(event, BlocksStored)] == [
+        (name(2),)
+    ]
+    assert len(batch.events) == 1
+
+
+def test_adapter_and_salt_are_told_apart() -> None:
+    keys = [[("lora", "ada"), ("cache_salt", "tenant-1")], [("lora", "ada")]]
+    theirs = stored([1, 2], lora_name="ada", extra_keys=to_event_extra_keys(keys))
+    (event,) = decode_batch(message(0, theirs), "p0").events
+    assert isinstance(event, BlocksStored)
+    assert (event.adapter, event.cache_salt, event.opaque) == ("ada", "tenant-1", False)
+
+
+def test_a_salt_without_an_adapter_is_a_salt_and_none_is_none() -> None:
+    salted = stored([1, 2], extra_keys=to_event_extra_keys([[("cache_salt", "tenant-1")], None]))
+    plain = stored([3], lora_name="ada", extra_keys=[("ada",)])
+    batch = decode_batch(message(0, salted, plain, stored([4])), "p0")
+    found = [(e.adapter, e.cache_salt) for e in batch.events if isinstance(e, BlocksStored)]
+    assert found == [(None, "tenant-1"), ("ada", None), (None, None)]
+
+
+@pytest.mark.parametrize("key", [("mm", "image-1", -1), ("prompt_embeds", b"digest")])
+def test_blocks_are_opaque_from_the_first_that_tokens_alone_do_not_name(
+    key: tuple[object, ...],
+) -> None:
+    keys = to_event_extra_keys([[("cache_salt", "s")], [key], None])
+    theirs = stored([1, 2, 3], parent_block_hash=9, extra_keys=keys)
+    plain, opaque = decode_batch(message(0, theirs), "p0").events
+    assert plain == BlocksStored(
+        block_hashes=(name(1),),
+        parent_hash=name(9),
+        token_ids=(0, 1),
+        block_size_tokens=2,
+        tier="gpu",
+        cache_salt="s",
+    )
+    assert opaque == BlocksStored(
+        block_hashes=(name(2), name(3)),
+        parent_hash=name(1),
+        token_ids=(2, 3, 4, 5),
+        block_size_tokens=2,
+        tier="gpu",
+        cache_salt="s",
+        opaque=True,
+    )
+
+
+def test_a_prompt_that_begins_with_an_image_is_opaque_as_a_whole() -> None:
+    keys = to_event_extra_keys([[("lora", "ada"), ("mm", "image-1", 0)], [("lora", "ada")]])
+    theirs = stored([1, 2], lora_name="ada", extra_keys=keys)
+    (event,) = decode_batch(message(0, theirs), "p0").events
+    assert isinstance(event, BlocksStored)
+    assert event.opaque
+    assert event.block_hashes == (name(1), name(2))
+
+
+def test_blocks_without_tokens_keep_their_names() -> None:
+    offloaded = stored([1], token_ids=[], block_size=0, medium="CPU")
+    unsized = stored([2], token_ids=[], block_size=2, medium="CPU")
+    batch = decode_batch(message(0, offloaded, unsized), "p0")
+    assert batch.events == tuple(
+        BlocksStored(
+            block_hashes=(name(number),),
+            parent_hash=None,
+            token_ids=(),
+            block_size_tokens=0,
+            tier="cpu",
+        )
+        for number in (1, 2)
+    )
+
+
+def test_a_run_with_holes_says_nothing_and_spoils_nothing() -> None:
+    holes = stored([1, 2], token_ids=list(range(6)))
+    batch = decode_batch(message(0, holes, AllBlocksCleared()), "p0")
+    assert batch.events == (BlocksCleared(),)
+
+
+def test_a_message_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match="replica p0: got 2 frames, wanted 3"):
+        decode_batch(message(0)[:2], "p0")
+    with pytest.raises(msgspec.MsgspecError):
+        decode_batch([b"", b"\x00" * 8, b"\xc1"], "p0")
+
+
+# ------------------------------------------------------------------ that none is missed
+class Publisher:
+    """A publisher that does as it is told; vLLM's own does things when it likes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint, self.replay_endpoint = f"ipc://{folder}/e", f"ipc://{folder}/r"
+        self._context = zmq.asyncio.Context()
+        self.live = self._context.socket(zmq.XPUB)
+        self.live.bind(self.endpoint)
+        self.replay = self._context.socket(zmq.ROUTER)
+        self.replay.bind(self.replay_endpoint)
+
+    async def subscribed(self) -> None:
+        """A reader is there, and hears what is published from now on."""
+        async with asyncio.timeout(DEADLINE_S):
+            assert await self.live.recv() == b"\x01"
+
+    async def asked(self, *, answer: list[int]) -> int:
+        """Wait for a question and answer it; returns the number it was about."""
+        async with asyncio.timeout(DEADLINE_S):
+            asker, _, first = await self.replay.recv_multipart()
+        for number in answer:
+            await self.replay.send_multipart([asker, b"", *message(number)])
+        await self.replay.send_multipart([asker, b"", b"", END, b""])
+        return int.from_bytes(first, "big")
+
+    async def publish(self, number: int) -> None:
+        await self.live.send_multipart(message(number))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture(autouse=True)
+def _asks_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So that a slow machine puts no question in between.
+    monkeypatch.setattr(kv_events, "_ASK_S", 3600.0)
+
+
+@pytest_asyncio.fixture
+async def publisher(tmp_path: Path) -> AsyncIterator[Publisher]:
+    publisher = Publisher(tmp_path)
+    yield publisher
+    publisher.close()
+
+
+class Reader:
+    """The numbers of the batches that a reader hands out."""
+
+    def __init__(self, endpoint: str, replay_endpoint: str) -> None:
+        self._ended = asyncio.Event()
+        self._batches = subscribe(endpoint, replay_endpoint, "p0", ended=self._ended)
+
+    async def take(self, count: int) -> list[int]:
+        async with asyncio.timeout(DEADLINE_S):
+            return [(await anext(self._batches)).sequence for _ in range(count)]
+
+    async def ended(self) -> list[KvEventBatch]:
+        """End the engine; what still comes."""
+        self._ended.set()
+        async with asyncio.timeout(DEADLINE_S), aclosing(self._batches) as batches:
+            return [batch async for batch in batches]
+
+
+def reading(publisher: Publisher) -> Reader:
+    return Reader(publisher.endpoint, publisher.replay_endpoint)
+
+
+async def test_what_was_published_before_anybody_listened_comes_first(publisher: Publisher) -> None:
+    reader = reading(publisher)
+    taken = asyncio.create_task(reader.take(4))
+    assert await publisher.asked(answer=[0, 1, 2]) == 0
+    await publisher.subscribed()
+    await publisher.publish(2)  # heard of twice, told once
+    await publisher.publish(3)
+    assert await taken == [0, 1, 2, 3]
+    assert await reader.ended() == []
+
+
+async def test_until_the_subscription_has_brought_something_the_reader_keeps_asking(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "_ASK_S", 0.02)
+    reader = reading(publisher)
+    taken = asyncio.create_task(reader.take(2))
+    assert await publisher.asked(answer=[]) == 0
+    assert await publisher.asked(answer=[0]) == 0
+    assert await publisher.asked(answer=[1]) == 1
+    assert await taken == [0, 1]
+    assert await reader.ended() == []
+
+
+async def test_what_was_lost_on_the_way_is_asked_for_again(publisher: Publisher) -> None:
+    reader = reading(publisher)
+    taken = asyncio.create_task(reader.take(5))
+    await publisher.asked(answer=[])
+    await publisher.subscribed()
+    await publisher.publish(0)
+    await publisher.publish(4)
+    assert await publisher.asked(answer=[1, 2, 3, 4]) == 1
+    assert await taken == [0, 1, 2, 3, 4]
+    assert await reader.ended() == []
+
+
+async def test_an_answer_with_holes_is_asked_for_again_from_the_first_hole(
+    publisher: Publisher,
+) -> None:
+    reader = reading(publisher)
+    taken = asyncio.create_task(reader.take(4))
+    assert await publisher.asked(answer=[0, 1, 3]) == 0
+    assert await publisher.asked(answer=[2, 3]) == 2
+    assert await taken == [0, 1, 2, 3]
+    assert await reader.ended() == []
+
+
+async def test_what_nobody_keeps_any_more_is_a_gap_in_the_numbers(publisher: Publisher) -> None:
+    reader = reading(publisher)
+    taken = asyncio.create_task(reader.take(4))
+    assert await publisher.asked(answer=[5, 6]) == 0
+    await publisher.subscribed()
+    await publisher.publish(9)
+    assert await publisher.asked(answer=[]) == 7
+    await publisher.publish(10)
+    assert await taken == [5, 6, 9, 10]
+    assert await reader.ended() == []
+
+
+async def test_a_question_without_an_answer_holds_nothing_up(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "_ANSWER_S", 0.02)
+    reader = reading(publisher)
+    taken = asyncio.create_task(reader.take(1))
+    await publisher.subscribed()
+    await publisher.publish(0)
+    assert await taken == [0]
+    assert await reader.ended() == []
+
+
+async def test_a_batch_that_cannot_be_read_is_a_gap_and_no_end(publisher: Publisher) -> None:
+    reader = reading(publisher)
+    taken = asyncio.create_task(reader.take(2))
+    await publisher.asked(answer=[0])
+    await publisher.subscribed()
+    await publisher.live.send_multipart([b"", (1).to_bytes(8, "big"), b"\xc1"])
+    await publisher.live.send_multipart([b"not", b"ours"])
+    await publisher.publish(2)
+    assert await taken == [0, 2]
+    assert await reader.ended() == []
+
+
+async def test_a_reader_ends_with_its_engine_whatever_it_waits_for(publisher: Publisher) -> None:
+    assert await reading(publisher).ended() == []
+    listening = reading(publisher)
+    taken = asyncio.create_task(listening.take(1))
+    await publisher.asked(answer=[])
+    await publisher.subscribed()
+    await publisher.publish(0)
+    assert await taken == [0]
+    assert await listening.ended() == []
+
+
+async def test_vllms_own_publisher_is_understood_however_much_it_said_before(
+    tmp_path: Path,
+) -> None:
+    endpoint, replay_endpoint = f"ipc://{tmp_path}/e", f"ipc://{tmp_path}/r"
+    publisher = ZmqEventPublisher(
+        data_parallel_rank=0, endpoint=endpoint, replay_endpoint=replay_endpoint
+    )
+    try:
+        for _ in range(3000):  # three times what one of its answers can hold
+            publisher.publish(KVEventBatch(ts=1.0, events=[stored([1])]))
+        reader = Reader(endpoint, replay_endpoint)
+        assert await reader.take(3000) == list(range(3000))
+        publisher.publish(KVEventBatch(ts=1.0, events=[stored([1])]))
+        assert await reader.take(1) == [3000]
+        assert await reader.ended() == []
+    finally:
+        publisher.shutdown()

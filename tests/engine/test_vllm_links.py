@@ -1,0 +1,270 @@
+"""Pulls are put down to the replica they came from, or to none."""
+
+from __future__ import annotations
+
+import warnings
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.fleet import LinkTotals
+from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.request import FinishReason
+
+pytest.importorskip("vllm")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.engine import FinishReason as EngineFinishReason
+    from vllm.v1.metrics.stats import SchedulerIterationDetails, SchedulerStats
+
+    from baton.engine.vllm import links
+    from baton.engine.vllm.connector import SourcedStats, prefix_to_fetch
+    from baton.engine.vllm.legs import LiveLegs
+    from baton.engine.vllm.links import LinkMeter
+    from baton.engine.vllm.wire import EngineWire
+
+
+def decode_leg(leg_id: str, source_id: str | None, engine_id: str) -> Leg:
+    params = {
+        "do_remote_prefill": True,
+        "remote_engine_id": engine_id,
+        "remote_request_id": "leg-0",
+        "remote_host": "10.0.0.1",
+        "remote_port": 20000,
+        "remote_block_ids": [[1]],
+        "tp_size": 1,
+    }
+    return Leg(
+        leg_id=leg_id,
+        request_id=leg_id,
+        kind=LegKind.DECODE,
+        prompt_token_ids=(1, 2, 3),
+        max_tokens=4,
+        ticket=Ticket(tokens=3, blocks=1, params=msgspec.msgpack.encode(params)),
+        source_id=source_id,
+    )
+
+
+def local_leg(leg_id: str, prompt_tokens: int) -> Leg:
+    return Leg(
+        leg_id=leg_id,
+        request_id=leg_id,
+        kind=LegKind.LOCAL,
+        prompt_token_ids=tuple(range(prompt_tokens)),
+        max_tokens=9,
+    )
+
+
+def moved(*transfers: tuple[str, int, float]) -> dict[str, object]:
+    return {
+        "bytes_transferred": [size for _, size, _ in transfers],
+        "transfer_duration": [took_s for _, _, took_s in transfers],
+        "baton_sources": [engine_id for engine_id, _, _ in transfers],
+        "baton_failed_sources": [],
+    }
+
+
+# ------------------------------------------------------------------ with baton's connector
+def test_each_transfer_counts_for_the_replica_whose_engine_it_came_from() -> None:
+    meter = LinkMeter()
+    meter.expect(decode_leg("a", "p0", "engine-0"))
+    meter.expect(decode_leg("b", "p1", "engine-1"))
+    meter.stepped(moved(("engine-1", 100, 0.5), ("engine-0", 7, 0.1), ("engine-1", 50, 0.25)))
+    assert set(meter.totals()) == {
+        LinkTotals("p0", 1, 7, 0.1),
+        LinkTotals("p1", 2, 150, 0.75),
+    }
+
+
+def test_failures_count_for_the_replica_that_was_to_be_pulled_from() -> None:
+    meter = LinkMeter()
+    meter.expect(decode_leg("a", "p0", "engine-0"))
+    meter.expect(decode_leg("b", "p1", "engine-1"))
+    meter.stepped(
+        moved() | {"num_failed_handshakes": [1], "baton_failed_sources": ["engine-1", "engine-1"]}
+    )
+    assert meter.totals() == (LinkTotals("p1", failures=2),)
+
+
+def test_an_engine_that_no_leg_told_of_is_in_no_link() -> None:
+    meter = LinkMeter()
+    meter.expect(decode_leg("a", None, "engine-0"))
+    meter.expect(local_leg("b", 3))
+    meter.stepped(moved(("engine-0", 100, 0.5), ("engine-9", 100, 0.5)))
+    assert meter.totals() == ()
+
+
+def test_a_transfer_that_ends_after_its_leg_still_counts() -> None:
+    meter = LinkMeter()
+    meter.expect(decode_leg("a", "p0", "engine-0"))
+    meter.arrived("a")
+    meter.stepped(moved(("engine-0", 100, 0.5)))
+    assert meter.totals() == (LinkTotals("p0", 1, 100, 0.5),)
+
+
+def test_the_transport_is_asked_for_when_it_is_told() -> None:
+    transports = {"p0": ""}
+    meter = LinkMeter(transports.__getitem__)
+    meter.expect(decode_leg("a", "p0", "engine-0"))
+    meter.stepped(moved(("engine-0", 100, 0.5)))
+    assert meter.totals()[0].transport == ""
+    transports["p0"] = "tcp"
+    assert meter.totals() == (LinkTotals("p0", 1, 100, 0.5, 0, "tcp"),)
+
+
+def test_only_the_sources_last_pulled_from_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_KEPT_SOURCES", 2)
+    meter = LinkMeter()
+    for name in ("0", "1", "0", "2"):
+        meter.expect(decode_leg(name, f"p{name}", f"engine-{name}"))
+        meter.stepped(moved((f"engine-{name}", 1, 0.5)))
+    assert {link.source_id: link.pulls for link in meter.totals()} == {"p0": 2, "p2": 1}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9)), max_size=30))
+def test_links_add_up_to_what_was_moved(transfers: list[tuple[int, int, int]]) -> None:
+    meter = LinkMeter()
+    for n in range(4):
+        meter.expect(decode_leg(f"leg-{n}", f"p{n}", f"engine-{n}"))
+    for n, size, took_s in transfers:
+        meter.stepped(moved((f"engine-{n}", size, took_s)))
+    totals = {link.source_id: link for link in meter.totals()}
+    for n in range(4):
+        mine = [(size, took_s) for source, size, took_s in transfers if source == n]
+        link = totals.get(f"p{n}", LinkTotals(f"p{n}"))
+        assert link[1:4] == (len(mine), sum(s for s, _ in mine), sum(t for _, t in mine))
+
+
+# ------------------------------------------------------------------ with a stranger's connector
+UNNAMED = {"bytes_transferred": [100], "transfer_duration": [0.5], "num_failed_transfers": [1]}
+
+
+def test_without_names_all_counts_for_the_one_source_that_legs_wait_for() -> None:
+    meter = LinkMeter()
+    meter.expect(decode_leg("a", "p0", "engine-0"))
+    meter.expect(decode_leg("b", "p0", "engine-0"))
+    meter.stepped(UNNAMED)
+    assert meter.totals() == (LinkTotals("p0", 1, 100, 0.5, 1),)
+
+
+def test_without_names_nothing_is_put_down_to_one_of_two_sources_or_to_none() -> None:
+    meter = LinkMeter()
+    meter.stepped(UNNAMED)
+    meter.expect(decode_leg("a", "p0", "engine-0"))
+    meter.expect(decode_leg("b", "p1", "engine-1"))
+    meter.stepped(UNNAMED)
+    assert meter.totals() == ()
+    meter.arrived("b")
+    meter.stepped(UNNAMED)
+    assert meter.totals() == (LinkTotals("p0", 1, 100, 0.5, 1),)
+
+
+def test_names_that_do_not_match_the_transfers_are_not_trusted() -> None:
+    meter = LinkMeter()
+    meter.expect(decode_leg("a", "p0", "engine-0"))
+    meter.expect(decode_leg("b", "p1", "engine-1"))
+    meter.stepped(moved(("engine-0", 100, 0.5)) | {"baton_sources": []})
+    assert meter.totals() == ()
+
+
+# ------------------------------------------------------------------ the connector's own parts
+def test_statistics_of_several_workers_become_one_with_their_names() -> None:
+    first, second = SourcedStats(), SourcedStats()
+    assert first.is_empty()
+    second.data |= {"bytes_transferred": [5], "transfer_duration": [0.1], "baton_sources": ["e"]}
+    second.data["baton_failed_sources"] = ["f"]
+    assert not second.is_empty()
+    taken = second.clone_and_reset()
+    assert second.is_empty()
+    found = first.aggregate(taken).to_dict()
+    assert (found["baton_sources"], found["baton_failed_sources"]) == (["e"], ["f"])
+
+
+def test_a_failure_alone_is_worth_a_report() -> None:
+    stats = SourcedStats()
+    stats.data["baton_failed_sources"].append("e")
+    assert not stats.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("params", "wanted"),
+    [
+        (None, None),
+        ({}, None),
+        ({"do_remote_prefill": True}, None),
+        ({"do_remote_prefill": True, "remote_num_tokens": 64}, None),
+        ({"do_remote_prefill": False, "baton_prefix_tokens": 64}, None),
+        ({"do_remote_prefill": True, "baton_prefix_tokens": 64}, 64),
+        ({"do_remote_prefill": True, "baton_prefix_tokens": 64, "remote_num_tokens": 63}, 63),
+        ({"do_remote_prefill": True, "baton_prefix_tokens": 999}, 100),
+    ],
+)
+def test_only_a_ticket_for_the_front_of_a_prompt_is_handled_apart(
+    params: dict[str, object] | None, wanted: int | None
+) -> None:
+    assert prefix_to_fetch(params, 100) == wanted
+
+
+# ------------------------------------------------------------------ legs
+def an_output(leg_id: str, *, finish: bool = False) -> EngineCoreOutput:
+    reason = EngineFinishReason.LENGTH if finish else None
+    return EngineCoreOutput(leg_id, [7], finish_reason=reason)
+
+
+def a_step(*outputs: EngineCoreOutput, **statistics: object) -> EngineCoreOutputs:
+    details = SchedulerIterationDetails(
+        iteration_index=0,
+        num_ctx_requests=0,
+        num_ctx_tokens=0,
+        num_generation_requests=len(outputs),
+        num_generation_tokens=len(outputs),
+        elapsed_ms=10.0,
+    )
+    stats = SchedulerStats(iteration_details=details, **statistics)
+    return EngineCoreOutputs(outputs=list(outputs), scheduler_stats=stats)
+
+
+def live_legs() -> LiveLegs:
+    return LiveLegs(EngineWire(), lambda _source_id: "")
+
+
+def test_context_is_what_each_running_leg_has_behind_it() -> None:
+    legs = live_legs()
+    legs.add(local_leg("a", 100))
+    legs.add(local_leg("b", 10))
+    legs.take(a_step(an_output("a")))  # ends a prefill
+    assert legs.load().steps.context_tokens == 0
+    legs.take(a_step(an_output("a"), an_output("b")))
+    assert legs.load().steps.context_tokens == 101
+    legs.take(a_step(an_output("a", finish=True), an_output("b"), an_output("unknown")))
+    assert legs.load().steps.context_tokens == 101 + 102 + 11
+
+
+def test_an_ended_leg_is_forgotten_and_a_stranger_is_not_told_of() -> None:
+    legs = live_legs()
+    legs.add(local_leg("a", 3))
+    (output,) = legs.take(a_step(an_output("a", finish=True), an_output("b")))
+    assert (output.leg_id, output.finish) == ("a", FinishReason.LENGTH)
+    assert "a" not in legs
+    assert legs.load().queued_requests == 0
+    assert legs.load().queued_tokens == 0
+
+
+def test_a_leg_that_never_began_waits_for_nothing() -> None:
+    legs = live_legs()
+    legs.add(decode_leg("a", "p0", "engine-0"))
+    legs.forget("a")
+    legs.take(a_step(kv_connector_stats=UNNAMED))
+    assert legs.links() == ()
+    assert legs.load().queued_tokens == 0
+
+
+def test_what_a_step_moved_counts_before_what_it_put_out() -> None:
+    legs = live_legs()
+    legs.add(decode_leg("a", "p0", "engine-0"))
+    legs.take(a_step(an_output("a"), kv_connector_stats=UNNAMED))
+    assert legs.links() == (LinkTotals("p0", 1, 100, 0.5, 1),)
+    assert legs.load().transfers.pulls == 1
