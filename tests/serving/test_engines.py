@@ -39,6 +39,21 @@ def test_an_engine_is_told_its_model_role_and_side_channel() -> None:
     assert settings.max_batched_tokens == 8192
 
 
+def test_an_engine_on_a_gpu_is_told_how_much_of_the_hosts_memory_is_its_own() -> None:
+    offloading = "pools.decode.engine.offload.host_memory=8GiB"
+    asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama", offloading)
+    assert vllm_settings(asked, site("decode")).host_memory_bytes == 8 * 1024**3
+    assert vllm_settings(asked, site("prefill")).host_memory_bytes is None
+
+
+def test_an_engine_says_what_it_caches_only_where_the_index_wants_to_know() -> None:
+    model = "models.llama-8b.source=/models/llama"
+    asked = config("gpu-example.yaml", model)
+    assert vllm_settings(asked, site("decode")).kv_events
+    blind = config("gpu-example.yaml", model, "router.index=predicted")
+    assert not vllm_settings(blind, site("decode")).kv_events
+
+
 def test_only_engines_on_a_cpu_poll_for_transfers_with_pauses() -> None:
     asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama")
     on_gpu = vllm_settings(asked, site("prefill")).nixl

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from baton.config.derive import engine_env, sim_settings
+from baton.config.derive import engine_env, sim_settings, wants_cache_events
 from baton.config.schema import DeploymentConfig, EngineConfig, EngineKind, ModelConfig, OnFailure
 from baton.runtime.ports import Engine
 
@@ -112,6 +112,8 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         max_batched_tokens=engine.max_num_batched_tokens,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         nixl=nixl,
+        host_memory_bytes=engine.offload.host_memory_bytes,
+        kv_events=wants_cache_events(config, site.pool),
         extra=cast("dict[str, Json]", _vllm_extra(engine, workers=pool.parallel.workers)),
         env=engine_environment(config, site.pool),
     )
