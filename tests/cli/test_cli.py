@@ -149,6 +149,26 @@ def test_json_is_the_whole_report_as_one_object(
     assert json.loads(line) == report
 
 
+def test_people_get_tables_and_not_json(run: Run) -> None:
+    placed = {
+        "request_id": "chatcmpl-r-1",
+        "outcome": "finished",
+        "reason": "stop",
+        "prompt_tokens": 10,
+        "cached_tokens": 0,
+        "output_tokens": 3,
+        "first_token_s": 0.5,
+        "ended_s": 1.0,
+        "resumes": 0,
+        "resume_reasons": [],
+        "decisions": [],
+    }
+    explained = run("explain", "route", "r", commands=ScriptedCommands({"requests": [placed]}))
+    assert explained.stdout.splitlines()[0] == "chatcmpl-r-1: finished (stop)"
+    shown = run("links", commands=ScriptedCommands({"links": []}))
+    assert shown.stdout.splitlines()[0] == "pairs: none: nothing hands blocks over here"
+
+
 def test_a_request_that_nobody_remembers_is_one_clear_line(run: Run) -> None:
     error = UnknownRequest("no request 'r-1' among those that ended lately", "ask again later")
     result = run("explain", "route", "r-1", "--json", commands=ScriptedCommands(error))
