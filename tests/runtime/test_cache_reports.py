@@ -264,6 +264,27 @@ async def test_a_full_queue_costs_updates_and_neither_steps_nor_the_session() ->
     await server.close()
 
 
+async def test_a_session_that_waits_for_a_snapshot_gets_no_update_before_it() -> None:
+    link = LinkOptions(beat_s=10.0, liveness_s=60.0)
+    server = LinkServer(make_facts(), Nobody(), options=link)
+    with raw_coordinator(server.bind(ANY_PORT)) as peer:
+        await peer.hello()
+        server.reports.cache_changed(CacheUpdate(1, ()))
+        for update in (CacheUpdate(1, (), snapshot=True), CacheUpdate(2, ())):
+            tell = (
+                server.reports.cache_snapshot if update.snapshot else server.reports.cache_changed
+            )
+            tell(update)
+            assert await next_update(peer) == update
+        await peer.send(*codec.encode(frames.SyncCache()))
+        await until_frames(server, 2)
+        server.reports.cache_changed(CacheUpdate(3, ()))
+        server.reports.cache_snapshot(CacheUpdate(3, (), snapshot=True))
+        assert (await next_update(peer)).snapshot
+        assert not server.reports.snapshot_wanted
+    await server.close()
+
+
 async def until_frames(server: LinkServer, count: int) -> None:
     async with asyncio.timeout(5):
         while server.counters.frames_in < count:  # noqa: ASYNC110 - the server tells nobody

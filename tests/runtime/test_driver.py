@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
+from baton.domain.cache import CacheUpdate
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError, NoCapacity
-from baton.domain.events import ReplicaJoined, StepProduced
+from baton.domain.events import CacheChanged, ReplicaJoined, StepProduced
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.domain.request import FinishReason, Phase, Request
 from baton.policy.placement import Disaggregate
@@ -129,6 +131,17 @@ async def test_an_abort_frees_the_replica_and_tells_the_client_nothing() -> None
     driver.on_abort(("r",))
     assert outside.aborted == [("m0", (leg.leg_id,))]
     assert (outside.failed, outside.delivered) == ({}, [])
+    driver.close()
+
+
+async def test_a_replica_whose_cache_updates_went_missing_is_asked_for_all() -> None:
+    driver, outside = rig()
+    driver.on_event(ReplicaJoined(facts=replace(replica_facts("m0"), cache_events=True)))
+    for update in (CacheUpdate(1, (), snapshot=True), CacheUpdate(2, ())):
+        driver.on_event(CacheChanged(replica_id="m0", update=update))
+    assert outside.synced == []
+    driver.on_event(CacheChanged(replica_id="m0", update=CacheUpdate(4, ())))
+    assert outside.synced == ["m0"]
     driver.close()
 
 

@@ -28,7 +28,7 @@ def pulling_leg(leg_id: str, *, prompt_tokens: int = 40) -> Leg:
 async def limited(
     max_pulls: int | None,
 ) -> AsyncIterator[tuple[ReplicaHost, ScriptedEngine, LinkClient, EventLog]]:
-    options = HostOptions(max_concurrent_pulls=max_pulls)
+    options = HostOptions(max_concurrent_pulls=max_pulls, pull_s=60.0)
     async with hosting(options=options) as (host, engine), joined(host) as (client, log):
         yield host, engine, client, log
 
@@ -157,6 +157,24 @@ async def test_a_coordinator_that_goes_takes_its_waiting_legs_along() -> None:
         await engine.watch.until(lambda: pulling(engine) == ["a", "c"])
         assert engine.released == [make_ticket("b")]
         assert set(engine.aborted) == {"a", "local"}
+
+
+async def test_a_leg_that_lost_its_coordinator_on_the_way_frees_its_source() -> None:
+    async with hosting() as (host, engine):
+        async with joined(host) as (client, _):
+            engine.submit_gate.clear()
+            for leg_id in "ab":
+                client.submit("decode-1", pulling_leg(leg_id))
+            async with asyncio.timeout(5):
+                while host.live_legs < 2:  # noqa: ASYNC110 - nobody tells when a leg has arrived
+                    await asyncio.sleep(0.001)
+        async with asyncio.timeout(5):
+            while host.coordinators:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        engine.submit_gate.set()
+        await engine.watch.until(lambda: set(engine.aborted) >= {"a", "b"})
+        await engine.watch.until(lambda: engine.released == [make_ticket("b")])
+        assert pulling(engine) == ["a"]
 
 
 async def test_a_waiting_leg_is_reported_as_queued_not_as_pulling() -> None:

@@ -43,7 +43,12 @@ async def test_a_coordinator_that_joins_is_told_of_all_links() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [P0._replace(busy_s=float("nan")), P0._replace(pulls=-1), P0._replace(source_id="x" * 999)],
+    [
+        P0._replace(busy_s=float("nan")),
+        P0._replace(busy_s=float("inf")),
+        P0._replace(pulls=-1),
+        P0._replace(source_id="x" * 999),
+    ],
 )
 async def test_links_that_cannot_be_are_held_back_and_the_replica_stays(wrong: LinkTotals) -> None:
     async with hosting() as (host, engine), joined(host) as (client, log):

@@ -328,7 +328,6 @@ class ReplicaHost:
         if held:
             self._desk.abort_done(tuple(held))
             server.legs_aborted(held)
-            self._check_drained()
 
     def _drop(self, leg: Leg) -> None:
         """Free what a leg would have pulled, as the engine does when it aborts one."""
