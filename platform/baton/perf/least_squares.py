@@ -54,7 +54,7 @@ class FitSettings:
     """... as the usual error exceeds this: the thing has changed, and the old rows hold it back."""
 
 
-_SWEEPS = 3
+_SWEEPS = 2
 """Per row. The next row goes on where this one stopped."""
 
 
@@ -62,9 +62,10 @@ class LeastSquares:
     """One model of one thing. Errors are relative to the larger of prediction and value."""
 
     __slots__ = (
-        "_bounds",
+        "_beliefs",
         "_factors",
         "_last_at_s",
+        "_limits",
         "_normal",
         "_priors",
         "_settings",
@@ -87,7 +88,8 @@ class LeastSquares:
                 )
         self._settings = settings or FitSettings()
         self._priors = tuple(prior for prior, _, _ in coefficients)
-        self._bounds = tuple((low, high) for _, low, high in coefficients)
+        self._beliefs = tuple(coefficients)
+        self._limits = tuple((low / prior, high / prior) for prior, low, high in coefficients)
         size = len(self._priors)
         self._normal = [[0.0] * size for _ in range(size)]
         self._target = [0.0] * size
@@ -151,20 +153,21 @@ class LeastSquares:
 
     def _solve(self) -> None:
         """Coordinate descent: exact where it comes to rest, within the bounds at every moment."""
-        factors = self._factors
+        factors, prior_rows = self._factors, self._settings.prior_rows
         # Far above its prior a coefficient's rows are small in multiples of it, and so must its
         # prior's weight be: it is the ratio that was believed in, not the distance.
-        held = [self._settings.prior_rows / max(1.0, factor) ** 2 for factor in factors]
+        held = [prior_rows / (f * f) if f > 1.0 else prior_rows for f in factors]
         for _ in range(_SWEEPS):
-            for i, normal in enumerate(self._normal):
-                own = normal[i]
-                slope = self._target[i] + held[i] - sum(map(mul, normal, factors))
-                best = (slope + own * factors[i]) / (own + held[i])
-                low, high = self._bounds[i]
-                prior = self._priors[i]
-                factors[i] = min(max(best, low / prior), high / prior)
+            for i, (normal, own_prior, (low, high)) in enumerate(
+                zip(self._normal, held, self._limits, strict=True)
+            ):
+                pull = self._target[i] + own_prior - sum(map(mul, normal, factors))
+                best = factors[i] + (pull - own_prior * factors[i]) / (normal[i] + own_prior)
+                factors[i] = min(max(best, low), high)
         # Once more, for rounding may have led out by the last digit.
         self.coefficients = tuple(
-            min(max(factor * prior, low), high)
-            for factor, prior, (low, high) in zip(factors, self._priors, self._bounds, strict=True)
+            [
+                min(max(factor * prior, low), high)
+                for factor, (prior, low, high) in zip(factors, self._beliefs, strict=True)
+            ]
         )

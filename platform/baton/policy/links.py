@@ -203,6 +203,11 @@ class LinkBook:
             link.why = f"{link.failures_in_a_row} handoffs failed in a row: {why or 'no reason'}"
         return link.state
 
+    @property
+    def flows(self) -> int:
+        """Transfers of ours that are under way."""
+        return len(self._flows)
+
     # ---------------------------------------------------------------- what engines count
 
     def observe(self, target_id: str, totals: LinkTotals, now_s: float) -> None:
