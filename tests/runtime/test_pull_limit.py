@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -37,6 +37,12 @@ async def settled(client: LinkClient, engine: ScriptedEngine, leg_id: str) -> No
     """All that was sent before has been dealt with: a leg that pulls nothing gets through."""
     client.submit("decode-1", make_leg(leg_id))
     await engine.watch.until(lambda: leg_id in engine.running)
+
+
+async def reported(log: EventLog, holds: Callable[[Load], bool]) -> Load:
+    """Wait for a load report of which something holds, and return it."""
+    await log.until(lambda: any(holds(event.load) for event in log.of(LoadReported)))
+    return next(event.load for event in log.of(LoadReported) if holds(event.load))
 
 
 def pulling(engine: ScriptedEngine) -> list[str]:
@@ -182,8 +188,7 @@ async def test_a_waiting_leg_is_reported_as_queued_not_as_pulling() -> None:
         engine.current_load = Load(pulling_requests=1)
         for leg_id in "abc":
             client.submit("decode-1", pulling_leg(leg_id, prompt_tokens=40))
-        await log.until(lambda: log.of(LoadReported)[-1].load.queued_requests == 2)
-        load = log.of(LoadReported)[-1].load
+        load = await reported(log, lambda load: load.queued_requests == 2)
         assert load.pulling_requests == 1
         assert load.queued_tokens == 2 * 8  # the rest arrives as blocks
 

@@ -146,7 +146,7 @@ class CacheFeed:
         """
         changes, left = [], max_blocks
         for tier in self._tiers.values():
-            hashes = pack_hashes(islice(tier.held, left))
+            hashes = pack_hashes(list(islice(tier.held, left)))
             if hashes:
                 changes.append(CacheChange(CacheChangeKind.STORED, hashes, tier.tier))
             left = None if left is None else max(0, left - len(tier.held))
@@ -319,12 +319,9 @@ class _Tier:
     def take_changes(self) -> Iterable[CacheChange]:
         touched, self.touched = self.touched, {}
         cleared, self._cleared = self._cleared, False
-        removed = pack_hashes(
-            b for b, was_held in touched.items() if was_held and b not in self.held
-        )
-        stored = pack_hashes(
-            b for b, was_held in touched.items() if not was_held and b in self.held
-        )
+        held = self.held
+        removed = pack_hashes([b for b, was_held in touched.items() if was_held and b not in held])
+        stored = pack_hashes([b for b, was_held in touched.items() if not was_held and b in held])
         if cleared:
             yield CacheChange(CacheChangeKind.CLEARED, tier=self.tier)
         if removed:
