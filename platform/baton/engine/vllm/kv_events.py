@@ -35,6 +35,7 @@ from baton.domain.kv_events import (
 
 logger = logging.getLogger(__name__)
 
+_BATCH = msgspec.msgpack.Decoder(EngineBatch)
 _QUEUED_BATCHES = 10_000
 """Batches kept for a slow reader; more are dropped, and then asked for again."""
 _ASK_S = 0.5
@@ -158,7 +159,7 @@ def decode_batch(message: Message, replica_id: str) -> KvEventBatch:
     """
     if len(message) != 3:  # noqa: PLR2004 - the shape of the message
         raise ValueError(f"replica {replica_id}: got {len(message)} frames, wanted 3")
-    batch = msgspec.msgpack.decode(message[2], type=EngineBatch)
+    batch = _BATCH.decode(message[2])
     events = tuple(event for theirs in batch.events for event in _events(theirs))
     return KvEventBatch(replica_id=replica_id, sequence=_number(message), events=events)
 
