@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -15,6 +17,7 @@ from hypothesis.stateful import (
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import LegFailure
 from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
 
 REPLICAS = {
@@ -159,6 +162,30 @@ class CoordinatorMachine(RuleBasedStateMachine):
             assert (view.inflight_legs, view.inflight_tokens) == (0, 0)
 
 
+class PredictedMachine(CoordinatorMachine):
+    """As above, under the placement that fetches prefixes and learns from reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(LIMITS, policy=PredictedPlacer(PredictedOptions(shortlist=1)))
+        self.updates: Counter[str] = Counter()
+
+    @precondition(lambda self: bool(self.world.alive) and bool(self.world.requests))
+    @rule(data=st.data(), lost=st.booleans())
+    def report_a_cache(self, data: st.DataObject, *, lost: bool) -> None:
+        replica_id = data.draw(st.sampled_from(sorted(self.world.alive)))
+        item = self.world.requests[data.draw(st.sampled_from(sorted(self.world.requests)))]
+        self.updates[replica_id] += 1 + lost
+        self.world.caches(replica_id, item, sequence=self.updates[replica_id])
+
+    @precondition(lambda self: bool(self.world.alive))
+    @rule(data=st.data(), running=st.integers(0, 64), received=st.integers(0, 9))
+    def report_a_load(self, data: st.DataObject, running: int, received: int) -> None:
+        replica_id = data.draw(st.sampled_from(sorted(self.world.alive)))
+        load = Load(running_requests=running, cache_sequence=self.updates[replica_id])
+        self.world.load(replica_id, load, received_legs=received)
+
+
 class NoLeakMachine(CoordinatorMachine):
     """As above, but d1 never goes away: then a lease must end as soon as nobody needs it."""
 
@@ -193,12 +220,14 @@ class NoLeakMachine(CoordinatorMachine):
 
 
 _SETTINGS = settings(
-    max_examples=400,
+    max_examples=200,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestCoordinatorMachine = CoordinatorMachine.TestCase
 TestCoordinatorMachine.settings = _SETTINGS
+TestPredictedMachine = PredictedMachine.TestCase
+TestPredictedMachine.settings = _SETTINGS
 TestNoLeakMachine = NoLeakMachine.TestCase
 TestNoLeakMachine.settings = _SETTINGS

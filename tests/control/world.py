@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
+from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
 from baton.domain.commands import (
     AbortLegs,
     Command,
@@ -16,6 +17,7 @@ from baton.domain.commands import (
 )
 from baton.domain.errors import BatonError
 from baton.domain.events import (
+    CacheChanged,
     Event,
     LegFailed,
     LegsAborted,
@@ -31,7 +33,8 @@ from baton.domain.events import (
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
-from baton.policy.placement import Disaggregate
+from baton.policy.block_hash import chain, chain_root
+from baton.policy.placement import Disaggregate, Placer
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer
 
@@ -63,9 +66,10 @@ class World:
         self,
         limits: CoordinatorLimits = LIMITS,
         disaggregate: Disaggregate = Disaggregate.ALWAYS,
+        policy: Placer | None = None,
     ) -> None:
         self.limits = limits
-        self.machine = Coordinator(limits=limits, placer=placer(disaggregate))
+        self.machine = Coordinator(limits=limits, placer=policy or placer(disaggregate))
         self.now_s = 0.0
         self.requests: dict[str, Request] = {}
         self.alive: dict[str, Role] = {}
@@ -92,7 +96,8 @@ class World:
 
     def join(self, replica_id: str, role: Role, *, layout: str = "same") -> None:
         self.alive[replica_id] = role
-        self.tell(ReplicaJoined(facts=replica_facts(replica_id, role, layout=layout)))
+        facts = replica_facts(replica_id, role, layout=layout, cache_events=True, prefix_fetch=True)
+        self.tell(ReplicaJoined(facts=facts))
 
     def pd(self, prefill: int = 1, decode: int = 1) -> None:
         for i in range(prefill):
@@ -118,8 +123,16 @@ class World:
     def drain(self, replica_id: str) -> None:
         self.tell(ReplicaDraining(replica_id=replica_id))
 
-    def load(self, replica_id: str, load: Load) -> None:
-        self.tell(LoadReported(replica_id=replica_id, load=load))
+    def load(self, replica_id: str, load: Load, *, received_legs: int | None = None) -> None:
+        self.tell(LoadReported(replica_id=replica_id, load=load, received_legs=received_legs))
+
+    def caches(self, replica_id: str, item: Request, *, sequence: int = 1) -> None:
+        """The replica says that it holds the full blocks of a prompt."""
+        root = chain_root(model="tiny", block_size_tokens=16, salt=item.cache_salt)
+        hashes = pack_hashes(chain(root, item.prompt_token_ids, 16))
+        change = CacheChange(CacheChangeKind.STORED, hashes)
+        update = CacheUpdate(sequence, (change,))
+        self.tell(CacheChanged(replica_id=replica_id, update=update))
 
     def fail_leg(self, leg_id: str, failure: LegFailure) -> None:
         replica_id, _ = self.legs.pop(leg_id)

@@ -3,8 +3,9 @@
 Theory of operation. `handle(event, now_s)` returns the commands that follow; the machine does no
 I/O and reads no clock. Each request is an `Entry` that walks the table in `transitions`; it has at
 most one running leg at a time (a prefill leg, then a decode leg; or one local leg) and at most one
-lease. A leg that is given up is *closing* until its replica confirms the abort, because an output
-that was already under way may still bring a ticket, and with it blocks to free.
+lease. Legs of probes (`pairs`) are booked with those of requests and told apart by their ids. A leg
+that is given up is *closing* until its replica confirms the abort, because an output that was
+already under way may still bring a ticket, and with it blocks to free.
 
 What may fail: a leg (`LegFailed`, or an output that ends in ERROR or ABORT), a replica (whatever
 ran there is placed again, with the tokens already delivered as part of the prompt), and time
@@ -14,6 +15,8 @@ then. The invariants are in `check_integrity`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from random import Random
 from typing import assert_never
 
 from baton.control.fleet_table import FleetTable
@@ -22,6 +25,8 @@ from baton.control.knowledge import Knowledge
 from baton.control.ledger import Entry, request_of
 from baton.control.legs import ClosingLeg, LegBook
 from baton.control.limits import CoordinatorLimits
+from baton.control.pair_notices import PairNotice
+from baton.control.pairs import PairProber, ProbeOptions
 from baton.domain.commands import Command, Deliver, Delivery, SyncCache
 from baton.domain.errors import EngineFailed, PromptTooLong, QueueFull, Rejected
 from baton.domain.events import (
@@ -59,6 +64,7 @@ class Coordinator:
         limits: CoordinatorLimits,
         placer: Placer,
         index: IndexOptions | None = None,
+        probing: ProbeOptions | None = None,
         seed: int = 0,
     ) -> None:
         self._limits = limits
@@ -72,6 +78,15 @@ class Coordinator:
             legs=self._legs,
             knowledge=self.knowledge,
         )
+        self._probes_pairs = probing is not None
+        self._prober = PairProber(
+            limits=limits,
+            fleet=self._fleet,
+            legs=self._legs,
+            links=self.knowledge.links,
+            rng=Random(seed),  # noqa: S311 - makes prompts differ, guards nothing
+            options=probing,
+        )
         self.ignored_events = 0
         """Outputs, failures and arrivals that belong to nothing known; late frames mostly."""
 
@@ -80,25 +95,9 @@ class Coordinator:
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take in one fact and return what must be done about it, in order."""
         self._journeys.commands = []
-        match event:
-            case StepProduced():
-                self._on_step(event, now_s)
-            case RequestArrived():
-                self._on_arrival(event.request, now_s)
-            case RequestsCancelled():
-                self._on_cancel(event.request_ids, now_s)
-            case LegFailed():
-                self._on_leg_failed(event, now_s)
-            case LegsAborted():
-                self._on_aborted(event.leg_ids)
-            case TimePassed():
-                self._on_time(now_s)
-            case ReplicaJoined() | ReplicaLost() | ReplicaDraining():
-                self._on_membership(event, now_s)
-            case LoadReported() | CacheChanged() | LinksReported() | SideChannelChecked():
-                self._on_report(event, now_s)
-            case _:
-                assert_never(event)
+        self._take(event, now_s)
+        for source_id, target_id in self._journeys.take_doubts():
+            self._do(self._prober.doubt(source_id, target_id, now_s))
         return self._journeys.commands
 
     def next_deadline_at_s(self) -> float | None:
@@ -107,6 +106,7 @@ class Coordinator:
             self._journeys.deadlines.next_at_s(),
             self._legs.next_deadline_at_s(),
             self._journeys.retry_at_s,
+            self._prober.next_deadline_at_s(),
         )
         return min((at_s for at_s in times if at_s is not None), default=None)
 
@@ -135,10 +135,37 @@ class Coordinator:
         """Legs that were given up and whose replicas have not said yet that they are gone."""
         return self._legs.closing_count()
 
+    def take_notices(self) -> tuple[PairNotice, ...]:
+        """What an operator should hear of pairs of replicas, since this was last called."""
+        return self._prober.take_notices()
+
     def check_integrity(self) -> None:
         """Raise AssertionError when the machine's own books disagree."""
+        self._prober.check_integrity()
         self._legs.check_integrity()
         self._journeys.check_integrity()
+        self.knowledge.check_integrity(self._journeys.flows())
+
+    def _take(self, event: Event, now_s: float) -> None:
+        match event:
+            case StepProduced():
+                self._on_step(event, now_s)
+            case RequestArrived():
+                self._on_arrival(event.request, now_s)
+            case RequestsCancelled():
+                self._on_cancel(event.request_ids, now_s)
+            case LegFailed():
+                self._on_leg_failed(event, now_s)
+            case LegsAborted():
+                self._on_aborted(event.leg_ids)
+            case TimePassed():
+                self._on_time(now_s)
+            case ReplicaJoined() | ReplicaLost() | ReplicaDraining():
+                self._on_membership(event, now_s)
+            case LoadReported() | CacheChanged() | LinksReported() | SideChannelChecked():
+                self._on_report(event, now_s)
+            case _:
+                assert_never(event)
 
     # -------------------------------------------------------------- requests
 
@@ -183,6 +210,9 @@ class Coordinator:
             if placed is None or placed.replica_id != event.replica_id:
                 self._on_late_output(output, event.replica_id, now_s)
                 continue
+            if self._prober.owns(output.leg_id):
+                self._do(self._prober.output(output, now_s))
+                continue
             entry = self._journeys.entries[placed.leg.request_id]
             if placed.leg.kind is LegKind.PREFILL:
                 self._journeys.take_prefill(entry, output, placed, now_s)
@@ -216,6 +246,9 @@ class Coordinator:
         placed = self._legs.running(event.leg_id)
         if placed is None or placed.replica_id != event.replica_id:
             self._on_late_failure(event.leg_id, now_s)
+            return
+        if self._prober.owns(event.leg_id):
+            self._do(self._prober.leg_failed(event, now_s))
             return
         entry = self._journeys.entries[placed.leg.request_id]
         if event.failure is LegFailure.REFUSED:
@@ -259,6 +292,7 @@ class Coordinator:
                 self._on_lost(event, now_s)
             case ReplicaDraining():
                 self._fleet.drain(event.replica_id)
+                self._do(self._prober.gone(event.replica_id, now_s))
 
     def _on_report(
         self,
@@ -276,7 +310,7 @@ class Coordinator:
             case LinksReported():
                 self.knowledge.links_reported(replica_id, event.links, now_s)
             case SideChannelChecked():
-                pass
+                self._do(self._prober.checked(event, now_s))
         if missing:
             self._journeys.commands.append(SyncCache(replica_id=replica_id))
 
@@ -286,12 +320,15 @@ class Coordinator:
             self._on_lost(lost, now_s)
         self._fleet.join(facts, now_s)
         self.knowledge.joined(facts)
+        if self._probes_pairs:
+            self._do(self._prober.joined(facts, now_s))
         self._journeys.serve_queue(now_s)
 
     def _on_lost(self, event: ReplicaLost, now_s: float) -> None:
-        running, closing = self._legs.on_replica(event.replica_id)
         self._fleet.lose(event.replica_id)
         self.knowledge.lost(event.replica_id)
+        self._do(self._prober.gone(event.replica_id, now_s))
+        running, closing = self._legs.on_replica(event.replica_id)
         for gone in closing:
             self._legs.confirm(gone.placed.leg.leg_id)
             self._release_orphan(gone, now_s)
@@ -300,7 +337,11 @@ class Coordinator:
             why = f"the replica was lost ({event.reason})"
             self._journeys.broken(entry, event.replica_id, why, now_s)
 
+    def _do(self, commands: Iterable[Command]) -> None:
+        self._journeys.commands.extend(commands)
+
     def _on_time(self, now_s: float) -> None:
+        self._do(self._prober.time_passed(now_s))
         for closing in self._legs.take_overdue(now_s):
             self._release_orphan(closing, now_s)
         for request_id in self._journeys.deadlines.take_due(now_s):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -37,6 +38,11 @@ class FleetTable:
 
     def __len__(self) -> int:
         return len(self._views)
+
+    @property
+    def ids(self) -> AbstractSet[str]:
+        """Every replica that is known."""
+        return self._views.keys()
 
     def get(self, replica_id: str) -> ReplicaView | None:
         """The view of a replica; None when it is not in the fleet."""

@@ -64,6 +64,7 @@ class Journeys:
         self._fleet = fleet
         self._legs = legs
         self._knowledge = knowledge
+        self._doubts: list[tuple[str, str]] = []
 
     # -------------------------------------------------------------- placement
 
@@ -248,6 +249,12 @@ class Journeys:
         alive = flow.source_id in self._fleet and flow.target_id in self._fleet
         if failed is not None and alive:
             self._knowledge.links.failed(flow.source_id, flow.target_id, now_s, failed)
+            self._doubts.append((flow.source_id, flow.target_id))
+
+    def take_doubts(self) -> list[tuple[str, str]]:
+        """Pairs of source and target on which handoffs have failed since this was last called."""
+        doubts, self._doubts = self._doubts, []
+        return doubts
 
     # -------------------------------------------------------------- trouble
 
@@ -335,6 +342,11 @@ class Journeys:
     def leases(self) -> dict[str, int]:
         """Leases that are held, by the replica that keeps the blocks."""
         return dict(Counter(e.lease.replica_id for e in self.entries.values() if e.lease))
+
+    def flows(self) -> int:
+        """Transfers that are under way between replicas that live."""
+        flows = [entry.flow for entry in self.entries.values() if entry.flow is not None]
+        return sum({flow.source_id, flow.target_id} <= self._fleet.ids for flow in flows)
 
     # -------------------------------------------------------------- time and endings
 

@@ -101,6 +101,15 @@ class Knowledge:
         states = {one: self.index.state(one, now_s) for one in sorted(self._families)}
         return {one: asdict(state) for one, state in states.items() if state is not None}
 
+    def check_integrity(self, flows: int) -> None:
+        """Raise AssertionError when the books disagree; `flows` transfers are under way.
+
+        The index can check itself; that takes as long as it is large.
+        """
+        counted = self.links.flows
+        assert counted == flows, f"links count {counted} flows, requests {flows}"
+        assert self._families.keys() == self._fleet.ids, "families of replicas that are not there"
+
     # -------------------------------------------------------------- what came of it
 
     def sent(self, entry: Entry, replica_id: str, tokens: int, now_s: float) -> None:

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from baton.config.derive import coordinator_limits
+from baton.config.derive import coordinator_limits, index_options, probe_options
 from baton.config.schema import DeploymentConfig
 from baton.control.coordinator import Coordinator
+from baton.control.pair_notices import PairNoticeKind
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, LinkFailed
 from baton.domain.events import Event, ReplicaJoined
@@ -16,14 +17,14 @@ from baton.domain.fleet import ReplicaFacts
 from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.frontend_gate import AsgiApp
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.policy.placement import placer
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
 from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
 from baton.serving.membership import Membership
-from baton.serving.reports import fleet_report
+from baton.serving.policies import build_placer, router_rng
+from baton.serving.reports import Row, fleet_report, link_report, timing_report
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.records import RecordBook, Story, story
 
@@ -45,10 +46,16 @@ class IngressBody:
         self._frontend: VllmFrontend | None = None
         self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
         self._link = LinkClient(coordinator_id, self._on_link_event)
+        rng = router_rng(config, coordinator_id)
+        self._coordinator = Coordinator(
+            limits=coordinator_limits(config),
+            placer=build_placer(config, rng),
+            seed=rng.getrandbits(63),
+            index=index_options(config),
+            probing=probe_options(config),
+        )
         self._driver = Driver(
-            Coordinator(
-                limits=coordinator_limits(config), placer=placer(config.router.disaggregate)
-            ),
+            self._coordinator,
             link=self._link,
             frontend=self,
             recorder=self._records,
@@ -87,7 +94,8 @@ class IngressBody:
             phases[str(phase)] = phases.get(str(phase), 0) + 1
         return {
             "healthy": self._frontend is not None and self._frontend.healthy(),
-            "replicas": fleet_report(self._driver.fleet()),
+            "replicas": self._fleet_report(),
+            "timings": timing_report(self._coordinator.knowledge.timings.quality()),
             "unjoined": {
                 replica_id: self._link.refusals.get(replica_id, "connecting")
                 for replica_id in sorted(self._link.replica_ids - self._link.joined_ids)
@@ -99,6 +107,15 @@ class IngressBody:
     def explain(self, request_id: str) -> list[Story]:
         """The stories of a request, oldest first; empty when it is unknown or long gone."""
         return [story(record) for record in self._records.find(request_id)]
+
+    def links(self) -> list[Row]:
+        """What this ingress knows of every pair of replicas, one row a pair."""
+        return link_report(self._coordinator.knowledge.links.rows(self._clock.now_s()))
+
+    def _fleet_report(self) -> list[Row]:
+        caches = self._coordinator.knowledge.caches(self._clock.now_s())
+        leases = self._coordinator.leases()
+        return fleet_report(self._driver.fleet(), caches=caches, leases=leases)
 
     # -------------------------------------------------------------- ports.Frontend
 
@@ -156,8 +173,17 @@ class IngressBody:
 
     def _on_link_event(self, event: Event) -> None:
         self._watch.on_link_event(event)
+        self._say_notices()
         if isinstance(event, ReplicaJoined) and not self._first_facts.done():
             self._first_facts.set_result(event.facts)
+
+    def _say_notices(self) -> None:
+        """Log what became of pairs of replicas."""
+        for notice in self._coordinator.take_notices():
+            fields = {"source": notice.source_id, "target": notice.target_id, "why": notice.why}
+            bad = notice.kind in {PairNoticeKind.QUARANTINED, PairNoticeKind.SOURCE_UNREACHABLE}
+            level = logging.WARNING if bad else logging.INFO
+            log_event(_LOGGER, level, str(notice.kind).replace(" ", "_"), fields)
 
 
 class Ingress:
@@ -185,6 +211,10 @@ class Ingress:
     async def explain(self, request_id: str) -> list[Story]:
         """See `IngressBody.explain`."""
         return self._started().explain(request_id)
+
+    async def links(self) -> list[Row]:
+        """See `IngressBody.links`."""
+        return self._started().links()
 
     async def __del__(self) -> None:
         """Serve's shutdown hook."""
