@@ -1,0 +1,316 @@
+"""The coordinator with its own placement: caches, links, what was predicted and what came."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate
+from baton.domain.commands import SubmitLeg, SyncCache
+from baton.domain.events import CacheChanged, LegFailed, LinksReported, StepProduced
+from baton.domain.fleet import LinkTotals, Load, Role
+from baton.domain.handoff import HandoffMode, HitSource, LegFailure, LegKind, RouteReason
+from baton.domain.request import Phase, Request
+from baton.policy.links import LinkState
+from baton.policy.placement import Disaggregate
+from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from tests.control.world import LIMITS, World, request
+
+BUSY = Load(running_requests=60)
+
+
+def world(disaggregate: Disaggregate = Disaggregate.AUTO) -> World:
+    return World(policy=PredictedPlacer(PredictedOptions(disaggregate=disaggregate)))
+
+
+def mixed(count: int) -> World:
+    fleet = world()
+    for i in range(count):
+        fleet.join(f"m{i}", Role.MIXED)
+    return fleet
+
+
+def where(fleet: World, item: Request) -> str:
+    fleet.arrive(item)
+    ((replica_id, _),) = [
+        placed for placed in fleet.legs.values() if placed[1].request_id == item.request_id
+    ]
+    return replica_id
+
+
+def finish(fleet: World) -> None:
+    """Let everything run, also what waits a moment before it is tried again."""
+    fleet.run_to_end()
+    fleet.wait(LIMITS.retry_s)
+    fleet.run_to_end()
+
+
+# ------------------------------------------------------------------ caches
+
+
+def test_a_prompt_goes_where_its_prefix_is_reported() -> None:
+    fleet = mixed(8)
+    item = request("a", prompt_tokens=1000)
+    fleet.caches("m5", item)
+    assert where(fleet, item) == "m5"
+
+
+def test_a_prompt_goes_where_the_same_prefix_was_sent_before_any_report() -> None:
+    fleet = mixed(8)
+    first = where(fleet, request("a", prompt_tokens=1000))
+    finish(fleet)
+    for i in range(5):
+        assert where(fleet, request(f"b{i}", prompt_tokens=1000)) == first
+        finish(fleet)
+
+
+def test_the_next_turn_goes_where_the_last_one_was_decoded() -> None:
+    fleet = mixed(8)
+    first = replace(request("a", prompt_tokens=64), session_id="chat")
+    place = where(fleet, first)
+    finish(fleet)
+    longer = replace(request("b", prompt_tokens=66), session_id="chat")
+    assert where(fleet, longer) == place
+
+
+def test_prompts_of_other_tenants_are_other_prefixes() -> None:
+    fleet = mixed(2)
+    item = replace(request("a", prompt_tokens=1000), cache_salt="one")
+    fleet.caches("m1", item)
+    other = replace(item, request_id="b", cache_salt="two")
+    fleet.arrive(other)
+    finish(fleet)
+    assert fleet.records["b"].decisions[0].options[0].hit_tokens == 0
+    fleet.arrive(item)
+    finish(fleet)
+    assert fleet.records["a"].decisions[0].options[0].hit_source is HitSource.REPORTED
+
+
+def test_a_replica_in_a_new_life_holds_nothing() -> None:
+    fleet = mixed(2)
+    item = request("a", prompt_tokens=1000)
+    fleet.caches("m1", item)
+    fleet.lose("m1")
+    fleet.join("m1", Role.MIXED)
+    fleet.arrive(item)
+    finish(fleet)
+    assert fleet.records["a"].decisions[0].options[0].hit_tokens == 0
+
+
+def test_a_missing_update_is_asked_for() -> None:
+    fleet = mixed(1)
+    fleet.caches("m0", request("a"), sequence=1)
+    fleet.commands.clear()
+    fleet.caches("m0", request("b"), sequence=3)
+    assert fleet.commands == [SyncCache(replica_id="m0")]
+
+
+def test_a_load_report_reveals_that_the_last_update_was_lost() -> None:
+    fleet = mixed(1)
+    fleet.caches("m0", request("a"), sequence=1)
+    fleet.commands.clear()
+    fleet.load("m0", Load(cache_sequence=1))
+    assert fleet.commands == []
+    fleet.load("m0", Load(cache_sequence=2))
+    assert fleet.commands == [SyncCache(replica_id="m0")]
+
+
+def test_garbage_and_unknown_replicas_in_reports_lose_nothing() -> None:
+    fleet = mixed(1)
+    garbage = CacheUpdate(1, (CacheChange(CacheChangeKind.STORED, b"not hashes"),))
+    fleet.tell(CacheChanged(replica_id="m0", update=garbage))
+    fleet.caches("nobody", request("a"))
+    fleet.load("nobody", Load())
+    fleet.tell(LinksReported(replica_id="nobody", links=(LinkTotals("ghost", 1, 10, 1.0),)))
+    fleet.arrive(request("a"))
+    finish(fleet)
+    assert fleet.records["a"].outcome is Phase.FINISHED
+
+
+# ------------------------------------------------------------------ work that no report knows of
+
+
+def test_a_burst_between_two_reports_is_spread() -> None:
+    fleet = mixed(4)
+    for i in range(40):
+        fleet.arrive(replace(request(f"r{i}", prompt_tokens=999), prompt_token_ids=(i + 1,) * 999))
+    views = fleet.machine.fleet(0.0).replicas.values()
+    assert [view.inflight_legs for view in views] == [10] * 4
+
+
+def test_cached_tokens_are_not_charged() -> None:
+    fleet = mixed(1)
+    item = request("a", prompt_tokens=1000)
+    fleet.caches("m0", item)
+    fleet.arrive(item)
+    (view,) = fleet.machine.fleet(0.0).replicas.values()
+    assert view.inflight_tokens == 1000 - 62 * 16
+
+
+def test_a_leg_that_could_not_be_sent_is_not_taken_for_one_that_was() -> None:
+    fleet = mixed(1)
+    fleet.arrive(request("a"))
+    (leg_id,) = fleet.legs
+    fleet.legs.clear()
+    failed = LegFailed(replica_id="m0", leg_id=leg_id, failure=LegFailure.OVERLOADED, sent=False)
+    fleet.tell(failed)
+    fleet.wait(LIMITS.retry_s)
+    fleet.load("m0", Load(), received_legs=1)
+    (view,) = fleet.machine.fleet(0.0).replicas.values()
+    assert (view.inflight_legs, view.unseen_legs) == (1, 0)
+
+
+# ------------------------------------------------------------------ prefix fetch
+
+
+def fetched() -> tuple[World, Request]:
+    """A request whose prefix is on a busy replica, and fetched by an idle one."""
+    fleet = mixed(2)
+    item = request("a", prompt_tokens=1000, max_tokens=4)
+    prefix = replace(item, prompt_token_ids=item.prompt_token_ids[:800])
+    fleet.caches("m0", prefix)
+    fleet.load("m0", BUSY)
+    fleet.arrive(item)
+    return fleet, item
+
+
+def test_a_fetched_prefix_is_asked_of_its_holder_and_the_rest_computed_elsewhere() -> None:
+    fleet, item = fetched()
+    ((holder, leg),) = fleet.legs.values()
+    assert (holder, leg.kind) == ("m0", LegKind.PREFILL)
+    assert leg.prompt_token_ids == item.prompt_token_ids[:801]
+    fleet.step(leg.leg_id)
+    ((target, decode),) = fleet.legs.values()
+    assert (target, decode.kind) == ("m1", LegKind.DECODE)
+    assert decode.prompt_token_ids == item.prompt_token_ids
+    assert decode.source_id == "m0"
+    view = fleet.machine.fleet(0.0).replicas["m1"]
+    assert view.inflight_tokens == 199
+    finish(fleet)
+    record = fleet.records["a"]
+    assert record.routes[0].reason is RouteReason.PREFIX_FETCH
+    assert len(fleet.tokens["a"]) == 4
+
+
+# ------------------------------------------------------------------ links
+
+
+def handed_off(limits_of: World | None = None) -> World:
+    fleet = limits_of or world(Disaggregate.ALWAYS)
+    fleet.pd()
+    return fleet
+
+
+def break_transfer(fleet: World, request_id: str) -> None:
+    fleet.arrive(request(request_id, prompt_tokens=1000))
+    (prefill,) = fleet.legs
+    fleet.step(prefill)
+    (decode,) = fleet.legs
+    fleet.fail_leg(decode, LegFailure.KV_LOAD_FAILED)
+
+
+def test_a_failed_transfer_is_recomputed_and_its_link_pays() -> None:
+    fleet = handed_off()
+    links = fleet.machine.knowledge.links
+    before = links.transfer_s("p0", "d0", 10_000_000)
+    break_transfer(fleet, "a")
+    finish(fleet)
+    assert fleet.records["a"].outcome is Phase.FINISHED
+    assert fleet.records["a"].routes[-1].mode is HandoffMode.LOCAL
+    after = links.transfer_s("p0", "d0", 10_000_000)
+    assert before is not None
+    assert after is not None
+    assert after > before
+
+
+def test_a_link_that_fails_in_a_row_is_not_used() -> None:
+    fleet = handed_off()
+    for i in range(10):
+        break_transfer(fleet, f"r{i}")
+        finish(fleet)
+        if fleet.machine.knowledge.links.state("p0", "d0") is LinkState.QUARANTINED:
+            break
+    fleet.arrive(request("last", prompt_tokens=1000))
+    finish(fleet)
+    assert fleet.records["last"].routes[0].reason is RouteReason.NO_LINK
+
+
+def test_a_transfer_over_its_deadline_counts_against_its_link() -> None:
+    fleet = handed_off()
+    fleet.arrive(request("a", prompt_tokens=1000))
+    (prefill,) = fleet.legs
+    fleet.step(prefill)
+    fleet.wait(LIMITS.transfer_s)
+    (row,) = fleet.machine.knowledge.links.rows(fleet.now_s)
+    assert row.broken_handoffs == 1
+    finish(fleet)
+    assert fleet.records["a"].outcome is Phase.FINISHED
+
+
+def test_an_overloaded_decode_replica_is_not_its_links_fault() -> None:
+    fleet = handed_off()
+    fleet.arrive(request("a", prompt_tokens=1000))
+    (prefill,) = fleet.legs
+    fleet.step(prefill)
+    (decode,) = fleet.legs
+    fleet.fail_leg(decode, LegFailure.OVERLOADED)
+    rows = list(fleet.machine.knowledge.links.rows(fleet.now_s))
+    assert sum(row.broken_handoffs for row in rows) == 0
+
+
+def test_leases_are_counted_by_the_replica_that_keeps_the_blocks() -> None:
+    fleet = handed_off()
+    fleet.arrive(request("a", prompt_tokens=1000))
+    assert fleet.machine.leases() == {}
+    (prefill,) = fleet.legs
+    fleet.step(prefill)
+    assert fleet.machine.leases() == {"p0": 1}
+    finish(fleet)
+    assert fleet.machine.leases() == {}
+
+
+# ------------------------------------------------------------------ the story
+
+
+def test_a_record_keeps_what_was_predicted() -> None:
+    fleet = mixed(4)
+    fleet.arrive(request("a", prompt_tokens=1000))
+    finish(fleet)
+    record = fleet.records["a"]
+    (decision,) = record.decisions
+    assert decision.route == record.routes[0]
+    assert decision.policy == "predicted"
+    assert len(decision.options) == 3
+    assert decision.options[0].ttft_s > 0
+
+
+def test_predictions_are_compared_with_what_came() -> None:
+    fleet = mixed(1)
+    fleet.arrive(request("a", prompt_tokens=1000))
+    fleet.now_s += 5.0
+    finish(fleet)
+    (quality,) = fleet.machine.knowledge.timings.quality()
+    assert quality.ttfts == 1
+    assert quality.ttft_bias == pytest.approx(-1, abs=0.2)
+
+
+def test_what_an_engine_had_cached_is_taken_from_its_own_prefill_only() -> None:
+    fleet = world(Disaggregate.ALWAYS)
+    fleet.pd()
+    fleet.arrive(request("a", prompt_tokens=1000))
+    (prefill,) = fleet.legs
+    output = fleet.output(prefill)._replace(cached_tokens=320)
+    fleet.tell(StepProduced(replica_id="p0", outputs=(output,)))
+    (decode,) = fleet.legs
+    output = fleet.output(decode)._replace(cached_tokens=999)
+    fleet.tell(StepProduced(replica_id="d0", outputs=(output,)))
+    finish(fleet)
+    assert fleet.records["a"].cached_tokens == 320
+
+
+def test_a_route_that_was_submitted_names_replicas_of_the_fleet() -> None:
+    fleet = mixed(3)
+    fleet.arrive(request("a"))
+    (submitted,) = [one for one in fleet.commands if isinstance(one, SubmitLeg)]
+    assert submitted.replica_id in fleet.alive

@@ -1,0 +1,123 @@
+"""The table of replicas: what reports know of, and what they cannot know yet."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.control.fleet_table import FleetTable
+from baton.domain.fleet import Load, ReplicaView, Role
+from tests.fakes.facts import replica_facts
+
+
+def table(*ids: str) -> FleetTable:
+    fleet = FleetTable()
+    for one in ids:
+        fleet.join(replica_facts(one), 0.0)
+    return fleet
+
+
+def view(fleet: FleetTable, replica_id: str = "a") -> ReplicaView:
+    found = fleet.get(replica_id)
+    assert found is not None
+    return found
+
+
+def unseen(fleet: FleetTable) -> tuple[int, int]:
+    return view(fleet).unseen_legs, view(fleet).unseen_tokens
+
+
+def test_what_was_sent_is_unseen_until_a_report_knows_of_it() -> None:
+    fleet = table("a")
+    for number in range(1, 4):
+        fleet.begin("a", f"leg{number}", 100 * number)
+    assert unseen(fleet) == (3, 600)
+    fleet.report("a", Load(queued_tokens=100), 1.0, received_legs=1)
+    assert unseen(fleet) == (2, 500)
+    fleet.report("a", Load(), 2.0, received_legs=3)
+    assert unseen(fleet) == (0, 0)
+    assert view(fleet).inflight_legs == 3
+
+
+def test_a_replica_that_does_not_count_is_taken_to_know_all() -> None:
+    fleet = table("a")
+    fleet.begin("a", "leg", 100)
+    fleet.report("a", Load(), 1.0)
+    assert unseen(fleet) == (0, 0)
+
+
+def test_a_leg_that_has_ended_is_not_unseen_any_more() -> None:
+    fleet = table("a")
+    fleet.begin("a", "leg", 100)
+    fleet.end("a", "leg", 100)
+    assert unseen(fleet) == (0, 0)
+    assert view(fleet).inflight_tokens == 0
+
+
+def test_a_leg_that_never_left_is_not_counted_by_the_replica() -> None:
+    fleet = table("a")
+    for number in range(1, 4):
+        fleet.begin("a", f"leg{number}", number)
+    fleet.unsent("a", "leg2")
+    fleet.end("a", "leg2", 2)
+    fleet.report("a", Load(), 1.0, received_legs=1)
+    assert unseen(fleet) == (1, 3)
+    fleet.report("a", Load(), 2.0, received_legs=2)
+    assert unseen(fleet) == (0, 0)
+
+
+def test_a_new_life_of_a_replica_counts_from_the_start() -> None:
+    fleet = table("a")
+    fleet.begin("a", "old", 100)
+    fleet.lose("a")
+    fleet.join(replica_facts("a"), 1.0)
+    fleet.begin("a", "new", 7)
+    fleet.report("a", Load(), 2.0, received_legs=0)
+    assert unseen(fleet) == (1, 7)
+
+
+def test_the_roster_follows_membership_and_draining() -> None:
+    fleet = FleetTable()
+    for one, role in (("d", Role.DECODE), ("p", Role.PREFILL), ("m", Role.MIXED)):
+        fleet.join(replica_facts(one, role), 0.0)
+    assert fleet.view(0.0).roster == (("p",), ("d", "m"))
+    fleet.drain("d")
+    assert fleet.view(0.0).roster == (("p",), ("m",))
+    fleet.lose("m")
+    assert fleet.view(0.0).roster == (("p",), ())
+
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("begin"), st.integers(0, 500)),
+        st.tuples(st.just("end"), st.integers(0, 20)),
+        st.tuples(st.just("unsent"), st.integers(0, 20)),
+        st.tuples(st.just("report"), st.integers(0, 5)),
+    ),
+    max_size=40,
+)
+
+
+@given(moves)
+def test_unseen_work_is_what_lives_and_was_sent_after_what_the_report_knew(
+    steps: list[tuple[str, int]],
+) -> None:
+    fleet, sent, live, known = table("a"), [], {}, 0
+    for count, (move, number) in enumerate(steps):
+        if move == "begin":
+            leg_id = f"leg{count}"
+            sent.append(leg_id)
+            live[leg_id] = number
+            fleet.begin("a", leg_id, number)
+        elif move == "report":
+            known = max(known, len(sent) - number)
+            fleet.report("a", Load(), float(count), received_legs=max(0, len(sent) - number))
+        elif live:
+            leg_id = sorted(live)[number % len(live)]
+            if move == "unsent" and sent.index(leg_id) >= known:
+                fleet.unsent("a", leg_id)
+                sent.remove(leg_id)
+            fleet.end("a", leg_id, live.pop(leg_id))
+        fleet.check_integrity()
+        later = {leg_id: live[leg_id] for leg_id in sent[known:] if leg_id in live}
+        assert unseen(fleet) == (len(later), sum(later.values()))
