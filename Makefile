@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-overhead clean
+.PHONY: help install demo demo-once test check bench-overhead bench-router-cost clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,9 @@ check: install ## format, lint, types, layers, files
 
 bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
 	@.venv/bin/python -m benchmarks.overhead $(ARGS)
+
+bench-router-cost: install ## what a routing decision and the prefix index cost, up to 1,000 replicas
+	@.venv/bin/python -m benchmarks.router_cost --keep $(ARGS)
 
 clean: ## remove the environment and every cache
 	@rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,331 @@
+"""What a routing decision costs (hashing the prompt, lookup, placement), and what the index costs.
+
+Prints one JSON object. Each case (replicas x entries) runs in a process of its own. Run:
+`make bench-router-cost`, or `python -m benchmarks.router_cost --replicas 10 --entries 10000`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import NamedTuple
+
+import psutil
+
+from baton.control.fleet_table import FleetTable
+from baton.control.knowledge import Knowledge
+from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate
+from baton.domain.fleet import Load as LoadReport
+from baton.domain.fleet import ReplicaFacts, Role
+from baton.policy.block_hash import chain
+from baton.policy.placement import NoRoute, PlacementQuery
+from baton.policy.predicted import PredictedPlacer
+from baton.policy.prefix_index import PrefixIndex
+from benchmarks._figures import quantile
+from benchmarks._provenance import provenance
+from benchmarks._router_load import BLOCK_TOKENS, KINDS, MODEL, ROOT, Case, Feed, Load, Stored
+
+LENGTHS = (512, 8192)
+REPLICAS = (10, 100, 1000)
+ENTRIES = (10_000, 100_000, 1_000_000)
+PARTS = ("hash", "lookup", "placement", "note")
+"""`note` is what follows a decision: the index predicts what the chosen replicas will hold."""
+RESULT = Path(__file__).parent / "results" / "router_cost.json"
+_FEWEST_ENTRIES_FOR_RSS = 100_000
+_PACE_S = 0.001
+"""Virtual time between decisions: a thousand a second."""
+_WARM_UP = 200
+
+Figures = dict[str, float]
+
+
+class Times(NamedTuple):
+    """What one decision took."""
+
+    parts_s: tuple[float, ...]
+    """Wall time of each of `PARTS`."""
+    cpu_s: float
+    """CPU time of all of them, which others on the machine spoil less."""
+
+
+def facts(replica_id: str, role: Role) -> ReplicaFacts:
+    """Facts of a replica in a pool of its role."""
+    return ReplicaFacts(
+        replica_id=replica_id,
+        pool=role.value,
+        role=role,
+        model=MODEL,
+        engine="none",
+        engine_version="1",
+        block_size_tokens=BLOCK_TOKENS,
+        kv_blocks=30_000,
+        kv_block_bytes=1 << 20,
+        max_len_tokens=1 << 17,
+        max_running_requests=256,
+        max_batched_tokens=8192,
+        layout="one",
+        cache_events=True,
+    )
+
+
+class Router:
+    """What a coordinator has in order to place requests, and nothing around it."""
+
+    def __init__(self, case: Case) -> None:
+        rng = Random(case.seed)  # noqa: S311 - loads, not secrets
+        self.now_s = 1000.0
+        self.fleet = FleetTable()
+        self.index = PrefixIndex(seed=case.seed)
+        self.knowledge = Knowledge(self.fleet, self.index)
+        self.placer = PredictedPlacer(seed=case.seed)
+        for n, replica_id in enumerate(case.ids):
+            its = facts(replica_id, (Role.PREFILL, Role.DECODE)[n % 2])
+            self.fleet.join(its, self.now_s)
+            self.knowledge.joined(its)
+            load = LoadReport(
+                running_requests=rng.randrange(64),
+                queued_tokens=rng.randrange(20_000),
+                kv_used_fraction=rng.random(),
+            )
+            self.fleet.report(replica_id, load, self.now_s)
+
+    def apply(self, updates: Sequence[tuple[str, CacheUpdate]]) -> Figures:
+        """Take updates in; CPU seconds in all, and of the slowest."""
+        apply, now_s, clock = self.index.apply, self.now_s, time.process_time
+        slowest_s, begun_s = 0.0, clock()
+        before_s = begun_s
+        for replica_id, update in updates:
+            apply(replica_id, update, now_s)
+            after_s = clock()
+            slowest_s = max(slowest_s, after_s - before_s)
+            before_s = after_s
+        return {"cpu_s": before_s - begun_s, "slowest_s": slowest_s}
+
+    def decide(self, tokens: tuple[int, ...]) -> Times:
+        """Decide on one request."""
+        clock = time.perf_counter
+        self.now_s += _PACE_S
+        cpu_s = time.process_time()
+        began_s = clock()
+        hashes = chain(ROOT, tokens, BLOCK_TOKENS)
+        hashed_s = clock()
+        hits = self.index.look_up(hashes, self.now_s)
+        looked_up_s = clock()
+        query = PlacementQuery(prompt_tokens=len(tokens), max_tokens=256, hits=hits)
+        decision = self.placer.place(query, self.knowledge.around(self.now_s))
+        placed_s = clock()
+        if isinstance(decision, NoRoute):
+            sys.exit("no replica would take the benchmark's own request")
+        for replica_id in {
+            decision.route.decode_replica_id,
+            decision.route.prefill_replica_id or decision.route.decode_replica_id,
+        }:
+            self.index.predict(replica_id, hashes, self.now_s)
+        ended_s = clock()
+        parts_s = (
+            hashed_s - began_s,
+            looked_up_s - hashed_s,
+            placed_s - looked_up_s,
+            ended_s - placed_s,
+        )
+        return Times(parts_s, time.process_time() - cpu_s)
+
+
+def measure(case: Case, decisions: int, repeats: int) -> Figures:
+    """All figures of one case; keys end in its name, and in the prompt's length if they depend."""
+    load, feed = Load(case), Feed()
+    router = Router(case)
+    found = measure_index(router, load, feed)
+    decided = {
+        f"{key}_{case.name}_{tokens}": value
+        for tokens in LENGTHS
+        for key, value in measure_decisions(router, load, tokens, decisions, repeats).items()
+    }
+    found |= measure_membership(router, load, feed)
+    return decided | {f"{key}_{case.name}": value for key, value in found.items()}
+
+
+def measure_index(router: Router, load: Load, feed: Feed) -> Figures:
+    """Fill the index, then replace every replica's own blocks once."""
+    updates = feed.stored(load.events)
+    blocks = sum(len(one.shared) + len(one.own) for one in load.events)
+    gc.collect()
+    before_bytes = _rss_bytes()
+    stored = router.apply(updates)
+    grown_bytes = _rss_bytes() - before_bytes
+    index = router.index
+    if index.entries != blocks:
+        sys.exit(f"the index keeps {index.entries} of {blocks} pairs")
+    found = {
+        "entries": blocks,
+        "unique_blocks": index.unique_blocks(),
+        "events_per_s": blocks / stored["cpu_s"],
+        "stored_slowest_s": stored["slowest_s"],
+    }
+    if load.case.entries >= _FEWEST_ENTRIES_FOR_RSS:
+        found["bytes_per_entry"] = grown_bytes / blocks
+        found["bytes_per_unique_block"] = grown_bytes / index.unique_blocks()
+    del updates
+    found |= _churn(router, load, feed, before_bytes)
+    return found
+
+
+def _churn(router: Router, load: Load, feed: Feed, before_bytes: int) -> Figures:
+    """Every replica's own blocks go and come back; those that are asked for stay as they are."""
+    gone, fresh = load.events, load.replacements()
+    removed_s = stored_s = slowest_s = 0.0
+    step = 64
+    for begin in range(0, len(gone), step):
+        part = slice(begin, begin + step)
+        for updates, is_removal in (
+            (feed.removed(gone[part]), True),
+            (feed.stored(fresh[part]), False),
+            (feed.removed(fresh[part]), True),
+            (feed.stored(gone[part]), False),
+        ):
+            spent = router.apply(updates)
+            removed_s += spent["cpu_s"] * is_removal
+            stored_s += spent["cpu_s"] * (not is_removal)
+            slowest_s = max(slowest_s, spent["slowest_s"])
+    blocks = 2 * sum(len(one.own) for one in gone)
+    shared = 2 * sum(len(one.shared) for one in gone)
+    found = {
+        "removals_per_s": blocks / removed_s,
+        "churn_events_per_s": (2 * blocks + shared) / (removed_s + stored_s),
+        "churn_slowest_s": slowest_s,
+    }
+    del fresh
+    gc.collect()
+    if load.case.entries >= _FEWEST_ENTRIES_FOR_RSS:
+        entries = router.index.entries
+        found["bytes_per_entry_after_churn"] = (_rss_bytes() - before_bytes) / entries
+    return found
+
+
+def measure_decisions(
+    router: Router, load: Load, tokens: int, decisions: int, repeats: int
+) -> Figures:
+    """Times of decisions on prompts of one length: medians over the repeats."""
+    runs = []
+    for _ in range(repeats):
+        prompts = load.prompts(_WARM_UP + decisions, tokens)
+        times = [(kind, router.decide(prompt)) for kind, prompt in prompts][_WARM_UP:]
+        runs.append(_summary(times))
+    found = {key: median(run[key] for run in runs) for key in runs[0]}
+    found["p50_s_least"] = min(run["p50_s"] for run in runs)
+    found["p50_s_most"] = max(run["p50_s"] for run in runs)
+    return found
+
+
+def _summary(times: Sequence[tuple[str, Times]]) -> Figures:
+    whole = [sum(spent.parts_s[:3]) for _, spent in times]
+    found = {"p50_s": quantile(whole, 0.5), "p99_s": quantile(whole, 0.99), "max_s": max(whole)}
+    cpu_s = [spent.cpu_s for _, spent in times]
+    found |= {"cpu_p50_s": quantile(cpu_s, 0.5), "cpu_p99_s": quantile(cpu_s, 0.99)}
+    for n, part in enumerate(PARTS):
+        found[f"{part}_p50_s"] = quantile([spent.parts_s[n] for _, spent in times], 0.5)
+        found[f"{part}_p99_s"] = quantile([spent.parts_s[n] for _, spent in times], 0.99)
+    for kind in KINDS:
+        of_kind = [sum(spent.parts_s[:3]) for other, spent in times if other == kind]
+        found[f"p50_{kind}_s"] = quantile(of_kind, 0.5)
+    return found
+
+
+def measure_membership(router: Router, load: Load, feed: Feed) -> Figures:
+    """A replica's snapshot, and a replica that leaves until nothing of it is left."""
+    replica_id = max(load.case.ids, key=lambda one: _blocks_of(load.events, one))
+    mine = [one for one in load.events if one.replica_id == replica_id]
+    kind = CacheChangeKind.STORED
+    changes = [CacheChange(kind, one.packed) for one in mine]
+    snapshot = feed.update(replica_id, *changes, snapshot=True)
+    taken_s = _cpu_s(lambda: router.index.apply(replica_id, snapshot, router.now_s))
+    blocks = _blocks_of(load.events, replica_id)
+    return {
+        "snapshot_blocks": blocks,
+        "snapshot_blocks_per_s": blocks / taken_s,
+        "snapshot_s": taken_s,
+        "leave_s": _cpu_s(lambda: router.index.leave(replica_id)),
+    } | _sweep(router, load)
+
+
+def _sweep(router: Router, load: Load) -> Figures:
+    other = next(one for one in load.case.ids if router.index.state(one, router.now_s))
+    steps = [_cpu_s(lambda: router.index.heard(other, 0, router.now_s)) for _ in range(2000)]
+    return {"sweep_step_slowest_s": max(steps), "sweep_s": sum(steps)}
+
+
+def _blocks_of(events: Sequence[Stored], replica_id: str) -> int:
+    return sum(len(one.shared) + len(one.own) for one in events if one.replica_id == replica_id)
+
+
+def _cpu_s(act: Callable[[], object]) -> float:
+    begun_s = time.process_time()
+    act()
+    return time.process_time() - begun_s
+
+
+def _rss_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def summarize(found: Figures) -> dict[str, object]:
+    """What the figures say of growth from the smallest fleet to the largest."""
+    grown = {}
+    for tokens in LENGTHS:
+        few = found.get(f"p50_s_{REPLICAS[0]}_1m_{tokens}")
+        many = found.get(f"p50_s_{REPLICAS[-1]}_1m_{tokens}")
+        if few and many:
+            grown[f"growth_{REPLICAS[0]}_to_{REPLICAS[-1]}_{tokens}"] = many / few
+    return {key: _rounded(value) for key, value in sorted((found | grown).items())}
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.4g}")
+
+
+def main() -> None:
+    """Measure every case, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, nargs="+", default=list(REPLICAS))
+    parser.add_argument("--entries", type=int, nargs="+", default=list(ENTRIES))
+    parser.add_argument("--decisions", type=int, default=1500)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true", help=f"write {RESULT.name}")
+    options = parser.parse_args()
+    before = os.getloadavg()[0]
+    found: Figures = {}
+    for entries in options.entries:
+        for replicas in options.replicas:
+            case = Case(replicas, entries, options.seed)
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as own_process:
+                begun = own_process.submit(measure, case, options.decisions, options.repeats)
+                found |= begun.result()
+            p50_s = [f"{found[f'p50_s_{case.name}_{n}'] * 1e6:.0f}" for n in LENGTHS]
+            print(f"{case.name}: p50 {' and '.join(p50_s)} us", file=sys.stderr)
+    result = summarize(found) | {
+        "lengths": LENGTHS,
+        "decisions": options.decisions,
+        "repeats": options.repeats,
+        "seed": options.seed,
+        "load_average_before": before,
+        "load_average_after": os.getloadavg()[0],
+    }
+    result |= provenance()
+    if options.keep:
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
