@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
+from baton.control.pairs import ProbeOptions
 from baton.domain.cache import CacheUpdate
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError, NoCapacity
 from baton.domain.events import CacheChanged, ReplicaJoined, StepProduced
+from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.domain.request import FinishReason, Phase, Request
 from baton.policy.placement import Disaggregate
@@ -38,6 +40,7 @@ class Outside:
         self.released: list[tuple[str, Ticket]] = []
         self.synced: list[str] = []
         self.checked: list[tuple[str, str, str]] = []
+        self.checking = asyncio.Event()
         self.delivered: list[Delivery] = []
         self.failed: dict[str, BatonError] = {}
         self.records: list[RequestRecord] = []
@@ -61,6 +64,7 @@ class Outside:
 
     def check_side_channel(self, replica_id: str, source_id: str, address: str) -> None:
         self.checked.append((replica_id, source_id, address))
+        self.checking.set()
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         self.delivered.extend(deliveries)
@@ -73,9 +77,13 @@ class Outside:
         self.ended.set()
 
 
-def rig(limits: CoordinatorLimits | None = None) -> tuple[Driver, Outside]:
+def rig(
+    limits: CoordinatorLimits | None = None, *, probing: ProbeOptions | None = None
+) -> tuple[Driver, Outside]:
     outside = Outside()
-    machine = Coordinator(limits=limits or CoordinatorLimits(), placer=placer(Disaggregate.ALWAYS))
+    machine = Coordinator(
+        limits=limits or CoordinatorLimits(), placer=placer(Disaggregate.ALWAYS), probing=probing
+    )
     driver = Driver(
         machine, link=outside, frontend=outside, recorder=outside, clock=MonotonicClock()
     )
@@ -142,6 +150,16 @@ async def test_a_replica_whose_cache_updates_went_missing_is_asked_for_all() -> 
     assert outside.synced == []
     driver.on_event(CacheChanged(replica_id="m0", update=CacheUpdate(4, ())))
     assert outside.synced == ["m0"]
+    driver.close()
+
+
+async def test_a_decode_replica_is_told_to_check_the_side_channel_of_a_prefill_replica() -> None:
+    driver, outside = rig(probing=ProbeOptions())
+    for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
+        facts = replace(replica_facts(name, role), side_channel=f"host-of-{name}:1")
+        driver.on_event(ReplicaJoined(facts=facts))
+    await asyncio.wait_for(outside.checking.wait(), SOON_S)
+    assert outside.checked == [("d0", "p0", "host-of-p0:1")]
     driver.close()
 
 

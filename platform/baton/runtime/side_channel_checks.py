@@ -17,7 +17,7 @@ from baton.runtime.ports import Engine
 
 _LOG = logging.getLogger(__name__)
 
-WORKERS: Final = 4
+WORKERS: Final = 16
 """Checks that run at a time: as many silent sources do not hold up the others."""
 _MAX_WAITING: Final = 1024
 _REUSE_S: Final = 0.5
