@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-overhead bench-router-cost clean
+.PHONY: help install demo demo-once test check bench-overhead bench-router-cost bench-routing clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,9 @@ bench-overhead: install ## what baton adds to vLLM's own API server on the same 
 
 bench-router-cost: install ## what a routing decision and the prefix index cost, up to 1,000 replicas
 	@.venv/bin/python -m benchmarks.router_cost --keep $(ARGS)
+
+bench-routing: install ## how placement policies compare, on simulated engines in virtual time
+	@.venv/bin/python -m benchmarks.routing $(ARGS)
 
 clean: ## remove the environment and every cache
 	@rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

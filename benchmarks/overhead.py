@@ -18,25 +18,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import importlib.metadata
 import json
-import os
-import platform
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
 import uvloop
 
 from baton.simulator.engine.settings import SimSettings
 from benchmarks._figures import cpu_used, rounded
 from benchmarks._load import Client, Exchange, Undisturbed, completion_body, poisson_arrivals
+from benchmarks._provenance import provenance
 from benchmarks._report import (
     BARE,
     FEW,
@@ -112,7 +108,7 @@ def main() -> int:
     plan = Plan(repeats=options.repeats, seed=options.seed, window_s=options.window_s)
     began_s = time.monotonic()
     runs, settings = run_all(plan, say)
-    result = summarize(runs, settings) | provenance(plan)
+    result = summarize(runs, settings) | origin(plan)
     result["took_s"] = time.monotonic() - began_s
     line = rounded(result)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -247,8 +243,8 @@ class Load:
 # ------------------------------------------------------------------ provenance
 
 
-def provenance(plan: Plan) -> dict[str, object]:
-    """Where the figures come from."""
+def origin(plan: Plan) -> dict[str, object]:
+    """What was run, and where the figures come from."""
     files = [SCENARIOS / "overhead-local.yaml", SCENARIOS / "overhead-pd.yaml"]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files))
     settings = engine_settings(scenario("overhead-local"))
@@ -269,44 +265,7 @@ def provenance(plan: Plan) -> dict[str, object]:
             "tokens": _TOKENS,
         },
         "config_sha256": digest.hexdigest(),
-        "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--", "platform", "benchmarks")),
-        "versions": {"python": platform.python_version()}
-        | {name: version for name in PACKAGES if (version := _version(name))},
-        "machine": {
-            "cpus": os.cpu_count(),
-            "cpu": _cpu_model(),
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-            "gpu": None,
-            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        },
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git(*arguments: str) -> str | None:
-    done = subprocess.run(  # noqa: S603 - fixed arguments
-        ["git", *arguments],  # noqa: S607 - the user's git
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_model() -> str:
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    } | provenance(PACKAGES)
 
 
 if __name__ == "__main__":

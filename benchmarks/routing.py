@@ -1,0 +1,110 @@
+"""How placement policies compare, on simulated engines in virtual time.
+
+Every policy serves the same requests on the same fleet, all in turn, several times over with other
+seeds. All figures are simulated: they compare policies, and say nothing of any real engine. Three
+loads, from `benchmarks/scenarios/routing.yaml`:
+
+- prompts that share prefixes in groups, in a closed loop (the figures at the top);
+- `heavy`: prompts four times as long, in an open loop at 80 % of saturation;
+- `single_turn`: prompts that share nothing, on split pools: does any replica starve?
+
+Prints one JSON object as the last line of stdout and writes it, with every repeat's figures, to
+`benchmarks/results/routing.json`. Progress goes to stderr.
+
+    python -m benchmarks.routing [--repeats 3] [--seed 1] [--policy NAME]... [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from benchmarks._figures import rounded
+from benchmarks._provenance import provenance
+from benchmarks._routing_policies import ARMS, Arm
+from benchmarks._routing_report import compare, summarize
+from benchmarks._routing_runs import Setting, run, saturated_rate
+from benchmarks._routing_workloads import SCENARIO, Scenario, read_scenario
+
+RESULTS = Path(__file__).parent / "results" / "routing.json"
+_REFERENCE = "dynamo"
+"""Whose saturation sets the rate of the heavy load."""
+
+Runs = dict[str, dict[str, list[dict[str, float]]]]
+"""Figures by load, policy and repeat."""
+
+
+def main() -> int:
+    """Run everything; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--policy", action="append", choices=sorted(ARMS), default=[])
+    parser.add_argument("--load", action="append", default=[])
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    scenario = read_scenario()
+    arms = {name: arm for name, arm in ARMS.items() if not options.policy or name in options.policy}
+    seeds = [options.seed + repeat for repeat in range(options.repeats)]
+    began_s = time.monotonic()
+    runs = run_all(scenario, arms, seeds, loads=options.load or list(scenario.workloads))
+    result = summarize(runs) | compare(runs) | _ideals(scenario) | {"simulated": True}
+    result |= {"repeats": options.repeats, "seed": options.seed}
+    result["took_s"] = time.monotonic() - began_s
+    result |= {"config_sha256": hashlib.sha256(SCENARIO.read_bytes()).hexdigest()} | provenance()
+    whole = rounded(result | {"engine": asdict(scenario.engine), "runs": runs})
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(whole, indent=1) + "\n")
+    print(json.dumps(rounded(result)))
+    return 0
+
+
+def run_all(
+    scenario: Scenario, arms: Mapping[str, Arm], seeds: Sequence[int], *, loads: Sequence[str]
+) -> Runs:
+    """Every load, with each seed, under every policy in turn."""
+    runs: Runs = {load: {name: [] for name in arms} for load in loads}
+    for load in loads:
+        for seed in seeds:
+            workload = scenario.workloads[load]
+            setting = Setting(workload=workload, engine=scenario.engine_of(workload), seed=seed)
+            requests = workload.draw(seed)
+            if workload.saturating_clients is not None:
+                most = saturated_rate(setting, ARMS[_REFERENCE], requests)
+                rate = most * workload.load_fraction
+                opened = replace(workload, rate_per_s=rate, saturating_clients=None)
+                setting = replace(setting, workload=opened)
+                say(f"{load}, seed {seed}: {most:.2f} requests/s at most, {rate:.2f} are sent")
+            for name, arm in arms.items():
+                found = run(setting, arm, requests)
+                found["offered_per_s"] = setting.workload.rate_per_s or found["requests_per_s"]
+                runs[load][name].append(found)
+                say(f"{load}, seed {seed}, {name}: {_in_one_line(found)}")
+    return runs
+
+
+def _ideals(scenario: Scenario) -> dict[str, object]:
+    return {
+        "ideal_cached_fraction": {
+            name: workload.ideal_fraction for name, workload in scenario.workloads.items()
+        }
+    }
+
+
+def _in_one_line(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+
+
+def say(line: str) -> None:
+    """Report progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
