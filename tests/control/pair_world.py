@@ -108,6 +108,7 @@ class PairWorld:
                 case SubmitLeg():
                     self.submitted(command)
                 case AbortLegs():
+                    assert command.replica_id in self.fleet
                     for leg_id in command.leg_ids:
                         self.aborts[leg_id] = command.replica_id
                 case ReleaseLease():
@@ -162,10 +163,11 @@ class PairWorld:
             if ticket:
                 self.held[leg_id] = command.replica_id
                 params = leg_id.encode()
-                out = out._replace(ticket=Ticket(tokens=17, blocks=2, params=params))
+                ticket_out = Ticket(tokens=17, blocks=2, params=params)
+                out = out._replace(ticket=ticket_out, cached_tokens=0)
         else:
             out = out._replace(cached_tokens=cached_tokens)
-            if finish is FinishReason.LENGTH:
+            if finish is FinishReason.LENGTH and cached_tokens != 0:
                 self.pulled(leg)
         self.report(command.replica_id, out)
 

@@ -167,7 +167,9 @@ def test_a_well_pair_is_asked_every_interval_and_moves_blocks_once_a_minute() ->
         at.wait(0.1)
         at.probe_all_well()
     times = [at_s for at_s, _ in at.begun]
-    assert all(4.5 <= later - earlier <= 5.7 for earlier, later in pairwise(times))
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert all(4.5 <= gap <= 5.7 for gap in gaps)
+    assert max(gaps) - min(gaps) > 0.3, "coordinators would march in step"
     assert len(at.prompts) == 1 + 3
 
 
@@ -509,6 +511,16 @@ def test_a_source_that_no_target_reaches_is_said_once() -> None:
     while at.checks:
         at.answer(ok=False)
     assert kinds(at) == []
+
+
+def test_of_a_new_life_of_a_source_it_is_said_again() -> None:
+    at = world(1, 1)
+    at.answer(ok=False)
+    assert PairNoticeKind.SOURCE_UNREACHABLE in kinds(at)
+    at.lose("p0")
+    at.join("p0", Role.PREFILL)
+    at.answer(ok=False)
+    assert PairNoticeKind.SOURCE_UNREACHABLE in kinds(at)
 
 
 def test_a_source_that_is_reached_again_is_said_once_and_all_its_pairs_are_probed() -> None:

@@ -166,6 +166,10 @@ def reports_of(book: TimingBook) -> int:
     return sum(quality.reports for quality in book.quality())
 
 
+def refused_of(book: TimingBook) -> int:
+    return sum(quality.refused_reports for quality in book.quality())
+
+
 def test_the_first_report_of_a_replica_only_sets_the_base() -> None:
     book, at = TimingBook(), engine()
     at.totals = StepTotals(steps=10_000, busy_s=9e9)
@@ -177,7 +181,7 @@ def test_a_report_without_new_steps_teaches_nothing() -> None:
     book, at = TimingBook(), engine()
     book.observe(at.facts, at.work(steps=5), 0.0)
     book.observe(at.facts, at.load(), 1.0)
-    assert reports_of(book) == 0
+    assert (reports_of(book), refused_of(book)) == (0, 0)
 
 
 @pytest.mark.parametrize("field", StepTotals._fields)
@@ -188,7 +192,7 @@ def test_totals_that_went_back_are_a_new_base(field: str) -> None:
     at.work(steps=5, prefill=50, running=5, context=100)
     at.totals = at.totals._replace(**{field: getattr(before, field) / 2})
     book.observe(at.facts, at.load(), 1.0)
-    assert reports_of(book) == 0
+    assert (reports_of(book), refused_of(book)) == (0, 0)
     book.observe(at.facts, at.work(steps=5, prefill=50, running=5, context=100), 2.0)
     assert reports_of(book) == 1
 
@@ -283,6 +287,20 @@ def test_the_expectation_follows_what_requests_of_its_class_generated() -> None:
     assert lengths.expected(127) == pytest.approx(20, rel=0.05)
     assert lengths.expected(128) == 64
     assert lengths.expected(63) == 31.5
+
+
+def test_the_expectation_is_a_mean_and_not_the_last_that_came() -> None:
+    lengths = OutputLengths()
+    for number in range(1000):
+        lengths.observe(10 if number % 2 else 50, 100)
+    assert lengths.expected(100) == pytest.approx(30, rel=0.02)
+
+
+def test_no_request_counts_with_more_tokens_than_it_was_allowed() -> None:
+    lengths = OutputLengths()
+    for _ in range(50):
+        lengths.observe(5000, 100)
+    assert lengths.expected(127) <= 100
 
 
 def test_the_expectation_follows_a_change() -> None:

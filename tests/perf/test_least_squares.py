@@ -172,11 +172,35 @@ def test_many_reporters_do_not_shorten_the_memory() -> None:
     assert fit.coefficients[1] == pytest.approx(5e-4, rel=0.05)
 
 
-def test_time_that_runs_backwards_does_no_harm() -> None:
+def test_time_that_runs_backwards_passes_no_time() -> None:
+    fits = [LeastSquares((Coefficient(1.0, *WIDE),)) for _ in range(2)]
+    for fit, times in zip(fits, ((100.0, 1.0, 100.0), (100.0, 100.0, 100.0)), strict=True):
+        for value, now_s in zip((2.0, 3.0, 4.0), times, strict=True):
+            assert fit.observe((1,), value, now_s)
+    assert fits[0].coefficients == fits[1].coefficients
+
+
+def test_after_clean_rows_a_change_of_a_twentieth_is_no_outlier() -> None:
     fit = LeastSquares((Coefficient(1.0, *WIDE),))
-    for now_s in (100.0, 1.0, 50.0):
-        assert fit.observe((1,), 2.0, now_s)
-    assert 1.0 < fit.coefficients[0] <= 2.0
+    for number in range(500):
+        fit.observe((1,), 2.0, float(number))
+    assert fit.error == FitSettings().least_error
+    clipped = fit.clipped_rows
+    fit.observe((1,), 2.1, 500.0)
+    assert fit.clipped_rows == clipped
+
+
+def test_a_coefficient_that_rests_on_a_bound_is_not_led_out_by_rounding() -> None:
+    rng = Random(5)
+    for _ in range(200):
+        low, prior, high = sorted(rng.uniform(1e-6, 1e-2) for _ in range(3))
+        fit = LeastSquares((Coefficient(prior, low, high),))
+        for number in range(30):
+            fit.observe((1,), 0.0, float(number))
+        assert fit.coefficients[0] >= low
+        for number in range(200):
+            fit.observe((1,), 1e3, 100.0 + number)
+        assert fit.coefficients[0] <= high
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,13 @@ def test_meaningless_totals_change_no_estimate_and_do_not_poison_what_follows(
     assert seconds(links, 300 * MB) == pytest.approx(0.32, rel=0.1)
 
 
+def test_an_engine_whose_seconds_went_back_has_started_again_and_proves_nothing() -> None:
+    links = book()
+    links.observe("d0", LinkTotals("p0", failures=9, busy_s=50.0), 0.0)
+    links.observe("d0", LinkTotals("p0", pulls=1, moved_bytes=MB, busy_s=0.5, failures=1), 1.0)
+    assert links.state("p0", "d0") is LinkState.UNKNOWN
+
+
 def test_the_transport_is_what_the_engine_says() -> None:
     links = book()
     links.observe("d0", LinkTotals("p0", transport="cuda_ipc"), 0.0)
@@ -221,6 +228,20 @@ def test_what_was_counted_while_flows_shared_a_nic_teaches_the_unshared_bandwidt
     assert row(links, 100.0).bytes_per_s == pytest.approx(10e9, rel=0.05)
 
 
+def test_a_share_of_the_nic_counts_only_for_the_report_after_it() -> None:
+    links, puller = book(), Puller(0.002, 10e9)
+    for number in range(200):
+        moved_bytes, crowded = (50 + number % 90) * MB, number < 100
+        if crowded:
+            begin(links, "other", ("p0", "d1"), moved_bytes)
+        begin(links, "ours", ("p0", "d0"), moved_bytes)
+        share = 2.0 if crowded else 1.0
+        links.observe("d0", puller.pull(moved_bytes, share=share), float(number))
+        links.end("ours", float(number))
+        links.end("other", float(number))
+    assert row(links, 200.0).bytes_per_s == pytest.approx(10e9, rel=0.03)
+
+
 class SlowFlows:
     """The twin of `LinkFlows`: it looks through all flows each time."""
 
@@ -274,6 +295,8 @@ def test_a_failure_is_paid_for_and_the_penalty_halves_with_time() -> None:
     links.end("nothing", 130.0)  # time goes on with whatever is told
     assert seconds(links) == pytest.approx(2.5 * clean_s)
     assert row(links, 130.0).penalty == pytest.approx(2.5)
+    links.end("nothing", 90.0)  # ... and does not go back
+    assert seconds(links) == pytest.approx(2.5 * clean_s)
     assert row(links, 130.0).broken_handoffs == 1
 
 
