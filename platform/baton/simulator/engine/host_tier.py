@@ -17,7 +17,7 @@ GPU = "gpu"
 HOST = "cpu"
 
 
-class BlockContent(NamedTuple):
+class _Content(NamedTuple):
     """What is known of one full block."""
 
     block_hash: BlockHash
@@ -31,13 +31,19 @@ class HostTier:
 
     def __init__(self, total_blocks: int) -> None:
         self._total_blocks = total_blocks
-        self._cached: dict[BlockHash, BlockContent] = {}
-        self._kept: OrderedDict[BlockHash, BlockContent] = OrderedDict()
+        self._cached: dict[BlockHash, _Content] = {}
+        self._kept: OrderedDict[BlockHash, _Content] = OrderedDict()
 
-    def cached(self, contents: Iterable[BlockContent]) -> None:
+    def cached(self, stored: BlocksStored) -> None:
         """Note what blocks hold that have come into the KV cache."""
-        if self._total_blocks:
-            self._cached.update((content.block_hash, content) for content in contents)
+        if not self._total_blocks:
+            return
+        size, parent_hash = stored.block_size_tokens, stored.parent_hash
+        for index, block_hash in enumerate(stored.block_hashes):
+            tokens = stored.token_ids[index * size : (index + 1) * size]
+            content = _Content(block_hash, parent_hash, tokens, stored.cache_salt)
+            self._cached[block_hash] = content
+            parent_hash = block_hash
 
     def take_over(self, evicted: Sequence[BlockHash]) -> Iterator[KvEvent]:
         """Keep what the KV cache has evicted, tails first; yields what has changed here."""
@@ -75,25 +81,24 @@ class HostTier:
         return frozenset(self._kept)
 
 
-def _stored(contents: Iterable[BlockContent]) -> Iterator[BlocksStored]:
+def _stored(contents: Iterable[_Content]) -> Iterator[BlocksStored]:
     """One event for each run of blocks that follow each other."""
-    run: list[BlockContent] = []
+    run: list[_Content] = []
     for content in contents:
         if run and content.parent_hash != run[-1].block_hash:
-            yield stored_event(run, HOST)
+            yield _event(run)
             run = []
         run.append(content)
     if run:
-        yield stored_event(run, HOST)
+        yield _event(run)
 
 
-def stored_event(contents: Sequence[BlockContent], tier: str) -> BlocksStored:
-    """The event that says that these blocks, which follow each other, are in a tier."""
+def _event(run: Sequence[_Content]) -> BlocksStored:
     return BlocksStored(
-        block_hashes=tuple(content.block_hash for content in contents),
-        parent_hash=contents[0].parent_hash,
-        token_ids=tuple(token for content in contents for token in content.token_ids),
-        block_size_tokens=len(contents[0].token_ids),
-        tier=tier,
-        cache_salt=contents[0].cache_salt,
+        block_hashes=tuple(content.block_hash for content in run),
+        parent_hash=run[0].parent_hash,
+        token_ids=tuple(token for content in run for token in content.token_ids),
+        block_size_tokens=len(run[0].token_ids),
+        tier=HOST,
+        cache_salt=run[0].cache_salt,
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, KvEvent
+from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.simulator.engine.blocks import BlockPool, expect
-from baton.simulator.engine.host_tier import GPU, BlockContent, HostTier, stored_event
+from baton.simulator.engine.host_tier import GPU, HostTier
 from baton.simulator.engine.runs import Run
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.engine.tokens import digest, pack_tokens
@@ -181,17 +181,16 @@ class KvMemory:
     def _note_stored(self, run: Run, first: int, end: int) -> None:
         self.note_evictions()
         size = self._block_tokens
-        contents = [
-            BlockContent(
-                run.hashes[index],
-                run.hashes[index - 1] if index else None,
-                tuple(run.tokens[index * size : (index + 1) * size]),
-                run.leg.cache_salt,
-            )
-            for index in range(first, end)
-        ]
-        self._host.cached(contents)
-        self._events.append(stored_event(contents, GPU))
+        stored = BlocksStored(
+            block_hashes=tuple(run.hashes[first:end]),
+            parent_hash=run.hashes[first - 1] if first else None,
+            token_ids=tuple(run.tokens[first * size : end * size]),
+            block_size_tokens=size,
+            tier=GPU,
+            cache_salt=run.leg.cache_salt,
+        )
+        self._host.cached(stored)
+        self._events.append(stored)
 
 
 def salt_bytes(cache_salt: str | None) -> bytes:
