@@ -162,12 +162,22 @@ def test_without_names_nothing_is_put_down_to_one_of_two_sources_or_to_none() ->
     assert meter.totals() == (LinkTotals("p0", 1, 100, 0.5, 1),)
 
 
+def test_a_leg_of_unknown_source_is_one_source_more() -> None:
+    meter = LinkMeter()
+    meter.expect(decode_leg("a", "p0", "engine-0"))
+    meter.expect(decode_leg("b", None, "engine-1"))
+    meter.stepped(UNNAMED)
+    assert meter.totals() == ()
+
+
 def test_names_that_do_not_match_the_transfers_are_not_trusted() -> None:
     meter = LinkMeter()
     meter.expect(decode_leg("a", "p0", "engine-0"))
     meter.expect(decode_leg("b", "p1", "engine-1"))
-    meter.stepped(moved(("engine-0", 100, 0.5)) | {"baton_sources": []})
-    assert meter.totals() == ()
+    meter.arrived("b")
+    two = moved(("engine-1", 100, 0.5), ("engine-1", 50, 0.5))
+    meter.stepped(two | {"baton_sources": ["engine-1"]})
+    assert meter.totals() == (LinkTotals("p0", 2, 150, 1.0),)
 
 
 # ------------------------------------------------------------------ the connector's own parts

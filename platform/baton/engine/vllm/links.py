@@ -37,14 +37,15 @@ class LinkMeter:
         """Take what says by which transport blocks come from a replica; empty: not known."""
         self._transport = transport
         self._replicas: dict[str, str] = {}
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[str, str | None] = {}
         self._totals: dict[str, LinkTotals] = {}
 
     def expect(self, leg: Leg) -> None:
         """A leg was handed to the engine; it may have to fetch its blocks."""
-        if leg.ticket is None or leg.source_id is None:
+        if leg.ticket is None:
             return
-        _keep_newest(self._replicas, source_engine(leg.ticket), leg.source_id)
+        if leg.source_id is not None:
+            _keep_newest(self._replicas, source_engine(leg.ticket), leg.source_id)
         self._waiting[leg.leg_id] = leg.source_id
 
     def arrived(self, leg_id: str) -> None:
