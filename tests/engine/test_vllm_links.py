@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ with warnings.catch_warnings():
     from vllm.v1.metrics.stats import SchedulerIterationDetails, SchedulerStats
 
     from baton.engine.vllm import links
-    from baton.engine.vllm.connector import SourcedStats, prefix_to_fetch
+    from baton.engine.vllm.connector import SourcedStats, SourcedWorker, prefix_to_fetch
     from baton.engine.vllm.legs import LiveLegs
     from baton.engine.vllm.links import LinkMeter
     from baton.engine.vllm.wire import EngineWire
@@ -197,6 +198,43 @@ def test_a_failure_alone_is_worth_a_report() -> None:
     stats = SourcedStats()
     stats.data["baton_failed_sources"].append("e")
     assert not stats.is_empty()
+
+
+class Agent:
+    """A NIXL agent whose transfers are in the states they were given."""
+
+    def __init__(self, states: dict[int, str]) -> None:
+        self._states = states
+
+    def check_xfer_state(self, handle: int) -> str:
+        return self._states[handle]
+
+    def get_xfer_telemetry(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(
+            xferDuration=1e6, postDuration=0.0, totalBytes=100 * handle, descCount=1
+        )
+
+    def release_xfer_handle(self, handle: int) -> None:
+        self._states.pop(handle)
+
+
+def test_whatever_vllms_worker_counts_goes_under_the_engine_it_came_from() -> None:
+    worker = SourcedWorker.__new__(SourcedWorker)
+    worker.xfer_stats = SourcedStats()
+    worker.nixl_wrapper = Agent({1: "DONE", 2: "PROC", 3: "DONE", 4: "ERR", 5: "DONE", 6: "DONE"})
+    worker._recving_metadata = {
+        name: SimpleNamespace(remote=SimpleNamespace(engine_id=f"engine-{name}")) for name in "abc"
+    }
+    worker._failed_remote_engines = set()
+    worker._log_failure = lambda **_context: None
+    transfers = {"a": [1, 2], "b": [3, 5], "c": [4], "forgotten": [6]}
+    done, failed = worker._pop_done_transfers(transfers)
+    assert transfers == {"a": [2]}
+    assert (done, failed) == ({"b", "c", "forgotten"}, {"c"})
+    data = worker.xfer_stats.data
+    assert data["bytes_transferred"] == [100, 300, 500, 600]
+    assert data["baton_sources"] == ["engine-a", "engine-b", "engine-b", ""]
+    assert data["baton_failed_sources"] == ["engine-c"]
 
 
 @pytest.mark.parametrize(
