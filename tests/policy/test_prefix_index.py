@@ -159,6 +159,20 @@ def test_a_replica_that_is_gone_holds_nothing_nor_does_who_takes_its_place() -> 
     index.check_integrity()
 
 
+def test_what_a_lost_replica_leaves_behind_does_not_look_like_a_hole() -> None:
+    index = index_of("a", "b", "c")
+    for one in "ab":
+        index.apply(one, update(1, stored(range(5000))), 0.0)
+    index.leave("a")
+    for sequence in range(1, 300):
+        index.apply("c", update(sequence), 0.0)  # a part is swept with each
+        hits = index.look_up(list(range(5000)), 0.0)
+        assert hits.of("b").blocks == 5000
+        assert hits.holders(9) == ["b"]
+    assert index.entries < 10_000
+    assert index.counters.broken_chains == 0
+
+
 def test_slots_are_used_again_once_nothing_of_them_is_left() -> None:
     index = index_of("b")
     index.apply("b", update(1, stored(CHAIN)), 0.0)
@@ -198,6 +212,18 @@ def test_a_replica_that_does_not_vouch_is_called_stale() -> None:
     assert (silent.stale, silent.age_s) == (True, None)
 
 
+def test_a_hole_in_one_layer_does_not_outweigh_what_is_known_of_all_layers() -> None:
+    index = index_of("a", "b")
+    index.apply("a", update(1, stored(CHAIN), removed(CHAIN[8:9])), 0.0)
+    assert blocks(index, "a", CHAIN) == 32  # no probe falls into the hole
+    index.predict("b", CHAIN[:10], 0.0)
+    assert index.look_up(CHAIN, 0.0).of("a") == Hit(8, 0, HitSource.REPORTED, 0.0)
+    index.apply("b", update(1, stored(CHAIN[:10], CacheTier.HOST)), 0.0)
+    assert index.look_up(CHAIN, 0.0).of("a") == Hit(8, 0, HitSource.REPORTED, 0.0)
+    assert index.look_up(CHAIN, 0.0).of("b") == Hit(10, 10, HitSource.REPORTED, 0.0)
+    assert index.counters.broken_chains == 3
+
+
 # ------------------------------------------------------------------ bounds
 
 
@@ -221,6 +247,16 @@ def test_blocks_that_are_kept_already_take_no_room() -> None:
     index.apply("a", update(2, stored([*CHAIN[:18], 1, 2])), 0.0)
     assert index.counters.unkept_blocks == 0
     assert blocks(index, "a", [1, 2]) == 2
+
+
+def test_a_snapshot_of_the_state_we_know_brings_back_what_did_not_fit() -> None:
+    index = index_of("a", "b", options=IndexOptions(max_entries=40))
+    index.apply("b", update(1, stored(range(30))), 0.0)
+    index.apply("a", update(1, stored(CHAIN)), 0.0)
+    assert blocks(index, "a", CHAIN) == 10
+    index.leave("b")
+    index.apply("a", update(1, stored(CHAIN), snapshot=True), 0.0)
+    assert blocks(index, "a", CHAIN) == 32
 
 
 def test_the_last_tenth_is_for_replicas_below_their_share() -> None:
@@ -321,6 +357,31 @@ def test_the_least_recent_prediction_is_evicted_its_deepest_block_first() -> Non
     index.check_integrity()
 
 
+def test_predictions_of_a_lost_replica_do_not_pass_to_who_gets_its_slot() -> None:
+    options = IndexOptions(mode=IndexMode.PREDICTED, predicted_s=10.0)
+    index = index_of("a", options=options)
+    index.predict("a", CHAIN, 0.0)
+    index.leave("a")
+    index.join("b", capacity_blocks=9)
+    assert index.look_up(CHAIN, 0.0).holders(3) == []
+    for _ in range(600):
+        index.predict("b", [1], 1.0)  # each sweeps a part
+    index.join("c", capacity_blocks=99)
+    assert index._replicas["c"].bit == 1
+    index.predict("c", CHAIN[:5], 5.0)
+    assert index.look_up(CHAIN, 10.0).of("c").blocks == 5  # though a's prediction has expired
+    index.check_integrity()
+
+
+def test_what_was_sent_again_outlives_the_first_time() -> None:
+    index = index_of("a", options=IndexOptions(mode=IndexMode.PREDICTED, predicted_s=10.0))
+    index.predict("a", CHAIN, 0.0)
+    index.predict("a", CHAIN[:9], 4.0)
+    assert index.look_up(CHAIN, 10.0).of("a") == Hit(9, 0, HitSource.PREDICTED, 6.0)
+    assert blocks(index, "a", CHAIN, 14.0) == 0
+    index.check_integrity()
+
+
 def test_no_more_is_predicted_than_fits() -> None:
     index = index_of("a", capacity=5)
     index.predict("a", CHAIN, 0.0)
@@ -373,10 +434,11 @@ def test_predictions_that_prove_wrong_twice_in_a_row_are_dropped() -> None:
 
 def test_an_answer_that_agrees_takes_the_doubt_away() -> None:
     index = index_of("a", options=IndexOptions(mode=IndexMode.PREDICTED))
+    # All but one block is as good as all: engines compute the last token anew.
     for tail, cached in enumerate([0, 3, 32, 3, 31, 3]):
         ask(index, tail, cached, float(tail))
+        assert blocks(index, "a", CHAIN, float(tail)) == 32
     assert index.counters.contradictions == 3
-    assert blocks(index, "a", CHAIN, 6.0) == 32
 
 
 def test_requests_that_overlap_do_not_contradict_each_other() -> None:

@@ -20,7 +20,7 @@ from baton.policy.hits import Hits
 from baton.policy.prefix_index import IndexMode, IndexOptions, PrefixIndex
 from tests.policy.index_twin import Twin
 
-IDS = ("a", "b", "c", "d")
+IDS = ("a", "b", "c")
 ROOT = chain_root(model="m", block_size_tokens=2)
 STEM = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16)
 CHAINS = [
@@ -275,7 +275,7 @@ class PredictedMachine(IndexMachine):
     mode = IndexMode.PREDICTED
 
 
-_SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
+_SETTINGS = settings(max_examples=50, stateful_step_count=50, deadline=None)
 TestHybrid = IndexMachine.TestCase
 TestHybrid.settings = _SETTINGS
 TestEvents = EventsMachine.TestCase

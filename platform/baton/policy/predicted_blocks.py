@@ -87,8 +87,17 @@ class PredictedBlocks:
             self._end(own, prediction)
         own.order.clear()
 
+    @staticmethod
+    def abandon(own: Predictions) -> None:
+        """Forget all of one replica at once: its slot was retired, so its bits will be swept."""
+        own.newest.clear()
+        own.order.clear()
+
     def check_integrity(self, all_own: Sequence[tuple[int, Predictions]]) -> None:
         """Masks and predictions agree, no replica has more than its capacity.
+
+        Args:
+            all_own: the slots in use, and what is predicted of them.
 
         Raises:
             AssertionError: it is not so.
@@ -101,8 +110,9 @@ class PredictedBlocks:
                 assert block in prediction.blocks, "a prediction forgot its block"
                 assert prediction in own.order, "a prediction cannot be evicted any more"
                 wanted[block] = wanted.get(block, 0) | bit
-        assert dict(self.masks.masks()) == wanted, "masks and predictions differ"
-        assert self.masks.entries == sum(len(own.newest) for _, own in all_own)
+        live = sum(bit for bit, _ in all_own)
+        found = {block: held & live for block, held in self.masks.masks() if held & live}
+        assert found == wanted, "masks and predictions differ"
 
     def _evict(self, own: Predictions) -> None:
         excess = len(own.newest) - own.capacity_blocks

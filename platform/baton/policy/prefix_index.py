@@ -68,7 +68,7 @@ class IndexOptions:
 
     mode: IndexMode = IndexMode.HYBRID
     max_entries: int = 4_000_000
-    """Reported pairs of replica and block: 250 MB or so."""
+    """Reported pairs of replica and block: 250 to 400 MB, more where few are shared."""
     predicted_s: float = 120.0
     """How long a prediction is believed of a replica that reports nothing, or not any more."""
     unconfirmed_s: float = 5.0
@@ -94,8 +94,8 @@ class PrefixIndex:
         self._rng = Random(seed)  # noqa: S311 - spreads load, guards nothing
         self._replicas: dict[str, ReplicaRecord] = {}
         self._by_bit: dict[int, str] = {}
-        self._reported = ReportedBlocks()
         self._predicted = PredictedBlocks()
+        self._reported = ReportedBlocks(self._predicted.masks)
         self._counters = IndexCounters()
 
     @property
@@ -122,7 +122,7 @@ class PrefixIndex:
         """A replica is gone, and all that it held; nothing happens when it is unknown."""
         known = self._replicas.pop(replica_id, None)
         if known is not None:
-            self._predicted.forget_all(known.predictions)
+            self._predicted.abandon(known.predictions)
             self._reported.retire_slot(known.bit)
             del self._by_bit[known.bit]
 
@@ -207,6 +207,7 @@ class PrefixIndex:
         known = self._known(replica_id)
         if known is None or not hashes or self.mode is IndexMode.EVENTS:
             return
+        self._reported.sweep()
         self._predicted.expire(now_s)
         chain = self._chain(hashes)
         reported = chain.leading(chain.reported, known.bit)
@@ -336,9 +337,9 @@ class PrefixIndex:
         return max(min(free, share - known.entries), free - self.options.max_entries // _RESERVE)
 
     def _forget(self, replica_id: str, known: ReplicaRecord) -> None:
-        self._predicted.forget_all(known.predictions)
-        if not known.entries:
+        if not known.entries and not known.predictions.newest:
             return
+        self._predicted.abandon(known.predictions)
         self._reported.retire_slot(known.bit)
         del self._by_bit[known.bit]
         known.bit = self._reported.take_slot()

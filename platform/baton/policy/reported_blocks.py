@@ -21,10 +21,16 @@ _MIN_RETIRED_SLOTS = 64
 class ReportedBlocks:
     """Which slots hold which blocks in which tier, and which slots are in use."""
 
-    __slots__ = ("_free", "_slots", "_step", "_sweeping", "_tiers", "_waiting", "live")
+    __slots__ = ("_all", "_free", "_slots", "_step", "_sweeping", "_tiers", "_waiting", "live")
 
-    def __init__(self) -> None:
+    def __init__(self, predicted: HolderMasks) -> None:
+        """Start with nothing.
+
+        Args:
+            predicted: other masks of the same slots, to be swept too.
+        """
         self._tiers = {tier: HolderMasks() for tier in CacheTier}
+        self._all = (*self._tiers.values(), predicted)
         self._free: list[int] = []
         self._slots = 0
         self._waiting = 0
@@ -74,7 +80,7 @@ class ReportedBlocks:
                 return
             self._sweeping, self._waiting, self._step = self._waiting, 0, 0
         parts = 0
-        for masks in self._tiers.values():
+        for masks in self._all:
             parts = masks.shard_count
             if masks.entries:
                 masks.sweep(self._step, self._sweeping)
@@ -99,7 +105,7 @@ class ReportedBlocks:
         assert self.live & self.retired == 0, "a retired slot is in use"
         assert free & known == 0, "a free slot is in use or retired"
         assert free | known == (1 << self._slots) - 1, "a slot is lost"
-        for masks in self._tiers.values():
+        for masks in self._all:
             entries = 0
             for block, held in masks.masks():
                 assert held, f"block {block} is kept without a holder"
