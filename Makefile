@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-overhead bench-router-cost bench-routing clean
+.PHONY: help install demo demo-once test check bench-overhead bench-router-cost bench-routing bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,9 @@ bench-router-cost: install ## what a routing decision and the prefix index cost,
 
 bench-routing: install ## how placement policies compare, on simulated engines in virtual time
 	@.venv/bin/python -m benchmarks.routing $(ARGS)
+
+bench-transfer: install ## GB/s of a pull over loopback against NIXL alone and memcpy
+	@.venv/bin/python -m benchmarks.transfer $(ARGS)
 
 clean: ## remove the environment and every cache
 	@rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -32,9 +32,9 @@ _MARK = struct.Struct("<II")
 """Written into each page of the source: its piece and the piece's page."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Agents:
-    """How both agents of a pair are set up."""
+    """How both agents of a pair are set up; told apart by identity."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     threads: int = 0
@@ -69,7 +69,8 @@ class Pair:
     """A source and a puller; usable once the `with` block is entered."""
 
     def __init__(self, agents: Agents, capacity_bytes: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["nixl._api"])
         to_source, source_end = context.Pipe()
         self._puller, puller_end = context.Pipe()
         self._source = to_source

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import RdmaMissing
+from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from baton.transfer.transport import (
     Reach,
     check_rdma,
@@ -18,7 +19,6 @@ from baton.transfer.transport import (
     transport_environment,
     transport_towards,
 )
-from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from baton.transfer.ucx_log import FLUSH_VARIABLE
 from benchmarks._transfer_pair import Agents, Pair, Pull
 

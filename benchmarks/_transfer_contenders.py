@@ -1,0 +1,163 @@
+"""Who takes part in the transfer benchmark, and which settings are tried against the chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from baton.domain.fleet import Role
+from baton.engine.vllm.settings import Nixl, VllmEngineSettings, engine_environment
+from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
+from benchmarks._transfer_pair import Agents, Copy, Pull
+
+MIB = 1 << 20
+SIZES_MIB = (1, 4, 16, 64, 256)
+PIECE_BYTES = 256 << 10
+"""Keys, or values, of one block in one layer of an 8B model (8 KV heads of 128, 2 bytes each) at
+vLLM's block size on CPUs, 128 tokens."""
+_VLLM_THREADS = 4
+"""Source: vllm 0.32, kv_connector/v1/nixl/base_worker.py, `num_threads`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One way of moving bytes."""
+
+    name: str
+    agents: Agents
+    order: Callable[[int], Pull | Copy]
+    """What to carry out for a number of bytes."""
+    most_mib: int = SIZES_MIB[-1]
+    """It does not take part in larger sizes: they would tell nothing new, and take seconds."""
+
+
+def contenders(logged: Mapping[str, str]) -> list[Contender]:
+    """Those of the benchmark, in the order in which they take turns.
+
+    `logged` are the variables by which transports are read.
+    """
+    bare = Agents()
+    calm = Agents(
+        environment={PROGRESS_DELAY_VARIABLE: engine_variables()[PROGRESS_DELAY_VARIABLE]}
+    )
+    baton = engine_agents(logged)
+    return [
+        Contender(name="memcpy", agents=calm, order=copy),
+        Contender(name="bare", agents=bare, order=one_piece),
+        Contender(name="baton", agents=baton, order=blocks),
+        Contender(name="calm", agents=calm, order=one_piece),
+        Contender(name="bare_blocks", agents=bare, order=partial(blocks, hot_polling=True)),
+        Contender(
+            name="bare_tcp", agents=Agents(environment=TCP), order=one_piece, most_mib=TCP_MOST_MIB
+        ),
+        Contender(name="baton_tcp", agents=engine_agents(TCP), order=blocks, most_mib=TCP_MOST_MIB),
+    ]
+
+
+def copy(size_bytes: int) -> Copy:
+    """No transfer at all."""
+    return Copy(size_bytes=size_bytes)
+
+
+def one_piece(size_bytes: int) -> Pull:
+    """All in one descriptor."""
+    return Pull(pieces=1, piece_bytes=size_bytes, scattered=False, hot_polling=True)
+
+
+def blocks(size_bytes: int, *, piece_bytes: int = PIECE_BYTES, hot_polling: bool = False) -> Pull:
+    """As KV blocks that lie anywhere."""
+    return Pull(
+        pieces=size_bytes // piece_bytes,
+        piece_bytes=piece_bytes,
+        scattered=True,
+        hot_polling=hot_polling,
+    )
+
+
+def engine_variables() -> dict[str, str]:
+    """What baton sets in the environment of an engine that it starts."""
+    settings = VllmEngineSettings(
+        replica_id="d-0",
+        pool="decode",
+        model_source="",
+        model_name="",
+        role=Role.DECODE,
+        nixl=Nixl(host="127.0.0.1", port=1),
+    )
+    return engine_environment(settings, adapter_pid=0)
+
+
+def engine_agents(more: Mapping[str, str]) -> Agents:
+    """Agents as an engine's: made as vLLM makes them, in the environment that baton gives it."""
+    return Agents(
+        environment=engine_variables() | dict(more), threads=_VLLM_THREADS, telemetry=True
+    )
+
+
+TCP = {"UCX_TLS": "tcp"}
+TCP_MOST_MIB = 64
+_DELAYS_US = (100, 10_000)
+_UCX_TCP = {
+    "segments_64k": {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "64k"},
+    "segments_256k": {"UCX_TCP_TX_SEG_SIZE": "256k", "UCX_TCP_RX_SEG_SIZE": "256k"},
+    "buffers_4m": {"UCX_TCP_SNDBUF": "4m", "UCX_TCP_RCVBUF": "4m"},
+    "one_rail": {"UCX_MAX_RMA_RAILS": "1", "UCX_MAX_EAGER_RAILS": "1"},
+    "rndv_8k": {"UCX_RNDV_THRESH": "8k"},
+}
+
+
+def sweep(name: str) -> list[Contender]:
+    """The contenders of a sweep; the first is what is chosen today."""
+    return SWEEPS[name]()
+
+
+def _of_delays(base: Mapping[str, str]) -> list[Contender]:
+    hot = engine_variables() | dict(base)
+    del hot[PROGRESS_DELAY_VARIABLE]
+    polling = Agents(environment=hot, threads=_VLLM_THREADS, telemetry=True)
+    return [
+        Contender(name="chosen", agents=engine_agents(base), order=blocks),
+        Contender(name="delay_0", agents=polling, order=blocks),
+        *(
+            Contender(
+                name=f"delay_{delay_us}",
+                agents=engine_agents({**base, PROGRESS_DELAY_VARIABLE: str(delay_us)}),
+                order=blocks,
+            )
+            for delay_us in _DELAYS_US
+        ),
+    ]
+
+
+def _of_tcp() -> list[Contender]:
+    return [
+        Contender(name="chosen", agents=engine_agents(TCP), order=blocks),
+        *(
+            Contender(name=name, agents=engine_agents(TCP | variables), order=blocks)
+            for name, variables in _UCX_TCP.items()
+        ),
+    ]
+
+
+def _of_pieces() -> list[Contender]:
+    agents = engine_agents({})
+    return [
+        Contender(name="chosen", agents=agents, order=blocks),
+        *(
+            Contender(
+                name=f"pieces_{kib}k",
+                agents=agents,
+                order=partial(blocks, piece_bytes=kib << 10),
+            )
+            for kib in (16, 64, 1024, 4096)
+        ),
+    ]
+
+
+SWEEPS: dict[str, Callable[[], list[Contender]]] = {
+    "delays": partial(_of_delays, {}),
+    "delays_tcp": partial(_of_delays, TCP),
+    "tcp": _of_tcp,
+    "pieces": _of_pieces,
+}
