@@ -71,12 +71,6 @@ class LinkFlows:
                 most = max(most, min(nic.flows * moved_bytes, nic.moved_bytes))
         return most
 
-    def leave(self, replica_id: str) -> None:
-        """End every flow of a replica."""
-        for flow_id, flow in tuple(self._flows.items()):
-            if replica_id in {flow.source_id, flow.target_id}:
-                self.end(flow_id)
-
     def by_link(self) -> Counter[tuple[str, str]]:
         """How many flows there are from one replica to another."""
         return Counter((flow.source_id, flow.target_id) for flow in self._flows.values())

@@ -133,6 +133,7 @@ class LinkBook:
         self._by_target: dict[str, dict[str, _Link]] = {}
         self._members: set[str] = set()
         self._flows = LinkFlows()
+        self._flow_links: dict[str, _Link] = {}
         self._now_s = 0.0
         """The latest time that anyone has mentioned: the estimate is asked for without one."""
 
@@ -172,12 +173,12 @@ class LinkBook:
     ) -> None:
         """A handoff of ours begins to move blocks; `end` it once, under the same id."""
         self._at(now_s)
-        if not {source_id, target_id} <= self._members:
-            return
+        link = self._link(source_id, target_id)
         if moved_bytes > 0:
             beside = self._flows.beside(source_id, target_id, moved_bytes)
-            self._link(source_id, target_id).meter.note_share(1.0 + beside / moved_bytes)
+            link.meter.note_share(1.0 + beside / moved_bytes)
         self._flows.begin(flow_id, Flow(source_id, target_id, max(0, moved_bytes)))
+        self._flow_links[flow_id] = link
 
     def end(self, flow_id: str, now_s: float, *, landed: bool = False) -> None:
         """The flow is over; `landed` when its blocks are known to have come. Unknown ids: ignored.
@@ -186,9 +187,11 @@ class LinkBook:
         is not.
         """
         self._at(now_s)
-        flow = self._flows.end(flow_id)
-        if flow is not None and landed:
-            self._prove(self._link(flow.source_id, flow.target_id), now_s)
+        self._flows.end(flow_id)
+        # The link that it began on: its replicas may be gone, or be others of the same name by now.
+        link = self._flow_links.pop(flow_id, None)
+        if link is not None and landed:
+            self._prove(link, now_s)
 
     def failed(self, source_id: str, target_id: str, now_s: float, why: str = "") -> LinkState:
         """A handoff failed on this link: its estimate pays. Returns the state it is in now."""
@@ -267,9 +270,8 @@ class LinkBook:
         self._members.add(replica_id)
 
     def leave(self, replica_id: str) -> None:
-        """Forget every link of a replica, and end its flows."""
+        """Forget every link of a replica; its flows are for those to end who began them."""
         self._members.discard(replica_id)
-        self._flows.leave(replica_id)
         self._by_target.pop(replica_id, None)
         for target_id, sources in tuple(self._by_target.items()):
             sources.pop(replica_id, None)
@@ -291,8 +293,8 @@ class LinkBook:
     def check_integrity(self) -> None:
         """Raise AssertionError when the books disagree."""
         self._flows.check_integrity()
-        ends = {pair[end] for pair in self._flows.by_link() for end in (0, 1)}
-        ends |= self._by_target.keys()
+        assert len(self._flow_links) == len(self._flows), "flows and their links differ"
+        ends = set(self._by_target)
         ends |= {source_id for sources in self._by_target.values() for source_id in sources}
         assert ends <= self._members, f"remembered of strangers: {sorted(ends - self._members)}"
 
