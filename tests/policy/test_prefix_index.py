@@ -334,6 +334,15 @@ def test_removal_from_the_host_leaves_predictions_alone() -> None:
     assert blocks(index, "a", CHAIN) == 32
 
 
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_cache_that_was_emptied_is_not_expected_to_hold_anything(*, snapshot: bool) -> None:
+    index = index_of("a")
+    index.predict("a", CHAIN, 0.0)
+    index.apply("a", update(1, cleared(), snapshot=snapshot), 0.0)
+    assert blocks(index, "a", CHAIN) == 0
+    index.check_integrity()
+
+
 def test_only_what_is_not_reported_is_predicted() -> None:
     index = index_of("a", options=IndexOptions(max_entries=1000))
     index.apply("a", update(1, stored(CHAIN[:30])), 0.0)

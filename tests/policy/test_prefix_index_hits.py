@@ -208,6 +208,15 @@ def test_slots_that_wait_to_be_swept_are_few() -> None:
         reported.check_integrity()
 
 
+def test_the_lowest_free_slot_is_used_so_that_masks_stay_narrow() -> None:
+    reported = ReportedBlocks(HolderMasks())
+    bits = [reported.take_slot() for _ in range(9)]
+    for bit in (bits[7], bits[2], bits[5]):
+        reported.retire_slot(bit)
+        reported.sweep_all()
+    assert [reported.take_slot() for _ in range(4)] == [bits[2], bits[5], bits[7], 1 << 9]
+
+
 @pytest.mark.parametrize("retired_during_a_sweep", [False, True])
 def test_a_slot_is_not_given_out_before_all_of_it_is_swept(*, retired_during_a_sweep: bool) -> None:
     reported = ReportedBlocks(HolderMasks())

@@ -105,8 +105,8 @@ class PredictedBlocks:
         wanted: dict[int, int] = {}
         for bit, own in all_own:
             assert len(own.newest) <= own.capacity_blocks, "more predicted than fits"
+            assert all(one.bit == bit for one in own.order), "a prediction outlived its slot"
             for block, prediction in own.newest.items():
-                assert prediction.bit == bit, "a prediction outlived its slot"
                 assert block in prediction.blocks, "a prediction forgot its block"
                 assert prediction in own.order, "a prediction cannot be evicted any more"
                 wanted[block] = wanted.get(block, 0) | bit
