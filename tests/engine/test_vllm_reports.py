@@ -11,6 +11,7 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed, TransferFailed
 from baton.domain.fleet import Load, ReplicaFacts, Role, StepTotals, TransferTotals
+from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
 from baton.engine.vllm.settings import Nixl, VllmEngineSettings, engine_arguments
 
 pytest.importorskip("vllm")
@@ -145,6 +146,24 @@ async def test_side_channels_are_asked_by_whoever_speaks_their_protocol() -> Non
     assert len(asked) == 1
     await engine.close()
     await unable.close()
+
+
+async def test_a_ticket_for_the_front_of_a_prompt_is_refused_where_it_would_be_misread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = VllmEngine(replace(SETTINGS, nixl=NIXL))
+    engine._facts = replace(facts(replace(SETTINGS, nixl=NIXL)), prefix_fetch=False)
+    leg = Leg(
+        leg_id="leg-1",
+        request_id="r",
+        kind=LegKind.DECODE,
+        prompt_token_ids=(1, 2, 3),
+        max_tokens=1,
+        ticket=Ticket(tokens=2, blocks=1, params=b""),
+    )
+    assert await engine.submit(leg) is LegFailure.REFUSED
+    assert "fetches whole prompts only" in str(caplog.records[-1].__dict__["reason"])
+    await engine.close()
 
 
 # ------------------------------------------------------------------ load
