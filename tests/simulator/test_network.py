@@ -92,6 +92,15 @@ def test_a_flow_without_bytes_is_done_at_once() -> None:
     assert net.take_done(3.0) == ["f"]
 
 
+def test_a_look_that_comes_late_finds_flows_ended_when_they_would_have() -> None:
+    net = network("a", "b")
+    net.begin("short", source_id="a", target_id="b", moved_bytes=50, now_s=0.0)
+    net.begin("long", source_id="a", target_id="b", moved_bytes=150, now_s=0.0)
+    # Together until 1 s; the other 100 bytes of the long one then have the way to themselves.
+    assert net.take_done(1.9) == ["short"]
+    assert net.next_done_at_s() == pytest.approx(2.0)
+
+
 @dataclass(eq=False)
 class SlowFlow:
     source: str

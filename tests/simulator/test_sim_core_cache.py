@@ -161,6 +161,25 @@ def evicted_core() -> SimCore:
     return core
 
 
+def fully_evicted_core() -> SimCore:
+    """A core whose host has all of PROMPT, and whose KV cache has none of it."""
+    core = new_core(TIERED)
+    for number, prompt in enumerate([PROMPT, OTHER, (7,) * 30]):
+        cached_tokens(core, str(number), prompt)
+    return core
+
+
+def test_the_last_token_is_computed_though_the_host_has_its_block() -> None:
+    core = fully_evicted_core()
+    core.add(local("again", PROMPT[:28], max_tokens=2))
+    core.begin_step(0.0)
+    core.load_done("again")
+    outputs = run_dry(core)
+    assert outputs[0].cached_tokens == 24
+    wanted = expected_tokens(PROMPT[:28], 2, model="tiny", settings=SETTINGS)
+    assert tokens_of(outputs, "again") == wanted
+
+
 def test_evicted_blocks_go_to_the_host_and_are_told_of_before_they_are_gone() -> None:
     core = evicted_core()
     assert tiers(core.take_events()) == [
@@ -273,6 +292,16 @@ def test_a_reset_empties_both_tiers_and_says_so() -> None:
     core.check_integrity()
 
 
+def test_a_reset_empties_a_host_that_holds_whole_prompts() -> None:
+    core = fully_evicted_core()
+    core.add(local("proof", PROMPT[:28]))
+    core.begin_step(0.0)
+    assert core.take_orders() == (LoadBlocks(leg_id="proof", blocks=6),)
+    core.abort(["proof"])
+    assert core.reset_cache()
+    assert cached_tokens(core, "again") == 0
+
+
 def test_a_cache_in_use_is_not_reset() -> None:
     core = new_core()
     ticket = prefilled(core)
@@ -291,3 +320,15 @@ def test_a_prefill_leg_may_find_its_blocks_in_the_host() -> None:
     (output,) = run_dry(core)
     assert output.ticket is not None
     assert output.cached_tokens == 28
+
+
+def test_a_step_that_decodes_takes_longer_with_more_blocks_in_use() -> None:
+    core = new_core(replace(SETTINGS, decode_kv_s=1.0, max_batched_tokens=64))
+    core.add(local("a", (5,) * 40, max_tokens=3))
+    core.begin_step(0.0)
+    core.finish_step(0.0)
+    step = core.begin_step(0.0)
+    assert step is not None
+    used = 11 / 50
+    plain_s = SETTINGS.step_s(prefill_tokens=0, decode_requests=1)
+    assert step.duration_s == pytest.approx(plain_s + used)

@@ -185,8 +185,7 @@ class SimCore:
 
     def load_done(self, leg_id: str) -> None:
         """Blocks have come from the host's memory; ignored when the leg was aborted meanwhile."""
-        run = self._book.in_transfer(leg_id)
-        if run is not None and run.ticket is None:
+        if (run := self._book.in_transfer(leg_id)) is not None:
             self._memory.loaded(run)
             self._book.make_ready(run)
 
@@ -320,7 +319,6 @@ class SimCore:
             missing = ticket.blocks - run.remembered_blocks
             if missing > run.host_blocks:
                 order = StartPull(leg_id=run.leg.leg_id, ticket=ticket, blocks=missing)
-                run.host_blocks = 0
                 return self._wait_for(run, order)
             run.ticket = None
             self._orders.append(FreeSource(ticket=ticket))
