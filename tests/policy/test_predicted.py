@@ -17,6 +17,7 @@ from baton.policy.placement import (
     Surroundings,
 )
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.replica_cost import among_others, replica_cost
 from tests.fakes.timings import (
     FixedLinks,
     FixedTimings,
@@ -136,6 +137,36 @@ def test_slow_hardware_is_known_by_its_timing() -> None:
     timings = FixedTimings(by_pool={"slow": LinearTiming(token=0.001)})
     around = surroundings(replica_view("a", pool="slow"), replica_view("b"), timings=timings)
     assert placed(query(), around).route.decode_replica_id == "b"
+
+
+def test_a_prefix_is_not_stored_twice_where_what_is_stored_is_used_again() -> None:
+    held, free = replica_view("held", load=Load(queued_tokens=1200)), replica_view("free")
+    around, hits = surroundings(held, free), KnownHits({"held": 50})
+    assert placed(query(hits=hits), around).route.decode_replica_id == "free"
+    assert placed(query(hits=hits, reuses=2.0), around).route.decode_replica_id == "held"
+
+
+def test_an_uneven_load_counts_for_as_long_as_it_lasts() -> None:
+    views = [replica_view("a", load=Load(running_requests=30)), replica_view("b")]
+    costs = [
+        replica_cost(query(), view, LinearTiming(), output_tokens=10, at_s=0) for view in views
+    ]
+    many, none = among_others(costs, reuses=0.0)
+    lasts = (15 + 1) / (30 + 1)
+    assert many.own_s == pytest.approx(10 * (0.01 + 0.016 + lasts * 0.015))
+    assert many.join_s == pytest.approx(lasts * 10 * 0.001)
+    assert none.own_s == pytest.approx(10 * (0.01 + 0.016 - 0.015 / 31))
+    assert none.join_s == pytest.approx(10 * 0.001 / 31)
+
+
+def test_what_one_replica_would_store_again_is_what_another_holds_more() -> None:
+    views = [replica_view("a", load=Load(running_requests=4)), replica_view("b")]
+    item = query(hits=KnownHits({"b": 50}))
+    costs = [replica_cost(item, view, LinearTiming(), output_tokens=1, at_s=0) for view in views]
+    twice, once = among_others(costs, reuses=2.0)
+    assert twice.displaced_s == pytest.approx(2 * 799 * 0.0001 * (1 + 4))
+    assert once.displaced_s == 0
+    assert among_others([], reuses=2.0) == []
 
 
 # ------------------------------------------------------------------ prefix fetch
@@ -351,7 +382,7 @@ def test_the_numbers_of_a_handoff_are_those_of_its_parts() -> None:
     assert option.prefill_s == pytest.approx(0.01 + 1600 * 0.0001)
     assert option.transfer_s == pytest.approx(0.002 + 100 * 1024 / 1e9)
     assert option.decode_s == pytest.approx((0.01 + 21 * 0.001) * 1.5)
-    assert option.harm_s == pytest.approx(20 * 10 * 0.001)
+    assert option.harm_s == pytest.approx(20 * 10 * 0.001 / 21)  # until one of 20 has ended
     assert option.ttft_s == pytest.approx(0.17 + 0.002 + 0.0001024 + 0.0465)
 
 

@@ -211,7 +211,7 @@ class Journeys:
         if target is None:
             entry.local_only = LocalOnly.HANDOFF_FAILED
             self.release(entry, now_s)
-            self.resume(entry, now_s)
+            self.resume(entry, "no replica could take the handoff", now_s)
             return
         entry.routes[-1] = replace(entry.routes[-1], decode_replica_id=target)
         entry.move(Phase.TRANSFER)
@@ -280,15 +280,16 @@ class Journeys:
             why = f"gave up after {entry.failures} failures, the last on {replica_id}: {why}"
             self.fail(entry, EngineFailed(entry.request_id, why), now_s)
         else:
-            self.resume(entry, now_s)
+            self.resume(entry, f"{replica_id}: {why}", now_s)
 
-    def resume(self, entry: Entry, now_s: float) -> None:
+    def resume(self, entry: Entry, why: str, now_s: float) -> None:
         """Place again; what was delivered becomes part of the prompt."""
         if entry.generated and not entry.request.resumable:
-            why = "its replica was lost after tokens had been sent, and it cannot be carried over"
-            self.fail(entry, NotResumable(entry.request_id, why), now_s)
+            lost = "its replica was lost after tokens had been sent, and it cannot be carried over"
+            self.fail(entry, NotResumable(entry.request_id, lost), now_s)
             return
         entry.resumes += 1
+        entry.resume_reasons.append(why)
         entry.move(Phase.RESUME)
         self.place(entry, now_s, hold_if_tried=True)
 

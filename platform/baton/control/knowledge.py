@@ -20,6 +20,7 @@ from baton.policy.hits import NO_HIT, NO_HITS, Hit, Hits
 from baton.policy.links import LinkBook
 from baton.policy.placement import PlacementQuery, Surroundings
 from baton.policy.prefix_index import IndexMode, PrefixIndex
+from baton.policy.reuse import Reuse
 
 _MAX_SESSIONS = 65_536
 """Sessions whose last replica is remembered; the one that was idle longest is forgotten first."""
@@ -32,6 +33,7 @@ class Knowledge:
         self.index = index
         self.timings = TimingBook()
         self.links = LinkBook()
+        self.reuse = Reuse()
         self._fleet = fleet
         self._families: dict[str, Family] = {}
         self._sessions: OrderedDict[str, str] = OrderedDict()
@@ -86,6 +88,7 @@ class Knowledge:
             avoid=entry.avoid,
             hits=self._hits(entry, now_s),
             session_replica_id=session if session and session in self._fleet else None,
+            reuses=self.reuse.reuses,
             waited_s=max(0.0, now_s - request.arrived_at_s),
         )
 
@@ -123,6 +126,7 @@ class Knowledge:
         """A replica began with a prompt and said how much of it was cached there."""
         family = self._families.get(replica_id)
         if family is not None:
+            self.reuse.observe(cached_tokens, len(entry.tokens()))
             blocks = cached_tokens // family[1]
             self.index.correct(replica_id, entry.hashes(family), blocks, now_s)
 

@@ -49,6 +49,7 @@ class Entry:
     legs_begun: int = 0
     failures: int = 0
     resumes: int = 0
+    resume_reasons: list[str] = field(default_factory=list)
     cached_tokens: int | None = None
     first_token_due_at_s: float = float("inf")
     """When the current placement should have brought its first token."""
@@ -135,6 +136,7 @@ class Entry:
             cached_tokens=self.cached_tokens,
             output_tokens=len(self.generated),
             resumes=self.resumes,
+            resume_reasons=tuple(self.resume_reasons),
             arrived_at_s=self.request.arrived_at_s,
             first_token_at_s=self.first_token_at_s,
             last_token_at_s=self.last_token_at_s,

@@ -61,6 +61,8 @@ class PlacementQuery:
     hits: Hits = NO_HITS
     session_replica_id: str | None = None
     """Where the last request of the same session was decoded: a hint among equals."""
+    reuses: float = 0.0
+    """How often a token that is cached is used again before it goes, on average over the fleet."""
     waited_s: float = 0.0
     """Since the request arrived: its deadline is that much nearer."""
 

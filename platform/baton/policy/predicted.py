@@ -10,6 +10,7 @@ against unlike things:
 
     cost = predicted seconds over the TTFT objective, first; then
            ttft + own decode time + harm x (how near the streams are to their TPOT objective)
+           + prefill that is done again later because of what this one drives out of a cache
 
 Without objectives every stream's second counts as one: the least sum of everybody's waiting wins.
 
@@ -31,7 +32,7 @@ from zlib import crc32
 from baton.domain.fleet import FleetView, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, Option, Route, RouteReason
 from baton.policy.placement import Disaggregate, NoRoute, PlacementQuery, Surroundings, no_route
-from baton.policy.replica_cost import ReplicaCost, delay_s, replica_cost
+from baton.policy.replica_cost import ReplicaCost, among_others, delay_s, replica_cost
 
 NAME = "predicted"
 _SHOWN = 3
@@ -187,7 +188,7 @@ class PredictedPlacer:
             0.0,
             harm_s,
         )
-        return self._way(query, option, cost, reason)
+        return self._way(query, option, cost, reason, displaced_s=cost.displaced_s)
 
     def _remotes(
         self, query: PlacementQuery, around: Surroundings, decoders: Sequence[ReplicaCost]
@@ -232,7 +233,8 @@ class PredictedPlacer:
                     self._decode_s(target),
                     harm_s,
                 )
-                ways.append(self._way(query, option, target, RouteReason.DISAGGREGATED))
+                reason, displaced_s = RouteReason.DISAGGREGATED, source.displaced_s
+                ways.append(self._way(query, option, target, reason, displaced_s=displaced_s))
         return ways
 
     def _fetches(
@@ -281,8 +283,10 @@ class PredictedPlacer:
             max(0.0, target.queue_s - handed_out_s - transfer_s),  # it waits meanwhile
             _harm_s(target, rest),
         )
-        reason = RouteReason.PREFIX_FETCH
-        return self._way(query, option, target, reason, prefill_tokens=tokens + 1)
+        way = self._way(
+            query, option, target, RouteReason.PREFIX_FETCH, displaced_s=target.displaced_s
+        )
+        return way._replace(prefill_tokens=tokens + 1)
 
     # -------------------------------------------------------------- seconds
 
@@ -325,16 +329,17 @@ class PredictedPlacer:
         decoder: ReplicaCost,
         reason: RouteReason,
         *,
-        prefill_tokens: int | None = None,
+        displaced_s: float,
     ) -> _Way:
         ttft_s = option.ttft_s
         slo_s = self._options.ttft_slo_s
         late_s = 0.0 if slo_s is None else max(0.0, query.waited_s + ttft_s - slo_s)
-        cost_s = ttft_s + decoder.own_s + self._weight(decoder) * option.harm_s
+        harm_s = self._weight(decoder) * option.harm_s + displaced_s
+        cost_s = ttft_s + decoder.own_s + harm_s
         if option.mode is not HandoffMode.LOCAL:
             cost_s *= 1 + _WORTH
         tie = self._tie(option.decode_replica_id)
-        return _Way(late_s, cost_s, tie, option, reason, prefill_tokens)
+        return _Way(late_s, cost_s, tie, option, reason)
 
     def _tie(self, replica_id: str) -> int:
         """An order of the replicas of this coordinator's own."""
@@ -384,10 +389,11 @@ def _costs_of(
 ) -> list[ReplicaCost]:
     timings, at_s = around.timings, around.fleet.at_s
     output_tokens = timings.expected_output_tokens(query.max_tokens)
-    return [
+    costs = [
         replica_cost(query, view, timings.of(view), output_tokens=output_tokens, at_s=at_s)
         for view in views
     ]
+    return among_others(costs, reuses=query.reuses)
 
 
 def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:

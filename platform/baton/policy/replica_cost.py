@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton.domain.fleet import ReplicaView, Role
@@ -28,10 +29,16 @@ class ReplicaCost(NamedTuple):
     """Streams that it runs, or soon will."""
     step_s: float
     """One decode step with this request among them."""
-    own_s: float
-    """What it will spend decoding."""
-    join_s: float
-    """What each of those streams loses by this one beside it, over its whole life."""
+    output_tokens: float
+    """How many it is expected to generate."""
+    stream_s: float
+    """What one stream adds to each step."""
+    own_s: float = 0.0
+    """What it will spend decoding; see `among_others`."""
+    join_s: float = 0.0
+    """What each of those streams loses by this one beside it; see `among_others`."""
+    displaced_s: float = 0.0
+    """Prefill that will be done again because of what its cache lets go for this prompt."""
 
     @property
     def queue_s(self) -> float:
@@ -65,7 +72,6 @@ def replica_cost(
     )
     if hit.host_blocks:
         prefill_s += timing.host_load_s(hit.host_blocks)
-    own_s = output_tokens * step_s
     attended = query.prompt_tokens + int(output_tokens / 2)
     return ReplicaCost(
         view,
@@ -73,13 +79,45 @@ def replica_cost(
         hit,
         hit_tokens,
         _backlog_s(view, timing, at_s, running=running, context_tokens=context),
-        _room_wait_s(view, query.prompt_tokens - hit_tokens, own_s),
+        _room_wait_s(view, query.prompt_tokens - hit_tokens, output_tokens * step_s),
         prefill_s,
         running,
         step_s,
-        own_s,
-        output_tokens * timing.decode_request_s(context_tokens=attended),
+        output_tokens,
+        timing.decode_request_s(context_tokens=attended),
     )
+
+
+def among_others(costs: Sequence[ReplicaCost], *, reuses: float) -> list[ReplicaCost]:
+    """What can only be said of replicas beside each other: those among which a request is placed.
+
+    `own_s` and `join_s`: a stream too many does not stay one for its whole life: as streams end,
+    and the next ones are placed elsewhere, loads even out. Of S streams of L seconds each, one
+    ends every L / S seconds, so an excess of e is gone after about e + 1 of these: a difference
+    lasts for the fraction (e + 1) / (S + 1) of a stream's life, and only that much of it is the
+    choice's own doing.
+
+    `displaced_s`: what a replica computes though another holds it is stored a second time, and
+    drives out as much that was stored before. Of each token that is stored, `reuses` are saved
+    before it goes; so many, with the streams that they would have delayed, are lost.
+    """
+    if not costs:
+        return []
+    streams = sum(cost.running for cost in costs)
+    mean = streams / len(costs)
+    most_held = max(cost.hit_tokens for cost in costs)
+    even: list[ReplicaCost] = []
+    for cost in costs:
+        excess = max(0.0, cost.running - mean)
+        lasts = min(1.0, (excess + 1) / (streams + 1))
+        step_s = cost.step_s - (1 - lasts) * (cost.running - mean) * cost.stream_s
+        own_s = cost.output_tokens * max(0.0, step_s)
+        join_s = lasts * cost.output_tokens * cost.stream_s
+        displaced_s = 0.0
+        if twice := most_held - cost.hit_tokens:
+            displaced_s = reuses * delay_s(cost.timing, twice) * (1 + cost.running)
+        even.append(cost._replace(own_s=own_s, join_s=join_s, displaced_s=displaced_s))
+    return even
 
 
 def usable_tokens(hit: Hit, prompt_tokens: int, block_size_tokens: int) -> int:

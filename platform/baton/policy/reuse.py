@@ -1,0 +1,42 @@
+"""How much a cached token is worth: how often it is used again before it is driven out.
+
+In balance, as many tokens leave the caches as enter them. If a fraction h of all prompt tokens is
+found cached, then for each token that is computed, and so enters a cache, h / (1 - h) are found.
+"""
+
+from __future__ import annotations
+
+_MEMORY_TOKENS = 1_000_000.0
+"""Prompts of so many tokens ago weigh a third of the newest."""
+_MOST = 4.0
+"""Reached at h = 0.8. Beyond it the estimate says more of its own noise than of the caches; and
+what is driven out is what was used longest ago, worth less than the average."""
+
+
+class Reuse:
+    """The fraction of prompt tokens that were cached, recent ones weighing more."""
+
+    __slots__ = ("_cached_tokens", "_prompt_tokens")
+
+    def __init__(self) -> None:
+        self._cached_tokens = 0.0
+        self._prompt_tokens = 0.0
+
+    def observe(self, cached_tokens: int, prompt_tokens: int) -> None:
+        """So many of a prompt's tokens were cached where it was prefilled."""
+        if not 0 <= cached_tokens <= prompt_tokens:
+            return
+        kept = max(0.0, 1 - prompt_tokens / _MEMORY_TOKENS)
+        self._cached_tokens = kept * self._cached_tokens + cached_tokens
+        self._prompt_tokens = kept * self._prompt_tokens + prompt_tokens
+
+    @property
+    def hit_fraction(self) -> float:
+        """Cached tokens of all prompt tokens; 0 before the first prompt."""
+        return self._cached_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
+
+    @property
+    def reuses(self) -> float:
+        """Tokens found cached for each that was computed, at most 4."""
+        computed = self._prompt_tokens - self._cached_tokens
+        return min(_MOST, self._cached_tokens / computed) if computed > 0 else 0.0
