@@ -270,9 +270,9 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
             "transfer.max_concurrent_pulls: got 0, wanted a whole number, at least 1",
         ),
         (
-            with_key("transfer", "{require_rdma: true}"),
-            "require_rdma",
-            "transfer.require_rdma: not yet",
+            with_key("transfer", "{require_rdma: 1}"),
+            "1}",
+            "transfer.require_rdma: got 1, wanted true or false",
         ),
         (with_key("server", "{host: 'a b'}"), "'a b'", "server.host: got 'a b', wanted a host"),
         (

@@ -296,11 +296,9 @@ class ProbeConfig:
 class TransferConfig:
     """How KV blocks move."""
 
-    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"require_rdma": "the transport cannot be checked, choose one with env.UCX_TLS"}
-    )
-
     connector: Connector = Connector.NIXL
+    require_rdma: bool = False
+    """Do not use a pair of replicas whose blocks go through the kernel's network stack."""
     deadline_s: Annotated[float, Wait] = _LIMITS.transfer_s
     on_failure: OnFailure = OnFailure.RECOMPUTE
     lease_s: Annotated[float, Bounds(low=1, high=86_400)] = _LIMITS.lease_s

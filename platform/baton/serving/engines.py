@@ -53,9 +53,7 @@ def build_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
         case EngineKind.SIM:
             return _sim_engine(config, site)
         case EngineKind.VLLM:
-            from baton.engine.vllm.adapter import VllmEngine
-
-            return VllmEngine(vllm_settings(config, site))
+            return _vllm_engine(config, site)
 
 
 def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
@@ -70,6 +68,18 @@ def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
         role=pool.role,
         model=pool.model,
     )
+
+
+def _vllm_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
+    from baton.engine.vllm.adapter import VllmEngine
+    from baton.transfer.peers import Peers
+
+    settings = vllm_settings(config, site)
+    assert settings.nixl is not None, "every engine of a deployment may hand blocks over"
+    address = f"{settings.nixl.host}:{settings.nixl.port}"
+    peers = Peers(site.replica_id, address, require_rdma=config.transfer.require_rdma)
+    settings = replace(settings, env={**peers.environment(), **settings.env})
+    return VllmEngine(settings, check=peers.check, transport=peers.transport)
 
 
 def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:

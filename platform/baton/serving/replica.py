@@ -42,7 +42,11 @@ class EngineReplica:
         self._host = ReplicaHost(
             engine,
             bind=f"tcp://{host}:0",
-            options=HostOptions(lease_s=config.transfer.lease_s),
+            options=HostOptions(
+                lease_s=config.transfer.lease_s,
+                check_s=config.transfer.probe.deadline_s,
+                max_concurrent_pulls=config.transfer.max_concurrent_pulls,
+            ),
         )
         self._facts = await self._host.start()
         fields = {"replica_id": site.replica_id, "pool": pool, "link": self._host.address}

@@ -1,0 +1,61 @@
+"""What one engine knows of the engines it pulls from: do they answer, and what carries the blocks.
+
+Side channels are checked when somebody asks; on the way the transports that UCX has chosen by then
+are read, so that they are known a check later at the latest and nothing has to watch files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from baton.transfer.side_channel import SideChannelChecks
+from baton.transfer.transport import (
+    Reach,
+    check_rdma,
+    read_transports,
+    transport_environment,
+    transport_towards,
+)
+
+
+class Peers:
+    """The other engines, as seen from one. Its folder goes away with it."""
+
+    def __init__(self, own_id: str, own_address: str, *, require_rdma: bool = False) -> None:
+        self._checks = SideChannelChecks(own_id, own_address)
+        self._own_host = _host(own_address)
+        self._require_rdma = require_rdma
+        self._folder = TemporaryDirectory(prefix="baton-ucx-")
+        self._hosts: dict[str, str] = {}
+        self._transports: Mapping[Reach, frozenset[str]] = {}
+
+    def environment(self) -> dict[str, str]:
+        """Variables for the engine's processes, by which its transports become known."""
+        return transport_environment(Path(self._folder.name))
+
+    async def check(self, source_id: str, address: str, deadline_s: float) -> None:
+        """Return when blocks could be pulled from `source_id`.
+
+        Raises:
+            TransferFailed: its side channel is not in order.
+            RdmaMissing: RDMA is required, and UCX has chosen something else.
+        """
+        self._hosts[source_id] = _host(address)
+        await self._checks.check(source_id, address, deadline_s)
+        self._transports = await asyncio.to_thread(read_transports, Path(self._folder.name))
+        if self._require_rdma:
+            check_rdma(source_id, self.transport(source_id))
+
+    def transport(self, source_id: str) -> str:
+        """What carries blocks from a replica; empty while it is not known."""
+        host = self._hosts.get(source_id)
+        if host is None:
+            return ""
+        return transport_towards(self._transports, same_host=host == self._own_host)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
