@@ -9,6 +9,7 @@ from functools import partial
 from baton.domain.fleet import Role
 from baton.engine.vllm.settings import Nixl, VllmEngineSettings, engine_environment
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
+from baton.transfer.ucx_settings import UCX_SETTINGS
 from benchmarks._transfer_pair import Agents, Copy, Pull
 
 MIB = 1 << 20
@@ -90,17 +91,16 @@ def engine_variables() -> dict[str, str]:
 
 def engine_agents(more: Mapping[str, str]) -> Agents:
     """Agents as an engine's: made as vLLM makes them, in the environment that baton gives it."""
-    return Agents(
-        environment=engine_variables() | dict(more), threads=_VLLM_THREADS, telemetry=True
-    )
+    environment = engine_variables() | dict(UCX_SETTINGS) | dict(more)
+    return Agents(environment=environment, threads=_VLLM_THREADS, telemetry=True)
 
 
 TCP = {"UCX_TLS": "tcp"}
 TCP_MOST_MIB = 64
 _DELAYS_US = (100, 10_000)
 _UCX_TCP = {
+    "segments_8k": {"UCX_TCP_TX_SEG_SIZE": "8k", "UCX_TCP_RX_SEG_SIZE": "8k"},
     "segments_64k": {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "64k"},
-    "segments_256k": {"UCX_TCP_TX_SEG_SIZE": "256k", "UCX_TCP_RX_SEG_SIZE": "256k"},
     "buffers_4m": {"UCX_TCP_SNDBUF": "4m", "UCX_TCP_RCVBUF": "4m"},
     "one_rail": {"UCX_MAX_RMA_RAILS": "1", "UCX_MAX_EAGER_RAILS": "1"},
     "rndv_8k": {"UCX_RNDV_THRESH": "8k"},
@@ -113,7 +113,7 @@ def sweep(name: str) -> list[Contender]:
 
 
 def _of_delays(base: Mapping[str, str]) -> list[Contender]:
-    hot = engine_variables() | dict(base)
+    hot = engine_variables() | dict(UCX_SETTINGS) | dict(base)
     del hot[PROGRESS_DELAY_VARIABLE]
     polling = Agents(environment=hot, threads=_VLLM_THREADS, telemetry=True)
     return [

@@ -8,6 +8,7 @@ import pytest
 
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from baton.transfer.transport import transport_environment
+from baton.transfer.ucx_settings import UCX_SETTINGS
 from benchmarks import transfer
 from benchmarks._transfer_contenders import (
     MIB,
@@ -75,6 +76,7 @@ def test_baton_takes_part_with_what_its_engines_are_given(tmp_path: Path) -> Non
     assert tuple(field) == NAMES
     baton = field["baton"].agents
     assert engine_variables().items() <= baton.environment.items()
+    assert UCX_SETTINGS.items() <= baton.environment.items()
     assert transport_environment(tmp_path).items() <= baton.environment.items()
     assert (baton.threads, baton.telemetry) == (4, True)
     assert not field["bare"].agents.environment

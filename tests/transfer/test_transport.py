@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +23,7 @@ from baton.transfer.transport import (
     transport_towards,
 )
 from baton.transfer.ucx_log import FLUSH_VARIABLE
+from baton.transfer.ucx_settings import UCX_SETTINGS
 from benchmarks._transfer_pair import Agents, Pair, Pull
 
 SAME, OTHER = Reach.SAME_NODE, Reach.OTHER_NODE
@@ -152,7 +156,12 @@ def test_what_is_read_about_two_agents_is_what_they_were_forced_to_use(
     tmp_path: Path, tls: str, transport: str
 ) -> None:
     pytest.importorskip("nixl")
-    variables = {"UCX_TLS": tls, FLUSH_VARIABLE: "0.05", PROGRESS_DELAY_VARIABLE: "1000"}
+    variables = {
+        **UCX_SETTINGS,
+        "UCX_TLS": tls,
+        FLUSH_VARIABLE: "0.05",
+        PROGRESS_DELAY_VARIABLE: "1000",
+    }
     environment = transport_environment(tmp_path) | variables
     with Pair(Agents(environment=environment, threads=4), PULL.size_bytes) as pair:
         pair.run(PULL)
@@ -165,3 +174,21 @@ def what_comes(folder: Path) -> Mapping[Reach, frozenset[str]]:
     while not (found := read_transports(folder)) and time.monotonic() < give_up_s:
         time.sleep(0.02)
     return found
+
+
+def test_ucx_knows_every_variable_that_engines_are_given(tmp_path: Path) -> None:
+    pytest.importorskip("nixl")
+    program = "import nixl._api as api; api.nixl_agent('a', api.nixl_agent_config())"
+    variables = {**UCX_SETTINGS, **transport_environment(tmp_path)}
+    given = {name: value for name, value in variables.items() if name.startswith("UCX_")}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=plain | given | {"UCX_LOG_FILE": "stdout", "UCX_NONSENSE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    unused = [line for line in done.stdout.splitlines() if "unused environment" in line]
+    assert ["UCX_NONSENSE" in line and "," not in line for line in unused] == [True], unused

@@ -100,7 +100,7 @@ def transport_towards(found: Mapping[Reach, frozenset[str]], *, same_host: bool)
 
 def is_rdma(transport: str) -> bool:
     """Whether network cards move all the data without the kernel's help."""
-    return bool(transport) and _RDMA.issuperset(transport.split("+"))
+    return _RDMA.issuperset(transport.split("+"))
 
 
 def check_rdma(source_id: str, transport: str) -> None:
