@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.fleet import LinkTotals, StepTotals
+from baton.domain.fleet import LinkTotals
 from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.engine.sim import OnTransferFailure, expected_tokens
@@ -79,9 +79,8 @@ def test_steps_and_what_they_computed_add_up() -> None:
         core.finish_step(now_s)
     steps = core.load().steps
     assert steps.busy_s == pytest.approx(now_s - 10.0)
-    assert steps._replace(busy_s=0.0) == StepTotals(
-        steps=4, prefill_tokens=20, decode_tokens=2, context_tokens=21 + 22
-    )
+    assert (steps.steps, steps.prefill_tokens) == (4, 20)
+    assert (steps.decode_tokens, steps.context_tokens) == (2, 21 + 22)
 
 
 def test_cached_tokens_are_not_counted_as_computed() -> None:
@@ -254,6 +253,23 @@ def test_the_host_lets_go_of_what_was_used_longest_ago() -> None:
     (order,) = core.take_orders()
     assert isinstance(order, LoadBlocks)
     assert order.blocks == 3
+
+
+def test_what_is_loaded_stays_in_the_host_longer_than_what_is_not() -> None:
+    core = new_core(replace(SMALL, host_blocks=14))
+    cached_tokens(core, "first")
+    ours = {h for e in core.take_events() if isinstance(e, BlocksStored) for h in e.block_hashes}
+    for number, prompt in enumerate([OTHER, (7,) * 30]):
+        cached_tokens(core, str(number), prompt)
+    core.add(local("again"))
+    core.begin_step(0.0)
+    core.load_done("again")
+    run_dry(core)
+    gone = [e for e in core.take_events() if isinstance(e, BlocksRemoved) and e.tier == "cpu"]
+    pushed_out = {block_hash for event in gone for block_hash in event.block_hashes}
+    assert len(ours) == 7
+    assert pushed_out
+    assert not pushed_out & ours
 
 
 def test_a_ticket_is_not_pulled_where_the_host_has_its_blocks() -> None:

@@ -316,3 +316,23 @@ def test_poisson_arrivals_have_their_rate_and_their_spread() -> None:
     assert times_s[-1] / 4000 == pytest.approx(1 / 20, rel=0.05)
     variance = sum((gap - 0.05) ** 2 for gap in gaps_s) / len(gaps_s)
     assert variance == pytest.approx(0.05**2, rel=0.15)
+
+
+# ---------------------------------------------------------------------- deadlines and latencies
+def test_a_deadline_passes_though_nothing_happens() -> None:
+    made = fleet(replicas={}, coordinators=[coordinator(0, queue_wait_s=3.0)])
+    made.send(requests(1)[0])
+    made.run(ended=1, until_s=60.0)
+    (record,) = made.records
+    assert record.outcome is Phase.EVICTED
+    assert record.ended_at_s == JOINED_S + 3.0
+
+
+def test_each_pair_has_a_latency_of_its_own() -> None:
+    made = fleet(replicas={Role.MIXED: 8}, options=FleetOptions(latency_s=0.01, latency_spread=0.5))
+    send_at_once(made, requests(8))
+    made.run(ended=8)
+    ttfts_s = {round(ttft_s(record), 9) for record in made.records}
+    assert len(ttfts_s) == 8
+    prefill_s = ENGINE.step_s(prefill_tokens=200, decode_requests=0)
+    assert all(0.01 <= one - prefill_s <= 0.03 for one in ttfts_s)

@@ -10,6 +10,7 @@ from baton.domain.events import (
     LegsAborted,
     LinksReported,
     LoadReported,
+    ReplicaDraining,
     ReplicaJoined,
     SideChannelChecked,
     StepProduced,
@@ -272,3 +273,12 @@ def test_each_coordinator_gets_the_outputs_of_its_own_legs() -> None:
     stage.let_pass(0.2)
     assert (len(stage.ear.outputs("ours")), len(stage.ear.outputs("theirs"))) == (3, 0)
     assert (len(other.outputs("ours")), len(other.outputs("theirs"))) == (0, 3)
+
+
+def test_a_draining_replica_says_so_and_takes_no_leg() -> None:
+    stage = Stage()
+    stage.target.drain()
+    stage.target.submit(stage.own, leg("a"))
+    stage.let_pass(0.01)
+    assert stage.ear.of(ReplicaDraining) == [ReplicaDraining(replica_id="d")]
+    assert [event.failure for event in stage.ear.of(LegFailed)] == [LegFailure.DRAINING]
