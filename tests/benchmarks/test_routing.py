@@ -185,7 +185,7 @@ def test_the_first_load_is_quoted_by_policy_and_the_others_under_their_names() -
 
 def test_policies_are_compared_repeat_by_repeat() -> None:
     names = FIGURES - {"cached_fraction"}
-    ours = [dict.fromkeys(names, value) for value in (1.0, 3.0, 1.0)]
-    theirs = [dict.fromkeys(names, value) for value in (2.0, 4.0, 4.0)]
+    ours = [dict.fromkeys(names, value) for value in (3.0, 1.0, 1.0)]
+    theirs = [dict.fromkeys(names, value) for value in (4.0, 2.0, 4.0)]
     found = compare({"grouped": {"baton": ours, "dynamo": theirs}, "heavy": {"baton": ours}})
     assert found == {"baton_over_dynamo": {"grouped": dict.fromkeys(names, 0.5)}}
