@@ -84,6 +84,10 @@ class StepTotals(NamedTuple):
     """Running requests, added up over the steps that decoded for them."""
     context_tokens: int = 0
     """Tokens that those requests attended to, added up likewise; 0 when the engine does not say."""
+    prefill_steps: int = 0
+    """Steps that computed any prompt tokens."""
+    decode_steps: int = 0
+    """Steps that decoded for anyone; a step may do both."""
 
 
 class LinkTotals(NamedTuple):

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, Role, StepTotals
+from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
 from baton.perf.least_squares import Coefficient, LeastSquares
 from baton.perf.output_lengths import OutputLengths
-from baton.perf.step_costs import HOST_BYTES_PER_S, FittedTiming, StepCosts, prior_costs
+from baton.perf.step_costs import HOST_BYTES_PER_S, PRIOR_COSTS, FittedTiming, StepCosts
 from baton.perf.timing import EngineTiming
 
 _ROWS_BEFORE_USE = 8
@@ -104,7 +104,7 @@ class TimingBook:
     def _pool(self, facts: ReplicaFacts) -> _Pool:
         pool = self._pools.get(facts.pool)
         if pool is None:
-            pool = self._pools[facts.pool] = _Pool(facts.role)
+            pool = self._pools[facts.pool] = _Pool()
         block_s = facts.kv_block_bytes / self._host_bytes_per_s
         pool.reshape(max_batched_tokens=facts.max_batched_tokens, host_block_s=block_s)
         return pool
@@ -113,11 +113,12 @@ class TimingBook:
 class _Pool:
     """One pool's fit, and how good it has been."""
 
-    def __init__(self, role: Role) -> None:
-        prior = prior_costs(role)
+    def __init__(self) -> None:
+        prior = PRIOR_COSTS
         self._fit = LeastSquares(
             (
-                Coefficient(prior.step_s, *_STEP_BOUNDS_S),
+                Coefficient(prior.decode_step_s, *_STEP_BOUNDS_S),
+                Coefficient(prior.prefill_step_s, *_STEP_BOUNDS_S),
                 Coefficient(prior.prefill_token_s, *_PREFILL_TOKEN_BOUNDS_S),
                 Coefficient(prior.decode_request_s, *_DECODE_REQUEST_BOUNDS_S),
                 Coefficient(prior.context_token_s, *_CONTEXT_TOKEN_BOUNDS_S),
@@ -140,7 +141,13 @@ class _Pool:
 
     def learn(self, done: StepTotals, now_s: float) -> None:
         """Take in what was computed between two reports."""
-        row = (done.steps, done.prefill_tokens, done.decode_tokens, done.context_tokens)
+        row = (
+            done.decode_steps,
+            done.prefill_steps,
+            done.prefill_tokens,
+            done.decode_tokens,
+            done.context_tokens,
+        )
         if not self._fit.observe(row, done.busy_s, now_s):
             return
         self._decodes_seen |= done.decode_tokens > 0
@@ -173,15 +180,10 @@ class _Pool:
         )
 
     def _costs(self) -> StepCosts:
-        step_s, prefill_token_s, decode_request_s, context_token_s = self._fit.coefficients
+        costs = StepCosts(*self._fit.coefficients)
         # An engine that decodes and never says of how much context has it in the other terms.
         silent = self._decodes_seen and not self._context_seen
-        return StepCosts(
-            step_s=step_s,
-            prefill_token_s=prefill_token_s,
-            decode_request_s=decode_request_s,
-            context_token_s=0.0 if silent else context_token_s,
-        )
+        return replace(costs, context_token_s=0.0) if silent else costs
 
 
 def _went_back(base: StepTotals, now: StepTotals) -> bool:
@@ -195,4 +197,6 @@ def _difference(base: StepTotals, now: StepTotals) -> StepTotals:
         prefill_tokens=now.prefill_tokens - base.prefill_tokens,
         decode_tokens=now.decode_tokens - base.decode_tokens,
         context_tokens=now.context_tokens - base.context_tokens,
+        prefill_steps=now.prefill_steps - base.prefill_steps,
+        decode_steps=now.decode_steps - base.decode_steps,
     )

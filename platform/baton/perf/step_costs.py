@@ -1,19 +1,17 @@
-"""An engine's timing as four coefficients, linear in what one step computes.
+"""An engine's timing as five coefficients, linear in what one step computes.
 
-    busy_s = steps * step_s + prefill_tokens * prefill_token_s
-           + decode_requests * decode_request_s + context_tokens * context_token_s
+    busy_s = decode_steps * decode_step_s + decode_requests * decode_request_s
+           + context_tokens * context_token_s
+           + prefill_steps * prefill_step_s + prefill_tokens * prefill_token_s
 
 Sums over steps obey the same equation as one step does, which is why totals are enough to fit it.
-What it leaves out: attention's part of a prefill grows with the square of the prompt, and a step
-that only prefills does not read the whole cache. Both end up in the coefficients of the mix of work
-that a pool has seen lately.
+What it leaves out: attention's part of a prefill grows with the square of the prompt, and ends up
+in the coefficients of the mix of work that a pool has seen lately.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from baton.domain.fleet import Role
 
 HOST_BYTES_PER_S = 20e9
 """From the host's memory to a device, what PCIe 4.0 with 16 lanes leaves of its 31.5 GB/s once
@@ -21,12 +19,14 @@ packets and scattered blocks are paid for; an order of magnitude.
 Source: PCI Express Base Specification 4.0 (16 GT/s a lane, 128b/130b)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepCosts:
-    """The four coefficients."""
+    """The five coefficients."""
 
-    step_s: float
-    """Of any step: reading the weights, launching, sampling."""
+    decode_step_s: float
+    """Of a step that decodes for anyone: reading the weights, launching, sampling."""
+    prefill_step_s: float
+    """Of a step that prefills anything, on top of what decodes beside it cost."""
     prefill_token_s: float
     decode_request_s: float
     context_token_s: float
@@ -34,32 +34,18 @@ class StepCosts:
 
 
 PRIOR_COSTS = StepCosts(
-    step_s=8e-3,
+    decode_step_s=8e-3,
+    prefill_step_s=1e-3,
     prefill_token_s=5e-5,
     decode_request_s=5e-5,
     context_token_s=4e-8,
 )
 """Round figures of the order of an 8-billion-parameter model in 16 bits on one data-centre GPU: 16
-GB of weights at 2 TB/s take 8 ms; 2 FLOP for each parameter and token at 0.4 of 800 TFLOP/s are 50
-us a token; 128 KiB of keys and values a token (32 layers, 8 heads of 128, 2 x 2 bytes) at 3.3 TB/s
-are 40 ns. They only have to be of the right order until an engine has been watched.
+GB of weights at 2 TB/s take 8 ms, which a prefill, bound by arithmetic, hides; 2 FLOP for each
+parameter and token at 0.4 of 800 TFLOP/s are 50 us a token; 128 KiB of keys and values a token (32
+layers, 8 heads of 128, 2 x 2 bytes) at 3.3 TB/s are 40 ns. They only have to be of the right order
+until an engine has been watched.
 Source: roofline arithmetic on published data sheets (A100, H100) and Llama 3 8B's shape."""
-
-PREFILL_STEP_S = 1e-3
-"""`step_s` before anything was seen of a pool that only prefills: its steps are bound by
-arithmetic, and reading the weights hides behind that."""
-
-
-def prior_costs(role: Role) -> StepCosts:
-    """What is believed of a pool of that role before anything was seen."""
-    if role is not Role.PREFILL:
-        return PRIOR_COSTS
-    return StepCosts(
-        step_s=PREFILL_STEP_S,
-        prefill_token_s=PRIOR_COSTS.prefill_token_s,
-        decode_request_s=PRIOR_COSTS.decode_request_s,
-        context_token_s=PRIOR_COSTS.context_token_s,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +67,16 @@ class FittedTiming:
             return 0.0
         room = max(1, self.max_batched_tokens - running)
         steps = -(-tokens // room)
-        beside_s = self.step_s(running=running, context_tokens=context_tokens)
-        return steps * beside_s + tokens * self.costs.prefill_token_s
+        step_s = self.costs.prefill_step_s
+        if running:
+            step_s += self.step_s(running=running, context_tokens=context_tokens)
+        return steps * step_s + tokens * self.costs.prefill_token_s
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         """One step that decodes for `running` requests and prefills nothing."""
         costs = self.costs
-        return (
-            costs.step_s + running * costs.decode_request_s + context_tokens * costs.context_token_s
-        )
+        requests_s = running * costs.decode_request_s
+        return costs.decode_step_s + requests_s + context_tokens * costs.context_token_s
 
     def decode_request_s(self, *, context_tokens: int = 0) -> float:
         """What one more request with so much context adds to each step."""

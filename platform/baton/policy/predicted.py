@@ -24,7 +24,7 @@ same replica.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from zlib import crc32
@@ -94,7 +94,8 @@ class PredictedPlacer:
             return no_route(around.fleet)
         decoders = self._costs(query, around, roster.decode or roster.prefill)
         forced = self._forced_local(query, around, decoders)
-        remotes = [] if forced else self._remotes(query, around, decoders)
+        prefillers = [] if forced else self._prefillers(query, around)
+        remotes = [] if forced else self._remotes(query, around, prefillers, decoders)
         if forced is None and not remotes:
             forced = RouteReason.NO_LINK
         if remotes and self._options.disaggregate is Disaggregate.ALWAYS:
@@ -102,7 +103,8 @@ class PredictedPlacer:
         reason = forced or RouteReason.LOCAL_FASTER
         ways = [self._local(query, cost, reason) for cost in decoders] + remotes
         if self._may_fetch(query):
-            ways += self._fetches(query, around, decoders)
+            known = {cost.view.replica_id: cost for cost in (*prefillers, *decoders)}
+            ways += self._fetches(query, around, decoders, known)
         return self._decide(query, around, ways)
 
     def place_decode(
@@ -154,6 +156,13 @@ class PredictedPlacer:
                 chosen[view.replica_id] = None
         return chosen
 
+    def _prefillers(self, query: PlacementQuery, around: Surroundings) -> list[ReplicaCost]:
+        """The prefill pool's; one on which the request has failed is not asked again."""
+        ids: Sequence[str] = around.fleet.roster.prefill
+        if query.avoid:
+            ids = [one for one in ids if one not in query.avoid]
+        return self._costs(query, around, ids) if ids else []
+
     # -------------------------------------------------------------- ways to run it
 
     def _forced_local(
@@ -191,17 +200,19 @@ class PredictedPlacer:
         return self._way(query, option, cost, reason, displaced_s=cost.displaced_s)
 
     def _remotes(
-        self, query: PlacementQuery, around: Surroundings, decoders: Sequence[ReplicaCost]
+        self,
+        query: PlacementQuery,
+        around: Surroundings,
+        prefillers: Sequence[ReplicaCost],
+        decoders: Sequence[ReplicaCost],
     ) -> list[_Way]:
-        ids: Sequence[str] = around.fleet.roster.prefill
-        if query.avoid:
-            ids = [one for one in ids if one not in query.avoid]
-        prefillers = self._costs(query, around, ids) if ids else []
-        prefillers.sort(key=lambda cost: (cost.queue_s + cost.prefill_s, cost.view.replica_id))
-        decoders = sorted(decoders, key=lambda cost: (cost.queue_s, cost.running))
-        near = self._pairs(query, around, prefillers[:_PAIRS], decoders[:_PAIRS])
+        sources = sorted(
+            prefillers, key=lambda cost: (cost.queue_s + cost.prefill_s, cost.view.replica_id)
+        )
+        targets = sorted(decoders, key=_readiness)
+        near = self._pairs(query, around, sources[:_PAIRS], targets[:_PAIRS])
         # All of the best may be quarantined with each other; the rest is then looked at too.
-        return near or self._pairs(query, around, prefillers, decoders)
+        return near or self._pairs(query, around, sources, targets)
 
     def _pairs(
         self,
@@ -238,19 +249,23 @@ class PredictedPlacer:
         return ways
 
     def _fetches(
-        self, query: PlacementQuery, around: Surroundings, decoders: Sequence[ReplicaCost]
+        self,
+        query: PlacementQuery,
+        around: Surroundings,
+        decoders: Sequence[ReplicaCost],
+        known: Mapping[str, ReplicaCost],
     ) -> list[_Way]:
         """Ways in which a replica that holds more of the prompt gives its blocks to another."""
         ways: list[_Way] = []
-        fleet = around.fleet
+        targets = sorted(decoders, key=_readiness)[:_PAIRS]
         for holder_id in query.hits.holders(_PAIRS):
-            view = fleet.replicas.get(holder_id)
+            view = around.fleet.replicas.get(holder_id)
             if view is None or view.draining or holder_id in query.avoid:
                 continue
             if not view.facts.prefix_fetch:
                 continue
-            (holder,) = _costs_of(query, around, [view])
-            for target in sorted(decoders, key=lambda cost: (cost.queue_s, cost.running))[:_PAIRS]:
+            holder = known.get(holder_id) or _costs_of(query, around, [view])[0]
+            for target in targets:
                 if target.hit_tokens < holder.hit_tokens and target.view is not view:
                     way = self._fetch(query, around, holder, target)
                     ways += [way] if way is not None else []
@@ -401,6 +416,11 @@ def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:
     if not cost.running:
         return 0.0
     return cost.running * (cost.join_s + delay_s(cost.timing, prompt_tokens))
+
+
+def _readiness(cost: ReplicaCost) -> tuple[float, int, str]:
+    """Who can take a prompt's blocks soonest, beside the fewest streams."""
+    return cost.room_wait_s, cost.running, cost.view.replica_id
 
 
 def _rank(way: _Way) -> tuple[float, float, int, str]:

@@ -58,18 +58,15 @@ def replica_cost(
 
     Asked for every candidate of every request, hence plain sums and few calls.
     """
-    load, facts = view.load, view.facts
     hit = query.hits.of(view.replica_id)
-    hit_tokens = usable_tokens(hit, query.prompt_tokens, facts.block_size_tokens)
-    # A pure prefill replica runs nothing but prefills: those are its queue, not its streams.
-    running = 0
-    if facts.role is not Role.PREFILL:
-        running = load.running_requests + load.pulling_requests + view.unseen_legs
-    context = int(load.kv_used_fraction * facts.kv_blocks) * facts.block_size_tokens
+    hit_tokens = usable_tokens(hit, query.prompt_tokens, view.facts.block_size_tokens)
+    uncached = query.prompt_tokens - hit_tokens
+    running, context = _streams(view), _context(view)
     step_s = timing.step_s(running=running + 1, context_tokens=context)
-    prefill_s = timing.prefill_s(
-        query.prompt_tokens - hit_tokens, running=running, context_tokens=context
-    )
+    prefill_s = timing.prefill_s(uncached, running=running, context_tokens=context)
+    backlog_s = _backlog_s(view, timing, at_s, tokens=uncached, alone_s=prefill_s)
+    if running or view.load.running_requests:
+        backlog_s += step_s / 2  # of the step under way, on average
     if hit.host_blocks:
         prefill_s += timing.host_load_s(hit.host_blocks)
     attended = query.prompt_tokens + int(output_tokens / 2)
@@ -78,8 +75,8 @@ def replica_cost(
         timing,
         hit,
         hit_tokens,
-        _backlog_s(view, timing, at_s, running=running, context_tokens=context),
-        _room_wait_s(view, query.prompt_tokens - hit_tokens, output_tokens * step_s),
+        backlog_s,
+        _room_wait_s(view, uncached, output_tokens * step_s),
         prefill_s,
         running,
         step_s,
@@ -131,23 +128,35 @@ def delay_s(timing: EngineTiming, tokens: int) -> float:
 
 
 def _backlog_s(
-    view: ReplicaView, timing: EngineTiming, at_s: float, *, running: int, context_tokens: int
+    view: ReplicaView, timing: EngineTiming, at_s: float, *, tokens: int, alone_s: float
 ) -> float:
-    """Until the prompts ahead are computed: those reported, less what was done since, and ours."""
-    load = view.load
+    """How much later a prompt of `tokens` is computed because of those ahead of it.
+
+    Ahead are the prompts reported, less what was done since, and those sent since. They share
+    steps with it where they fit, so only what they add to the `alone_s` it would take counts.
+    """
+    load, running = view.load, _streams(view)
     ahead = load.queued_tokens + view.unseen_tokens
     if not ahead:
-        # Nobody is ahead, but a step may be under way: half of one, on average.
-        busy = running or load.running_requests
-        return timing.step_s(running=running, context_tokens=context_tokens) / 2 if busy else 0.0
-    all_s = timing.prefill_s(ahead, running=running, context_tokens=context_tokens)
-    if not load.queued_tokens:
-        return all_s
-    reported_s = timing.prefill_s(
-        load.queued_tokens, running=running, context_tokens=context_tokens
-    )
-    done_s = min(reported_s, max(0.0, at_s - view.load_at_s))
-    return all_s - done_s
+        return 0.0
+    added_s = timing.prefill_s(tokens + ahead, running=running, context_tokens=_context(view))
+    added_s -= alone_s
+    reported_s = added_s * load.queued_tokens / ahead
+    return max(0.0, added_s - min(reported_s, max(0.0, at_s - view.load_at_s)))
+
+
+def _streams(view: ReplicaView) -> int:
+    """Requests that a replica decodes for, or soon will."""
+    # A pure prefill replica runs nothing but prefills: those are its queue, not its streams.
+    if view.facts.role is Role.PREFILL:
+        return 0
+    return view.load.running_requests + view.load.pulling_requests + view.unseen_legs
+
+
+def _context(view: ReplicaView) -> int:
+    """Tokens in its KV cache that are in use: what its streams attend to, about."""
+    facts = view.facts
+    return int(view.load.kv_used_fraction * facts.kv_blocks) * facts.block_size_tokens
 
 
 def _room_wait_s(view: ReplicaView, new_tokens: int, stream_s: float) -> float:

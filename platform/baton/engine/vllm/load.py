@@ -61,6 +61,8 @@ class LoadMeter:
                 prefill_tokens=self._steps.prefill_tokens + details.num_ctx_tokens,
                 decode_tokens=self._steps.decode_tokens + details.num_generation_requests,
                 context_tokens=self._steps.context_tokens + context_tokens,
+                prefill_steps=self._steps.prefill_steps + (details.num_ctx_tokens > 0),
+                decode_steps=self._steps.decode_steps + (details.num_generation_requests > 0),
             )
         if stats.kv_connector_stats:
             nixl = nixl_statistics(stats.kv_connector_stats)

@@ -36,6 +36,8 @@ class Meters:
             prefill_tokens=before.prefill_tokens + prefill_tokens,
             decode_tokens=before.decode_tokens + decode_tokens,
             context_tokens=before.context_tokens + context_tokens,
+            prefill_steps=before.prefill_steps + (prefill_tokens > 0),
+            decode_steps=before.decode_steps + (decode_tokens > 0),
         )
 
     def pulled(self, source_id: str, *, moved_bytes: int, took_s: float) -> None:
