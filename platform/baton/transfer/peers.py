@@ -19,6 +19,7 @@ from baton.transfer.transport import (
     transport_environment,
     transport_towards,
 )
+from baton.transfer.ucx_settings import UCX_SETTINGS
 
 
 class Peers:
@@ -33,8 +34,8 @@ class Peers:
         self._transports: Mapping[Reach, frozenset[str]] = {}
 
     def environment(self) -> dict[str, str]:
-        """Variables for the engine's processes, by which its transports become known."""
-        return transport_environment(Path(self._folder.name))
+        """Variables for the engine's processes: UCX as it suits pulls, and its transports told."""
+        return {**UCX_SETTINGS, **transport_environment(Path(self._folder.name))}
 
     async def check(self, source_id: str, address: str, deadline_s: float) -> None:
         """Return when blocks could be pulled from `source_id`.

@@ -152,7 +152,7 @@ def engine_environment(settings: VllmEngineSettings, adapter_pid: int) -> dict[s
         # that its plugins are loaded and outlive its parent.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # Workers of a split engine may be Ray's processes, which inherit nothing by themselves.
-        "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "BATON_",
+        "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "BATON_,UCX_",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_deadline_s)),
     }
