@@ -295,6 +295,57 @@ def test_a_queue_at_the_decode_replica_is_not_taken_for_a_slow_transfer() -> Non
     assert kinds(world)[-1] is LegKind.LOCAL
 
 
+def test_a_transfer_has_its_time_from_when_the_queue_before_it_was_gone() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.load("d0", Load(queued_requests=1))
+    world.wait(LIMITS.transfer_s * 0.9)
+    world.load("d0", Load())
+    world.wait(LIMITS.transfer_s * 0.9)
+    assert world.machine.phases() == {"r": Phase.TRANSFER}
+    assert world.aborting == []
+    world.wait(LIMITS.transfer_s * 0.2)
+    assert len(world.aborting) == 1
+    assert next(iter(world.machine.knowledge.links.rows(world.now_s))).broken_handoffs == 1
+
+
+def test_a_queue_that_was_gone_before_the_handoff_gives_a_transfer_no_more_time() -> None:
+    world = World()
+    world.pd()
+    world.load("d0", Load(queued_requests=1))
+    world.load("d0", Load())
+    world.wait(LIMITS.transfer_s * 0.5)
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.wait(LIMITS.transfer_s)
+    assert len(world.aborting) == 1
+
+
+def test_a_queue_that_lasts_does_not_hold_a_transfer_beyond_the_first_tokens_deadline() -> None:
+    world = World(replace(LIMITS, first_token_s=LIMITS.transfer_s * 1.5))
+    world.pd()
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.load("d0", Load(queued_requests=1))
+    world.wait(LIMITS.transfer_s)
+    world.load("d0", Load())
+    world.wait(LIMITS.transfer_s * 0.5)
+    assert len(world.aborting) == 1
+
+
+def test_a_queue_at_its_replica_does_not_excuse_a_stalled_stream() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    world.step(only_leg(world))
+    world.step(only_leg(world))
+    world.load("d0", Load(queued_requests=1))
+    world.wait(LIMITS.stall_s)
+    assert len(world.aborting) == 1
+
+
 def test_a_stalled_stream_goes_on_elsewhere() -> None:
     world = World()
     world.pd(decode=2)

@@ -76,6 +76,28 @@ def test_a_new_life_of_a_replica_counts_from_the_start() -> None:
     assert unseen(fleet) == (1, 7)
 
 
+def test_a_queue_was_last_seen_when_a_report_said_that_it_is_gone() -> None:
+    fleet = table("a", "b")
+    assert fleet.queue_seen_at_s("a", 1.0) is None
+    fleet.report("a", Load(queued_requests=2), 1.0)
+    assert fleet.queue_seen_at_s("a", 5.0) == 5.0
+    fleet.report("a", Load(), 6.0)
+    fleet.report("a", Load(), 7.0)
+    assert fleet.queue_seen_at_s("a", 8.0) == 6.0
+    assert fleet.queue_seen_at_s("b", 8.0) is None
+
+
+def test_a_new_life_of_a_replica_has_had_no_queue() -> None:
+    fleet = table("a")
+    fleet.report("a", Load(queued_requests=2), 1.0)
+    fleet.report("a", Load(), 2.0)
+    fleet.lose("a")
+    assert fleet.queue_seen_at_s("a", 3.0) is None
+    fleet.check_integrity()
+    fleet.join(replica_facts("a"), 3.0)
+    assert fleet.queue_seen_at_s("a", 3.0) is None
+
+
 def test_the_roster_follows_membership_and_draining() -> None:
     fleet = FleetTable()
     for one, role in (("d", Role.DECODE), ("p", Role.PREFILL), ("m", Role.MIXED)):

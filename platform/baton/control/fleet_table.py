@@ -30,6 +30,7 @@ class FleetTable:
     def __init__(self) -> None:
         self._views: dict[str, ReplicaView] = {}
         self._sent: dict[str, _Sent] = {}
+        self._queued_at_s: dict[str, float] = {}
         self._readonly = MappingProxyType(self._views)
         self._roster = Roster()
 
@@ -52,16 +53,28 @@ class FleetTable:
         """What a decision made now sees."""
         return FleetView(at_s=at_s, replicas=self._readonly, known_roster=self._roster)
 
+    def queue_seen_at_s(self, replica_id: str, now_s: float) -> float | None:
+        """When a replica may last have had a queue; None when it is not known to have had one.
+
+        Until a report says that the queue is gone it may be there, so that is when it was last
+        seen; and now, while no report has said so.
+        """
+        view = self._views.get(replica_id)
+        waits = view is not None and view.load.queued_requests > 0
+        return now_s if waits else self._queued_at_s.get(replica_id)
+
     def join(self, facts: ReplicaFacts, now_s: float) -> None:
         """Add a replica with nothing in flight on it."""
         self._views[facts.replica_id] = ReplicaView(facts=facts, load_at_s=now_s)
         self._sent[facts.replica_id] = _Sent()
+        self._queued_at_s.pop(facts.replica_id, None)
         self._roster = Roster.of(self._views)
 
     def lose(self, replica_id: str) -> None:
         """Forget a replica; unknown ids are ignored."""
         if self._views.pop(replica_id, None) is not None:
             del self._sent[replica_id]
+            self._queued_at_s.pop(replica_id, None)
             self._roster = Roster.of(self._views)
 
     def drain(self, replica_id: str) -> None:
@@ -75,6 +88,8 @@ class FleetTable:
     ) -> None:
         """Keep a load snapshot, which knows of our first `received_legs` legs; None: of all."""
         if view := self._views.get(replica_id):
+            if view.load.queued_requests > 0:
+                self._queued_at_s[replica_id] = now_s
             unseen = self._sent[replica_id].unseen
             for leg_id, (number, _) in tuple(unseen.items()):
                 if received_legs is not None and number > received_legs:
@@ -125,6 +140,7 @@ class FleetTable:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a view disagrees with what was sent."""
+        assert self._queued_at_s.keys() <= self._views.keys(), "queues of unknown replicas"
         assert self._roster == Roster.of(self._views), "the roster is not that of the views"
         for replica_id, view in self._views.items():
             assert view == _with_unseen(view, self._sent[replica_id].unseen), (

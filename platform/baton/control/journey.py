@@ -359,9 +359,8 @@ class Journeys:
             self.fail(entry, DeadlineExceeded(entry.request_id, why), now_s)
         elif entry.phase is Phase.QUEUED:
             self._leave_queue(entry, now_s)
-        elif entry.phase is Phase.TRANSFER and self._decode_has_queue(entry, now_s):
-            next_look_s = min(now_s + self.limits.transfer_s, entry.first_token_due_at_s)
-            self.wait_until(entry, next_look_s)
+        elif now_s < (due_at_s := self._transfer_due_at_s(entry, now_s)):
+            self.wait_until(entry, due_at_s)
         else:
             assert entry.phase in RUNS, f"no deadline is armed in phase {entry.phase}"
             self.give_up(entry, f"no progress in phase {entry.phase}", now_s)
@@ -376,12 +375,20 @@ class Journeys:
         error = kind(entry.request_id, self.retry_after_s(), why)
         self.end(entry, Phase.EVICTED, now_s, reason=why, error=error)
 
-    def _decode_has_queue(self, entry: Entry, now_s: float) -> bool:
-        """Whether the wait is for a place in the decode batch rather than for blocks."""
+    def _transfer_due_at_s(self, entry: Entry, now_s: float) -> float:
+        """When a transfer must be over whose deadline has passed; `now_s` when it must be already.
+
+        A decode leg that waits for a place or for its turn to pull does not move blocks yet: its
+        time counts from when its replica last had a queue. With `transfer_s` of 2 s and a turn that
+        comes 1.9 s after the handoff, it has until 3.9 s.
+        """
         placed = None if entry.leg_id is None else self._legs.running(entry.leg_id)
-        view = None if placed is None else self._fleet.get(placed.replica_id)
-        waits = view is not None and view.load.queued_requests > 0
-        return waits and now_s < entry.first_token_due_at_s
+        if entry.phase is not Phase.TRANSFER or placed is None:
+            return now_s
+        queued_at_s = self._fleet.queue_seen_at_s(placed.replica_id, now_s)
+        if queued_at_s is None:
+            return now_s
+        return min(queued_at_s + self.limits.transfer_s, entry.first_token_due_at_s)
 
     def wait_until(self, entry: Entry, at_s: float) -> None:
         """Set the deadline of the phase that the entry is in."""

@@ -22,7 +22,8 @@ class CoordinatorLimits:
     first_token_s: float = 30.0
     """From placement to the first token, before the replica is given up for this request."""
     transfer_s: float = 2.0
-    """From handoff to the decode replica's first token, unless that replica says it has a queue."""
+    """From handoff to the decode replica's first token; while that replica says that it has a
+    queue, the time does not run."""
     stall_s: float = 10.0
     """Between two tokens of a stream, before its replica is given up."""
     total_s: float = 600.0
