@@ -7,9 +7,11 @@ are read, so that they are known a check later at the latest and nothing has to 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from baton.transfer.side_channel import SideChannelChecks
 from baton.transfer.transport import (
@@ -29,13 +31,15 @@ class Peers:
         self._checks = SideChannelChecks(own_id, own_address)
         self._own_host = _host(own_address)
         self._require_rdma = require_rdma
-        self._folder = TemporaryDirectory(prefix="baton-ucx-")
+        self._folder = Path(tempfile.mkdtemp(prefix="baton-ucx-"))
+        # Nobody closes this; a TemporaryDirectory would warn of that.
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._hosts: dict[str, str] = {}
         self._transports: Mapping[Reach, frozenset[str]] = {}
 
     def environment(self) -> dict[str, str]:
         """Variables for the engine's processes: UCX as it suits pulls, and its transports told."""
-        return {**UCX_SETTINGS, **transport_environment(Path(self._folder.name))}
+        return {**UCX_SETTINGS, **transport_environment(self._folder)}
 
     async def check(self, source_id: str, address: str, deadline_s: float) -> None:
         """Return when blocks could be pulled from `source_id`.
@@ -46,7 +50,7 @@ class Peers:
         """
         self._hosts[source_id] = _host(address)
         await self._checks.check(source_id, address, deadline_s)
-        self._transports = await asyncio.to_thread(read_transports, Path(self._folder.name))
+        self._transports = await asyncio.to_thread(read_transports, self._folder)
         if self._require_rdma:
             check_rdma(source_id, self.transport(source_id))
 
