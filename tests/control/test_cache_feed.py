@@ -242,6 +242,31 @@ def test_a_block_that_one_tier_holds_needs_no_tokens_to_be_known_in_another() ->
     assert script.feed.counters.other_size == 1
 
 
+@pytest.mark.parametrize("tier", ["gpu", "cpu"])
+@pytest.mark.parametrize("parent", [None, name_of(A), b"unheard of"])
+def test_names_without_tokens_are_left_out_and_counted_and_what_follows_is_told(
+    tier: str, parent: bytes | None
+) -> None:
+    script = Script()
+    placeholder = BlocksStored(
+        block_hashes=(b"one", b"two"),
+        parent_hash=parent,
+        token_ids=(),
+        block_size_tokens=0,
+        tier=tier,
+    )
+    script.say(stored(A), placeholder, stored(AB, since=1))
+    assert script.believed(GPU) == blocks(A, AB)
+    assert script.believed(HOST) == set()
+    counters = script.feed.counters
+    assert (counters.other_size, counters.orphans) == (
+        (2, 0) if parent != b"unheard of" else (0, 2)
+    )
+    script.say(BlocksRemoved(block_hashes=(b"one", b"two"), tier=tier))
+    assert script.feed.counters.unknown_removed == 2
+    assert script.believed(GPU) == blocks(A, AB)
+
+
 def test_a_cleared_cache_is_told_once_and_what_comes_after_is_kept() -> None:
     script = Script()
     script.say(stored(AB), stored(A, tier="cpu"))
