@@ -66,8 +66,13 @@ def removed(*blocks: Tokens, tier: str | None = None, salt: str | None = None) -
 class Script:
     """A feed, the engine that feeds it, and a reader of its updates."""
 
-    def __init__(self, capacity_blocks: int = 100) -> None:
-        self.feed = CacheFeed(model=MODEL, block_size_tokens=SIZE, capacity_blocks=capacity_blocks)
+    def __init__(self, capacity_blocks: int = 100, host_blocks: int = 0) -> None:
+        self.feed = CacheFeed(
+            model=MODEL,
+            block_size_tokens=SIZE,
+            capacity_blocks=capacity_blocks,
+            host_blocks=host_blocks,
+        )
         self.known: dict[CacheTier, set[int]] = {tier: set() for tier in CacheTier}
         self._read = 0
         self._batches = 0
@@ -417,6 +422,24 @@ def test_no_more_than_twice_the_capacity_is_remembered_and_the_oldest_goes_first
     script.say(removed(*prompts))
     assert script.believed() == set()
     assert script.feed.counters.unknown_removed == 2
+
+
+@pytest.mark.parametrize(
+    ("host_blocks", "tier", "kept"), [(16, "cpu", 32), (16, "gpu", 16), (0, "cpu", 16)]
+)
+def test_each_tier_has_its_own_bound_and_host_memory_counts_no_less_than_the_kv_cache(
+    host_blocks: int, tier: str, kept: int
+) -> None:
+    script = Script(capacity_blocks=8, host_blocks=host_blocks)
+    prompts = [(n, n) for n in range(kept + 1)]
+    for prompt in prompts[:-1]:
+        script.say(stored(prompt, tier=tier))
+    assert script.feed.counters.forgotten == 0
+    script.say(stored(prompts[-1], tier=tier))
+    forgotten = kept // 8
+    assert script.feed.counters.forgotten == forgotten
+    place = HOST if tier == "cpu" else GPU
+    assert script.believed(place) == blocks(*prompts[forgotten:])
 
 
 def test_doubted_blocks_are_forgotten_before_any_that_is_known_to_be_held() -> None:

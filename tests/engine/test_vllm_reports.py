@@ -96,6 +96,13 @@ def test_blocks_have_the_size_that_a_pull_of_one_moves() -> None:
     assert facts(SETTINGS).kv_block_bytes == 32 * 2 * 2 * 64 * 4 * 2
 
 
+def test_the_hosts_memory_holds_as_many_blocks_as_fit_into_it() -> None:
+    block_bytes = facts(SETTINGS).kv_block_bytes
+    room = replace(SETTINGS, host_memory_bytes=7 * block_bytes + 1)
+    assert facts(room).host_blocks == 7
+    assert facts(SETTINGS).host_blocks == 0
+
+
 def test_an_engine_tells_of_its_cache_unless_it_has_none_or_was_told_otherwise() -> None:
     assert facts(SETTINGS).cache_events
     assert not facts(SETTINGS, endpoint=None).cache_events

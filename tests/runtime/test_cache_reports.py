@@ -96,6 +96,15 @@ class Reader:
         await self._log.until(lambda: self.read() == wanted)
 
 
+async def test_all_that_a_host_memory_larger_than_the_kv_cache_holds_is_told() -> None:
+    facts = replace(make_facts(), cache_events=True, kv_blocks=8, host_blocks=16)
+    engine = ScriptedEngine(facts)
+    async with hosting(engine) as (host, _), joined(host, "first") as (_, log):
+        engine.say_cached(*(stored(n, tier="cpu") for n in range(32)))
+        await Reader(log).until(hashes(*range(32)))
+        assert host.cache_counters.forgotten == 0
+
+
 async def test_a_coordinator_gets_a_snapshot_when_it_joins_and_then_every_change() -> None:
     engine = telling_engine()
     async with hosting(engine) as (host, _), joined(host, "first") as (_, first_log):

@@ -95,6 +95,7 @@ facts = st.builds(
     side_channel=st.text(max_size=30),
     cache_events=st.booleans(),
     prefix_fetch=st.booleans(),
+    host_blocks=counts,
 )
 id_lists = st.lists(names, max_size=10).map(tuple)
 goodbyes = st.builds(frames.Goodbye, st.sampled_from(Parting), st.text(max_size=50))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from baton.domain.cache import CacheChangeKind
+from baton.domain.cache import CacheChangeKind, CacheTier, unpack_hashes
 from baton.domain.events import (
     CacheChanged,
     LegFailed,
@@ -254,6 +254,23 @@ def test_side_channels_are_checked_for_an_answer_and_for_the_layout() -> None:
         one.let_pass(0.1)
     assert [event.ok for event in stage.ear.of(SideChannelChecked)] == [False]
     assert [event.ok for event in alike.ear.of(SideChannelChecked)] == [True, False]
+
+
+def test_all_that_a_host_memory_larger_than_the_kv_cache_holds_is_told() -> None:
+    stage = Stage(replace(ENGINE, kv_blocks=25, host_blocks=200))
+    assert stage.target.facts.host_blocks == 200
+    for number in range(10):
+        prompt = tuple(range(300 * number, 300 * (number + 1)))
+        stage.target.submit(stage.own, leg(str(number), prompt, max_tokens=1))
+        stage.let_pass(0.2)
+    late = Ear()
+    stage.target.open(late, 0.001)
+    stage.let_pass(0.1)
+    held = {
+        change.tier: len(unpack_hashes(change.hashes))
+        for change in late.of(CacheChanged)[0].update.changes
+    }
+    assert held[CacheTier.HOST] > 2 * 25
 
 
 def test_blocks_come_back_from_the_hosts_memory() -> None:

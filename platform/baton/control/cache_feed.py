@@ -15,9 +15,10 @@ But what an engine cached before and still holds it will not store again, and it
 would stay unknown for ever. Hence doubted blocks keep their names, and come back as soon as the
 engine proves that it holds them: it computes a new block only behind a whole chain of held ones.
 
-Bound: for each tier, `2 * capacity_blocks` blocks, doubted ones among them; beyond that the oldest
-eighth is forgotten, doubted ones first. An engine that loses no event stays within one capacity in
-its KV cache; of a larger host memory only the newest part is told.
+Bound: for each tier, twice the blocks that fit into it, doubted ones among them; beyond that the
+oldest eighth is forgotten, doubted ones first. An engine that loses no event stays within one
+capacity. Where it does not say how much its host memory holds, that counts as large as the KV cache
+at least.
 
 Changes gather until `take`, which says what became of each block in the end: at most one CLEARED,
 one REMOVED and one STORED for each tier, however many events there were.
@@ -76,16 +77,19 @@ class FeedCounters:
 class CacheFeed:
     """One engine's prefix cache, as far as it is known."""
 
-    def __init__(self, *, model: str, block_size_tokens: int, capacity_blocks: int) -> None:
+    def __init__(
+        self, *, model: str, block_size_tokens: int, capacity_blocks: int, host_blocks: int = 0
+    ) -> None:
         self.counters = FeedCounters()
         self.sequence = 0
         """The number of the last update that was taken."""
         self._model = model
         self._block_size_tokens = block_size_tokens
-        self._limit_blocks = _CAPACITIES * capacity_blocks
         self._hash_of: dict[BlockHash, int] = {}
         self._parent_of: dict[int, int] = {}
-        self._tiers = {tier: _Tier(tier) for tier in CacheTier}
+        room = {CacheTier.GPU: capacity_blocks, CacheTier.HOST: max(host_blocks, capacity_blocks)}
+        self._tiers = {tier: _Tier(tier, _CAPACITIES * room[tier]) for tier in CacheTier}
+        self._max_names = sum(tier.max_blocks for tier in self._tiers.values())
         self._next_batch: int | None = None
 
     # ------------------------------------------------------------------ what the engine says
@@ -239,12 +243,12 @@ class CacheFeed:
     # ------------------------------------------------------------------ bounds
 
     def _bound(self, tier: _Tier) -> None:
-        if len(self._hash_of) > len(self._tiers) * self._limit_blocks:
+        if len(self._hash_of) > self._max_names:
             self._forget_names()
-        excess = len(tier.held) + len(tier.doubted) - self._limit_blocks
+        excess = len(tier.held) + len(tier.doubted) - tier.max_blocks
         if excess <= 0:
             return
-        count = max(excess, self._limit_blocks // _FORGOTTEN_SHARE)
+        count = max(excess, tier.max_blocks // _FORGOTTEN_SHARE)
         oldest = list(islice(concatenate(tier.doubted, tier.held), count))
         for block in oldest:
             tier.forget(block)
@@ -265,20 +269,19 @@ class CacheFeed:
         named = set(self._hash_of.values())
         for tier in self._tiers.values():
             tier.check_integrity()
-            known = len(tier.held) + len(tier.doubted)
-            assert known <= self._limit_blocks, f"{tier.tier}: {known} blocks are too many"
             nameless = (tier.held.keys() | tier.doubted.keys()) - named
             assert not nameless, f"{tier.tier}: {len(nameless)} blocks have no name"
         names = len(self._hash_of)
-        assert names <= len(self._tiers) * self._limit_blocks, f"{names} names are too many"
+        assert names <= self._max_names, f"{names} names are too many"
         assert self._parent_of.keys() <= named, "blocks without a name have a parent"
 
 
 class _Tier:
     """The blocks of one tier, by our hashes."""
 
-    def __init__(self, tier: CacheTier) -> None:
+    def __init__(self, tier: CacheTier, max_blocks: int) -> None:
         self.tier = tier
+        self.max_blocks = max_blocks
         self.held: dict[int, int] = {}
         """How many times each block is held; in order of arrival, so parents first."""
         self.doubted: dict[int, None] = {}
@@ -332,6 +335,8 @@ class _Tier:
     def check_integrity(self) -> None:
         both = self.held.keys() & self.doubted.keys()
         assert not both, f"{self.tier}: {len(both)} blocks are both held and doubted"
+        known = len(self.held) + len(self.doubted)
+        assert known <= self.max_blocks, f"{self.tier}: {known} blocks are too many"
         assert all(times > 0 for times in self.held.values()), f"{self.tier}: held zero times"
 
 

@@ -57,6 +57,8 @@ class ReplicaFacts:
     """Whether the replica says what its prefix cache holds."""
     prefix_fetch: bool = False
     """Whether it can hand out the leading blocks of a prompt, for another to compute the rest."""
+    host_blocks: int = 0
+    """Room in the host's memory for blocks that its KV cache has evicted; 0: none, or not known."""
 
 
 class TransferTotals(NamedTuple):

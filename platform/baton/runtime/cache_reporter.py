@@ -36,6 +36,7 @@ class CacheReporter:
             model=facts.model,
             block_size_tokens=facts.block_size_tokens,
             capacity_blocks=facts.kv_blocks,
+            host_blocks=facts.host_blocks,
         )
         self._speaks = facts.cache_events
         self._reports = reports

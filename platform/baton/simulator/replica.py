@@ -99,7 +99,8 @@ class VirtualReplica:
         self._feed = CacheFeed(
             model=facts.model,
             block_size_tokens=facts.block_size_tokens,
-            capacity_blocks=facts.kv_blocks + settings.host_blocks,
+            capacity_blocks=facts.kv_blocks,
+            host_blocks=facts.host_blocks,
         )
         self._sessions: list[Session] = []
         self._owners: dict[str, Session] = {}

@@ -60,6 +60,7 @@ def replica_facts(
             and events.endpoint == kv_events_endpoint
         ),
         prefix_fetch=hands_off and _is_ours(transfer),
+        host_blocks=(settings.host_memory_bytes or 0) // kv_block_bytes(config),
     )
 
 

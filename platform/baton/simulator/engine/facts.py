@@ -28,4 +28,5 @@ def replica_facts(
         side_channel=side_channel,
         cache_events=True,
         prefix_fetch=True,
+        host_blocks=settings.host_blocks,
     )
