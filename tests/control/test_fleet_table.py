@@ -109,6 +109,21 @@ def test_the_roster_follows_membership_and_draining() -> None:
     assert fleet.view(0.0).roster == (("p",), ())
 
 
+def test_the_crowd_is_all_reported_legs_for_each_of_ours_among_them() -> None:
+    fleet = table("a", "b")
+    assert fleet.view(0.0).crowd == 1
+    for number in range(4):
+        fleet.begin("a", f"leg{number}", 10)
+    fleet.report("a", Load(running_requests=8), 1.0, received_legs=2)
+    fleet.report("b", Load(queued_requests=1, pulling_requests=1), 1.0)
+    assert fleet.view(0.0).crowd == 10 / 2
+    fleet.report("a", Load(running_requests=2), 2.0, received_legs=4)
+    fleet.lose("b")
+    assert fleet.view(0.0).crowd == 1
+    fleet.report("a", Load(running_requests=10_000), 3.0, received_legs=4)
+    assert fleet.view(0.0).crowd == 64
+
+
 moves = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), st.integers(0, 500)),

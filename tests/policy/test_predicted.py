@@ -17,7 +17,7 @@ from baton.policy.placement import (
     Surroundings,
 )
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.policy.replica_cost import among_others, replica_cost
+from baton.policy.replica_cost import compare, replica_cost
 from tests.fakes.timings import (
     FixedLinks,
     FixedTimings,
@@ -98,6 +98,17 @@ def test_what_was_sent_since_the_report_counts_as_queued() -> None:
     assert decision.route.decode_replica_id == "b"
 
 
+def test_what_we_sent_since_the_report_others_have_sent_too() -> None:
+    view = replica_view("a", unseen_tokens=1000, unseen_legs=2)
+    alone, crowded = (
+        replica_cost(query(), view, LinearTiming(), output_tokens=10, at_s=0.0, crowd=crowd)
+        for crowd in (1.0, 3.0)
+    )
+    assert crowded.running == 3 * alone.running == 6
+    added_s = crowded.backlog_s - alone.backlog_s
+    assert added_s == pytest.approx(2000 * 0.0001 + 4 * 0.001 / 2)  # and half a longer step
+
+
 def test_an_old_report_of_a_queue_counts_for_less_every_second() -> None:
     queued = replica_view("a", load=Load(queued_tokens=10_000))
     now = placed(query(), surroundings(queued)).options[0].queue_s
@@ -151,7 +162,8 @@ def test_an_uneven_load_counts_for_as_long_as_it_lasts() -> None:
     costs = [
         replica_cost(query(), view, LinearTiming(), output_tokens=10, at_s=0) for view in views
     ]
-    many, none = among_others(costs, reuses=0.0)
+    compare(costs, reuses=0.0)
+    many, none = costs
     lasts = (15 + 1) / (30 + 1)
     assert many.own_s == pytest.approx(10 * (0.01 + 0.016 + lasts * 0.015))
     assert many.join_s == pytest.approx(lasts * 10 * 0.001)
@@ -163,10 +175,10 @@ def test_what_one_replica_would_store_again_is_what_another_holds_more() -> None
     views = [replica_view("a", load=Load(running_requests=4)), replica_view("b")]
     item = query(hits=KnownHits({"b": 50}))
     costs = [replica_cost(item, view, LinearTiming(), output_tokens=1, at_s=0) for view in views]
-    twice, once = among_others(costs, reuses=2.0)
+    compare(costs, reuses=2.0)
+    twice, once = costs
     assert twice.displaced_s == pytest.approx(2 * 799 * 0.0001 * (1 + 4))
     assert once.displaced_s == 0
-    assert among_others([], reuses=2.0) == []
 
 
 # ------------------------------------------------------------------ prefix fetch

@@ -1,11 +1,13 @@
 """Several coordinators with the same old views must not all choose the same replica.
 
-Measured by what each replica is assigned of one burst.
+Measured by what each replica is assigned of one burst, and in each tenth of a second of a steady
+load.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import random
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -16,6 +18,7 @@ from baton.domain.commands import RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.request import Request
 from baton.engine.sim import SimSettings
+from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from baton.simulator.replica import Reporting
 from tests.simulator.fleets import JOINED_S, coordinator, fleet, requests
@@ -25,6 +28,7 @@ BURST = 40
 ENGINE = SimSettings(max_len_tokens=4096, kv_blocks=8192)
 STALE = Reporting(beat_s=0.05, stale_s=0.05)
 """A snapshot is 50 ms old when it arrives, and up to 100 ms when the next one comes."""
+FRESH = Reporting(beat_s=0.001, stale_s=0.0)
 
 
 def with_coordinators(count: int, reporting: Reporting, seed: int, replicas: int) -> VirtualFleet:
@@ -74,3 +78,31 @@ def test_a_replica_that_has_just_joined_is_not_run_over(seed: int) -> None:
     made.run(ended=2 * BURST, until_s=60.0)
     # With all 80 spread evenly it would have 10; each coordinator alone would give it no more.
     assert 5 <= assigned(made.records, burst)["new"] <= 16
+
+
+def worst_windows(made: VirtualFleet, seed: int) -> float:
+    """Under a steady load, the mean over all 100 ms of the most that any replica was assigned.
+
+    As a multiple of what it would be with the same tokens spread evenly.
+    """
+    rng = random.Random(seed)
+    sent = [
+        replace(request, prompt_token_ids=request.prompt_token_ids[: rng.randint(100, 1000)])
+        for request in requests(600, prompt_tokens=1000, max_tokens=30, seed=seed)
+    ]
+    times_s = poisson_times(200.0, len(sent), rng, start_s=JOINED_S)
+    count = len(made.ingresses)
+    open_loop(made, sent, times_s, lambda request: int(request.request_id[1:]) % count)
+    made.run(ended=len(sent), until_s=60.0)
+    windows: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for record in made.records:
+        window = windows[int(record.arrived_at_s / 0.1)]
+        window[record.routes[0].decode_replica_id] += record.prompt_tokens
+    ratios = [max(w.values()) / (sum(w.values()) / REPLICAS) for w in windows.values()]
+    return sum(ratios) / len(ratios)
+
+
+def test_four_coordinators_with_old_views_spread_work_like_one_with_fresh_views() -> None:
+    fresh = worst_windows(with_coordinators(1, FRESH, 1, REPLICAS), 1)
+    stale = worst_windows(with_coordinators(4, STALE, 1, REPLICAS), 1)
+    assert stale <= 1.5 * fresh

@@ -8,6 +8,9 @@ from types import MappingProxyType
 
 from baton.domain.fleet import FleetView, Load, ReplicaFacts, ReplicaView, Roster
 
+_MOST_CROWD = 64.0
+"""Beyond it the sums say more of reports that are late than of other coordinators."""
+
 
 @dataclass(slots=True)
 class _Sent:
@@ -33,6 +36,8 @@ class FleetTable:
         self._queued_at_s: dict[str, float] = {}
         self._readonly = MappingProxyType(self._views)
         self._roster = Roster()
+        self._reported_legs = 0
+        self._seen_legs = 0
 
     def __contains__(self, replica_id: str) -> bool:
         return replica_id in self._views
@@ -51,7 +56,14 @@ class FleetTable:
 
     def view(self, at_s: float) -> FleetView:
         """What a decision made now sees."""
-        return FleetView(at_s=at_s, replicas=self._readonly, known_roster=self._roster)
+        return FleetView(
+            at_s=at_s, replicas=self._readonly, known_roster=self._roster, crowd=self.crowd
+        )
+
+    @property
+    def crowd(self) -> float:
+        """How many legs the fleet gets for each of ours: all that are reported, by ours of them."""
+        return min(_MOST_CROWD, max(1.0, self._reported_legs / max(1, self._seen_legs)))
 
     def queue_seen_at_s(self, replica_id: str, now_s: float) -> float | None:
         """When a replica may last have had a queue; None when it is not known to have had one.
@@ -65,14 +77,15 @@ class FleetTable:
 
     def join(self, facts: ReplicaFacts, now_s: float) -> None:
         """Add a replica with nothing in flight on it."""
-        self._views[facts.replica_id] = ReplicaView(facts=facts, load_at_s=now_s)
+        self._put(facts.replica_id, ReplicaView(facts=facts, load_at_s=now_s))
         self._sent[facts.replica_id] = _Sent()
         self._queued_at_s.pop(facts.replica_id, None)
         self._roster = Roster.of(self._views)
 
     def lose(self, replica_id: str) -> None:
         """Forget a replica; unknown ids are ignored."""
-        if self._views.pop(replica_id, None) is not None:
+        if replica_id in self._views:
+            self._put(replica_id, None)
             del self._sent[replica_id]
             self._queued_at_s.pop(replica_id, None)
             self._roster = Roster.of(self._views)
@@ -80,7 +93,7 @@ class FleetTable:
     def drain(self, replica_id: str) -> None:
         """Mark a replica as taking no new work."""
         if view := self._views.get(replica_id):
-            self._views[replica_id] = replace(view, draining=True)
+            self._put(replica_id, replace(view, draining=True))
             self._roster = Roster.of(self._views)
 
     def report(
@@ -95,9 +108,8 @@ class FleetTable:
                 if received_legs is not None and number > received_legs:
                     break
                 del unseen[leg_id]
-            self._views[replica_id] = _with_unseen(
-                replace(view, load=load, load_at_s=now_s), unseen
-            )
+            view = replace(view, load=load, load_at_s=now_s)
+            self._put(replica_id, _with_unseen(view, unseen))
 
     def begin(self, replica_id: str, leg_id: str, tokens: int) -> None:
         """A leg was sent to a replica, which must compute so many prompt tokens for it."""
@@ -105,26 +117,28 @@ class FleetTable:
             sent = self._sent[replica_id]
             sent.legs += 1
             sent.unseen[leg_id] = (sent.legs, tokens)
-            self._views[replica_id] = replace(
+            view = replace(
                 view,
                 inflight_legs=view.inflight_legs + 1,
                 inflight_tokens=view.inflight_tokens + tokens,
                 unseen_legs=view.unseen_legs + 1,
                 unseen_tokens=view.unseen_tokens + tokens,
             )
+            self._put(replica_id, view)
 
     def end(self, replica_id: str, leg_id: str, tokens: int) -> None:
         """A leg that was begun is over."""
         if view := self._views.get(replica_id):
             unseen = self._sent[replica_id].unseen
             was_unseen = unseen.pop(leg_id, None) is not None
-            self._views[replica_id] = replace(
+            view = replace(
                 view,
                 inflight_legs=view.inflight_legs - 1,
                 inflight_tokens=view.inflight_tokens - tokens,
                 unseen_legs=view.unseen_legs - was_unseen,
                 unseen_tokens=view.unseen_tokens - was_unseen * tokens,
             )
+            self._put(replica_id, view)
 
     def unsent(self, replica_id: str, leg_id: str) -> None:
         """A leg that was begun never left: the replica will not count it."""
@@ -138,14 +152,37 @@ class FleetTable:
             for other, (number, tokens) in sent.unseen.items()
         }
 
+    def _put(self, replica_id: str, view: ReplicaView | None) -> None:
+        """Replace a view, or take it out, and keep the sums over all of them."""
+        old = self._views.pop(replica_id, None) if view is None else self._views.get(replica_id)
+        if old is not None:
+            self._reported_legs -= _reported_legs(old)
+            self._seen_legs -= old.inflight_legs - old.unseen_legs
+        if view is not None:
+            self._views[replica_id] = view
+            self._reported_legs += _reported_legs(view)
+            self._seen_legs += view.inflight_legs - view.unseen_legs
+
     def check_integrity(self) -> None:
         """Raise AssertionError when a view disagrees with what was sent."""
+        sums = (self._reported_legs, self._seen_legs)
+        views = self._views.values()
+        counted = (
+            sum(_reported_legs(view) for view in views),
+            sum(view.inflight_legs - view.unseen_legs for view in views),
+        )
+        assert sums == counted, f"sums over the fleet are {sums}, counted {counted}"
         assert self._queued_at_s.keys() <= self._views.keys(), "queues of unknown replicas"
         assert self._roster == Roster.of(self._views), "the roster is not that of the views"
         for replica_id, view in self._views.items():
             assert view == _with_unseen(view, self._sent[replica_id].unseen), (
                 f"{replica_id}: unseen"
             )
+
+
+def _reported_legs(view: ReplicaView) -> int:
+    load = view.load
+    return load.running_requests + load.queued_requests + load.pulling_requests
 
 
 def _with_unseen(view: ReplicaView, unseen: dict[str, tuple[int, int]]) -> ReplicaView:

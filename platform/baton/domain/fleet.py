@@ -172,6 +172,9 @@ class FleetView:
     replicas: Mapping[str, ReplicaView] = field(default_factory=dict)
     known_roster: Roster | None = None
     """The roster, where it is known already; it changes far less often than loads do."""
+    crowd: float = 1.0
+    """How many legs the fleet gets for each of this coordinator's: what it has sent unseen, others
+    have, too."""
 
     @property
     def roster(self) -> Roster:

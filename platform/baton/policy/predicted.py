@@ -14,8 +14,8 @@ against unlike things:
 
 Without objectives every stream's second counts as one: the least sum of everybody's waiting wins.
 
-In a large fleet only a shortlist is looked at: those that hold most of the prompt, and a seeded
-sample of the rest, whose best is close to the best of all (Source: Mitzenmacher, The Power of Two
+In a large fleet only a shortlist is looked at: those that hold most of the prompt, and the idlest
+of a seeded sample, which are close to the idlest of all (Source: Mitzenmacher, The Power of Two
 Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001). The sample, and how ties break,
 differ between coordinators, so that several that see the same stale loads do not all choose the
 same replica.
@@ -26,18 +26,22 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import takewhile
 from typing import NamedTuple
 from zlib import crc32
 
 from baton.domain.fleet import FleetView, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, Option, Route, RouteReason
 from baton.policy.placement import Disaggregate, NoRoute, PlacementQuery, Surroundings, no_route
-from baton.policy.replica_cost import ReplicaCost, among_others, delay_s, replica_cost
+from baton.policy.replica_cost import ReplicaCost, compare, delay_s, replica_cost
 
 NAME = "predicted"
 _SHOWN = 3
 """Options kept with a decision."""
-_PAIRS = 3
+_SAMPLED = 4
+"""Sampled replicas for each that is looked at: the idlest of them are."""
+_PAIRS = 2
 """Best prefill and best decode replicas that are paired with each other, and holders that a prefix
 is fetched from."""
 _WORTH = 0.05
@@ -71,7 +75,6 @@ class _Way(NamedTuple):
 
     late_s: float
     cost_s: float
-    tie: int
     option: Option
     reason: RouteReason
     prefill_tokens: int | None = None
@@ -103,8 +106,9 @@ class PredictedPlacer:
         reason = forced or RouteReason.LOCAL_FASTER
         ways = [self._local(query, cost, reason) for cost in decoders] + remotes
         if self._may_fetch(query):
+            used = min(ways, key=_seconds).option.hit_tokens
             known = {cost.view.replica_id: cost for cost in (*prefillers, *decoders)}
-            ways += self._fetches(query, around, decoders, known)
+            ways += self._fetches(query, around, decoders, known, used)
         return self._decide(query, around, ways)
 
     def place_decode(
@@ -145,7 +149,9 @@ class PredictedPlacer:
         limit = self._options.shortlist
         if len(ids) <= 2 * limit:
             return ids
-        chosen = dict.fromkeys(self._random.sample(ids, limit))
+        sampled = self._sampled(ids, _SAMPLED * limit)
+        idlest = nsmallest(limit, sampled, key=lambda one: _load_key(fleet.replicas[one]))
+        chosen = dict.fromkeys(idlest)
         named = [*query.hits.holders(limit), query.session_replica_id]
         prefill = fleet.replicas[ids[0]].facts.role is Role.PREFILL
         for one in named:
@@ -155,6 +161,12 @@ class PredictedPlacer:
             if view and not view.draining and (view.facts.role is Role.PREFILL) == prefill:
                 chosen[view.replica_id] = None
         return chosen
+
+    def _sampled(self, ids: Sequence[str], wanted: int) -> list[str]:
+        """So many at even distances, from a random one on; all, if they are fewer."""
+        count = min(wanted, len(ids))
+        start = self._random.randrange(len(ids))
+        return [ids[(start + i * len(ids) // count) % len(ids)] for i in range(count)]
 
     def _prefillers(self, query: PlacementQuery, around: Surroundings) -> list[ReplicaCost]:
         """The prefill pool's; one on which the request has failed is not asked again."""
@@ -254,8 +266,12 @@ class PredictedPlacer:
         around: Surroundings,
         decoders: Sequence[ReplicaCost],
         known: Mapping[str, ReplicaCost],
+        used_tokens: int,
     ) -> list[_Way]:
-        """Ways in which a replica that holds more of the prompt gives its blocks to another."""
+        """Ways in which a replica that holds more of the prompt gives its blocks to another.
+
+        None when the best other way makes use of as many cached tokens, `used_tokens`, already.
+        """
         ways: list[_Way] = []
         targets = sorted(decoders, key=_readiness)[:_PAIRS]
         for holder_id in query.hits.holders(_PAIRS):
@@ -265,6 +281,8 @@ class PredictedPlacer:
             if not view.facts.prefix_fetch:
                 continue
             holder = known.get(holder_id) or _costs_of(query, around, [view])[0]
+            if holder.hit_tokens <= used_tokens:
+                break
             for target in targets:
                 if target.hit_tokens < holder.hit_tokens and target.view is not view:
                     way = self._fetch(query, around, holder, target)
@@ -353,8 +371,7 @@ class PredictedPlacer:
         cost_s = ttft_s + decoder.own_s + harm_s
         if option.mode is not HandoffMode.LOCAL:
             cost_s *= 1 + _WORTH
-        tie = self._tie(option.decode_replica_id)
-        return _Way(late_s, cost_s, tie, option, reason)
+        return _Way(late_s, cost_s, option, reason)
 
     def _tie(self, replica_id: str) -> int:
         """An order of the replicas of this coordinator's own."""
@@ -365,8 +382,8 @@ class PredictedPlacer:
     def _decide(
         self, query: PlacementQuery, around: Surroundings, ways: Sequence[_Way]
     ) -> Decision:
-        ranked = sorted(ways, key=_rank)
-        best = self._session_way(query, ranked) or ranked[0]
+        ranked = sorted(ways, key=_seconds)
+        best = self._session_way(query, ranked) or self._first_of_equals(ranked)
         shown = [best, *(way for way in ranked[:_SHOWN] if way is not best)][:_SHOWN]
         option = best.option
         route = Route(
@@ -383,6 +400,12 @@ class PredictedPlacer:
             options=tuple(way.option for way in shown),
             considered=len(ways),
         )
+
+    def _first_of_equals(self, ranked: Sequence[_Way]) -> _Way:
+        """The best way; among equals it depends on the coordinator, but not on their order."""
+        best = _seconds(ranked[0])
+        equals = takewhile(lambda way: _seconds(way) == best, ranked)
+        return min(equals, key=lambda way: self._tie(way.option.decode_replica_id))
 
     @staticmethod
     def _session_way(query: PlacementQuery, ranked: Sequence[_Way]) -> _Way | None:
@@ -402,13 +425,16 @@ class PredictedPlacer:
 def _costs_of(
     query: PlacementQuery, around: Surroundings, views: Iterable[ReplicaView]
 ) -> list[ReplicaCost]:
-    timings, at_s = around.timings, around.fleet.at_s
+    timings, at_s, crowd = around.timings, around.fleet.at_s, around.fleet.crowd
     output_tokens = timings.expected_output_tokens(query.max_tokens)
     costs = [
-        replica_cost(query, view, timings.of(view), output_tokens=output_tokens, at_s=at_s)
+        replica_cost(
+            query, view, timings.of(view), output_tokens=output_tokens, at_s=at_s, crowd=crowd
+        )
         for view in views
     ]
-    return among_others(costs, reuses=query.reuses)
+    compare(costs, reuses=query.reuses)
+    return costs
 
 
 def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:
@@ -418,13 +444,20 @@ def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:
     return cost.running * (cost.join_s + delay_s(cost.timing, prompt_tokens))
 
 
+def _load_key(view: ReplicaView) -> tuple[int, int]:
+    """How much work a replica has, cheaply: tokens to compute, then requests."""
+    load = view.load
+    legs = load.running_requests + load.queued_requests + view.unseen_legs
+    return load.queued_tokens + view.unseen_tokens, legs
+
+
 def _readiness(cost: ReplicaCost) -> tuple[float, int, str]:
     """Who can take a prompt's blocks soonest, beside the fewest streams."""
     return cost.room_wait_s, cost.running, cost.view.replica_id
 
 
-def _rank(way: _Way) -> tuple[float, float, int, str]:
-    return way.late_s, way.cost_s, way.tie, way.option.decode_replica_id
+def _seconds(way: _Way) -> tuple[float, float]:
+    return way.late_s, way.cost_s
 
 
 def _no_prefill(

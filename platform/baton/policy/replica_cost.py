@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from baton.domain.fleet import ReplicaView, Role
 from baton.perf.timing import EngineTiming
@@ -11,7 +11,8 @@ from baton.policy.hits import Hit
 from baton.policy.placement import PlacementQuery
 
 
-class ReplicaCost(NamedTuple):
+@dataclass(slots=True)
+class ReplicaCost:
     """One replica's part in one request, in predicted seconds."""
 
     view: ReplicaView
@@ -34,9 +35,9 @@ class ReplicaCost(NamedTuple):
     stream_s: float
     """What one stream adds to each step."""
     own_s: float = 0.0
-    """What it will spend decoding; see `among_others`."""
+    """What it will spend decoding; see `compare`."""
     join_s: float = 0.0
-    """What each of those streams loses by this one beside it; see `among_others`."""
+    """What each of those streams loses by this one beside it; see `compare`."""
     displaced_s: float = 0.0
     """Prefill that will be done again because of what its cache lets go for this prompt."""
 
@@ -53,19 +54,33 @@ def replica_cost(
     *,
     output_tokens: float,
     at_s: float,
+    crowd: float = 1.0,
 ) -> ReplicaCost:
     """Predict one replica's part, from its last report and what was sent to it since.
 
+    `crowd` is how many requests the fleet gets for each that is sent from here: others have sent
+    that much more since the report, and have seen the same report when they chose where to.
+
     Asked for every candidate of every request, hence plain sums and few calls.
     """
-    hit = query.hits.of(view.replica_id)
-    hit_tokens = usable_tokens(hit, query.prompt_tokens, view.facts.block_size_tokens)
+    load, facts = view.load, view.facts
+    hit = query.hits.of(facts.replica_id)
+    hit_tokens = usable_tokens(hit, query.prompt_tokens, facts.block_size_tokens)
     uncached = query.prompt_tokens - hit_tokens
-    running, context = _streams(view), _context(view)
+    running = _streams(view, crowd)
+    # Blocks in use are what its streams attend to, about.
+    context = int(load.kv_used_fraction * facts.kv_blocks) * facts.block_size_tokens
     step_s = timing.step_s(running=running + 1, context_tokens=context)
     prefill_s = timing.prefill_s(uncached, running=running, context_tokens=context)
-    backlog_s = _backlog_s(view, timing, at_s, tokens=uncached, alone_s=prefill_s)
-    if running or view.load.running_requests:
+    backlog_s = 0.0
+    unseen = int(view.unseen_tokens * crowd)
+    if ahead := load.queued_tokens + unseen:
+        all_s = timing.prefill_s(uncached + ahead, running=running, context_tokens=context)
+        reported_s = (all_s - prefill_s) * load.queued_tokens / ahead
+        done_s = min(reported_s, max(0.0, at_s - view.load_at_s))
+        # They share steps with this one where they fit, so only what they add counts.
+        backlog_s = max(0.0, all_s - prefill_s - done_s)
+    if running or load.running_requests:
         backlog_s += step_s / 2  # of the step under way, on average
     if hit.host_blocks:
         prefill_s += timing.host_load_s(hit.host_blocks)
@@ -76,7 +91,7 @@ def replica_cost(
         hit,
         hit_tokens,
         backlog_s,
-        _room_wait_s(view, uncached, output_tokens * step_s),
+        _room_wait_s(view, uncached + unseen, output_tokens * step_s),
         prefill_s,
         running,
         step_s,
@@ -85,8 +100,8 @@ def replica_cost(
     )
 
 
-def among_others(costs: Sequence[ReplicaCost], *, reuses: float) -> list[ReplicaCost]:
-    """What can only be said of replicas beside each other: those among which a request is placed.
+def compare(costs: Sequence[ReplicaCost], *, reuses: float) -> None:
+    """Fill in what can only be said of replicas beside each other, among which one is chosen.
 
     `own_s` and `join_s`: a stream too many does not stay one for its whole life: as streams end,
     and the next ones are placed elsewhere, loads even out. Of S streams of L seconds each, one
@@ -98,23 +113,19 @@ def among_others(costs: Sequence[ReplicaCost], *, reuses: float) -> list[Replica
     drives out as much that was stored before. Of each token that is stored, `reuses` are saved
     before it goes; so many, with the streams that they would have delayed, are lost.
     """
-    if not costs:
-        return []
-    streams = sum(cost.running for cost in costs)
-    mean = streams / len(costs)
-    most_held = max(cost.hit_tokens for cost in costs)
-    even: list[ReplicaCost] = []
+    streams = most_held = 0
     for cost in costs:
-        excess = max(0.0, cost.running - mean)
-        lasts = min(1.0, (excess + 1) / (streams + 1))
-        step_s = cost.step_s - (1 - lasts) * (cost.running - mean) * cost.stream_s
-        own_s = cost.output_tokens * max(0.0, step_s)
-        join_s = lasts * cost.output_tokens * cost.stream_s
-        displaced_s = 0.0
-        if twice := most_held - cost.hit_tokens:
-            displaced_s = reuses * delay_s(cost.timing, twice) * (1 + cost.running)
-        even.append(cost._replace(own_s=own_s, join_s=join_s, displaced_s=displaced_s))
-    return even
+        streams += cost.running
+        most_held = max(most_held, cost.hit_tokens)
+    mean = streams / max(1, len(costs))
+    for cost in costs:
+        excess = cost.running - mean
+        lasts = min(1.0, (max(0.0, excess) + 1) / (streams + 1))
+        step_s = cost.step_s - (1 - lasts) * excess * cost.stream_s
+        cost.own_s = cost.output_tokens * max(0.0, step_s)
+        cost.join_s = lasts * cost.output_tokens * cost.stream_s
+        if reuses and (twice := most_held - cost.hit_tokens):
+            cost.displaced_s = reuses * delay_s(cost.timing, twice) * (1 + cost.running)
 
 
 def usable_tokens(hit: Hit, prompt_tokens: int, block_size_tokens: int) -> int:
@@ -127,36 +138,13 @@ def delay_s(timing: EngineTiming, tokens: int) -> float:
     return max(0.0, timing.prefill_s(tokens) - timing.prefill_s(1)) if tokens > 1 else 0.0
 
 
-def _backlog_s(
-    view: ReplicaView, timing: EngineTiming, at_s: float, *, tokens: int, alone_s: float
-) -> float:
-    """How much later a prompt of `tokens` is computed because of those ahead of it.
-
-    Ahead are the prompts reported, less what was done since, and those sent since. They share
-    steps with it where they fit, so only what they add to the `alone_s` it would take counts.
-    """
-    load, running = view.load, _streams(view)
-    ahead = load.queued_tokens + view.unseen_tokens
-    if not ahead:
-        return 0.0
-    added_s = timing.prefill_s(tokens + ahead, running=running, context_tokens=_context(view))
-    added_s -= alone_s
-    reported_s = added_s * load.queued_tokens / ahead
-    return max(0.0, added_s - min(reported_s, max(0.0, at_s - view.load_at_s)))
-
-
-def _streams(view: ReplicaView) -> int:
+def _streams(view: ReplicaView, crowd: float) -> int:
     """Requests that a replica decodes for, or soon will."""
     # A pure prefill replica runs nothing but prefills: those are its queue, not its streams.
     if view.facts.role is Role.PREFILL:
         return 0
-    return view.load.running_requests + view.load.pulling_requests + view.unseen_legs
-
-
-def _context(view: ReplicaView) -> int:
-    """Tokens in its KV cache that are in use: what its streams attend to, about."""
-    facts = view.facts
-    return int(view.load.kv_used_fraction * facts.kv_blocks) * facts.block_size_tokens
+    load = view.load
+    return load.running_requests + load.pulling_requests + int(view.unseen_legs * crowd)
 
 
 def _room_wait_s(view: ReplicaView, new_tokens: int, stream_s: float) -> float:
@@ -170,7 +158,7 @@ def _room_wait_s(view: ReplicaView, new_tokens: int, stream_s: float) -> float:
     excess_legs = legs + 1 - facts.max_running_requests
     if excess_legs > 0:
         wait_s = stream_s * excess_legs / facts.max_running_requests
-    tokens = new_tokens + load.queued_tokens + view.unseen_tokens
+    tokens = new_tokens + load.queued_tokens
     wanted = load.kv_used_fraction + tokens / (facts.kv_blocks * facts.block_size_tokens)
     if wanted > 1:
         wait_s = max(wait_s, stream_s * (wanted - 1))
