@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import pytest
 
+from baton.config.schema_routing import Policy
 from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
 from baton.perf.fitted import TimingBook
+from baton.policy.choosing import ChooserPlacer
 from baton.policy.links import LinkBook
+from baton.policy.placement import Disaggregate, PlacementQuery
+from baton.policy.predicted import PredictedPlacer
 from baton.serving.reports import (
     Row,
     explained,
     fleet_report,
     link_report,
     merged_links,
+    policy_report,
     timing_report,
 )
 from tests.fakes.facts import replica_facts
+from tests.fakes.timings import surroundings
 
 
 def view(replica_id: str, pool: str = "decode") -> ReplicaView:
@@ -50,6 +57,24 @@ def test_an_ingress_without_leases_says_so() -> None:
 def test_what_is_not_asked_for_is_not_told() -> None:
     (row,) = fleet_report(fleet(view("a")))
     assert not {"cache", "leases"} & row.keys()
+
+
+def test_failures_of_a_policy_that_is_a_function_are_told() -> None:
+    def broken(*_question: object) -> int:
+        raise LookupError("no table")
+
+    mine = ChooserPlacer("own:code", broken, disaggregate=Disaggregate.ALWAYS, rng=Random(0))
+    quiet = {"name": "own:code", "failures": 0, "last_failure": ""}
+    assert policy_report("own:code", mine) == quiet
+    mine.place(PlacementQuery(prompt_tokens=1), surroundings(view("a")))
+    row = policy_report("own:code", mine)
+    assert row["failures"] == 1
+    assert "raised LookupError: no table" in str(row["last_failure"])
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_batons_own_policy_has_no_function_that_could_fail() -> None:
+    assert policy_report(Policy.PREDICTED, PredictedPlacer()) == {"name": "predicted"}
 
 
 def test_how_good_predictions_were_is_told_for_each_pool() -> None:

@@ -54,7 +54,10 @@ def index_options(config: DeploymentConfig) -> IndexOptions:
 
 
 def probe_options(config: DeploymentConfig) -> ProbeOptions:
-    """How every coordinator watches the pairs of replicas."""
+    """How every coordinator watches the pairs of replicas.
+
+    Replicas that are asked to check a pair have the same deadline for it.
+    """
     probe, own = config.transfer.probe, ProbeOptions()
     return ProbeOptions(
         interval_s=probe.interval_s,

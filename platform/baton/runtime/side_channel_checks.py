@@ -21,7 +21,7 @@ WORKERS: Final = 16
 """Checks that run at a time: as many silent sources do not hold up the others."""
 _MAX_WAITING: Final = 1024
 _REUSE_S: Final = 0.5
-_GRACE_S: Final = 1.0
+GRACE_S: Final = 1.0
 """How much longer than its deadline an engine may take before it is not waited for any more."""
 
 
@@ -81,7 +81,7 @@ class SideChannelChecks:
 
     async def _check(self, source_id: str, address: str) -> str:
         try:
-            async with asyncio.timeout(self._deadline_s + _GRACE_S):
+            async with asyncio.timeout(self._deadline_s + GRACE_S):
                 await self._engine.check_side_channel(source_id, address, self._deadline_s)
         except TransferFailed as error:
             return error.why or type(error).__name__

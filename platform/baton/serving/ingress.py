@@ -24,7 +24,7 @@ from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
 from baton.serving.membership import Membership
 from baton.serving.policies import build_placer, router_rng
-from baton.serving.reports import Row, fleet_report, link_report, timing_report
+from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.records import RecordBook, Story, story
 
@@ -47,9 +47,10 @@ class IngressBody:
         self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
         self._link = LinkClient(coordinator_id, self._on_link_event)
         rng = router_rng(config, coordinator_id)
+        self._placer = build_placer(config, rng)
         self._coordinator = Coordinator(
             limits=coordinator_limits(config),
-            placer=build_placer(config, rng),
+            placer=self._placer,
             seed=rng.getrandbits(63),
             index=index_options(config),
             probing=probe_options(config),
@@ -102,6 +103,7 @@ class IngressBody:
             },
             "in_flight": phases,
             "ended": self._records.totals(),
+            "policy": policy_report(self._config.router.policy, self._placer),
         }
 
     def explain(self, request_id: str) -> list[Story]:

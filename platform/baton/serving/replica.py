@@ -20,6 +20,20 @@ LINK_ADDRESS = "link"
 """Keys of a replica's metadata, by which coordinators find its link."""
 
 
+def host_options(config: DeploymentConfig) -> HostOptions:
+    """The bounds and deadlines of every replica.
+
+    A check has the deadline of `config.derive.probe_options`: coordinators wait a little longer
+    than that, so that they hear it when another replica gave no answer.
+    """
+    transfer = config.transfer
+    return HostOptions(
+        lease_s=transfer.lease_s,
+        check_s=transfer.probe.deadline_s,
+        max_concurrent_pulls=transfer.max_concurrent_pulls,
+    )
+
+
 class EngineReplica:
     """The class behind each pool's deployment; `app` decorates it."""
 
@@ -42,11 +56,7 @@ class EngineReplica:
         self._host = ReplicaHost(
             engine,
             bind=f"tcp://{host}:0",
-            options=HostOptions(
-                lease_s=config.transfer.lease_s,
-                check_s=config.transfer.probe.deadline_s,
-                max_concurrent_pulls=config.transfer.max_concurrent_pulls,
-            ),
+            options=host_options(config),
         )
         self._facts = await self._host.start()
         fields = {"replica_id": site.replica_id, "pool": pool, "link": self._host.address}
@@ -78,6 +88,7 @@ class EngineReplica:
             "coordinators": host.coordinators,
             "counters": asdict(host.counters),
             "link": asdict(host.link_counters),
+            "cache": asdict(host.cache_counters),
         }
 
     async def __del__(self) -> None:

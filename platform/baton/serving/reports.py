@@ -10,7 +10,9 @@ from types import MappingProxyType
 from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
 from baton.perf.fitted import TimingQuality
+from baton.policy.choosing import ChooserPlacer
 from baton.policy.links import LinkRow
+from baton.policy.placement import Placer
 
 Row = Mapping[str, object]
 _NOTHING: Mapping[str, Row] = MappingProxyType({})
@@ -54,6 +56,17 @@ def timing_report(pools: Iterable[TimingQuality]) -> list[Row]:
         }
         for pool in pools
     ]
+
+
+def policy_report(name: str, placer: Placer) -> Row:
+    """Which policy places requests, and where it chooses by a function, how often that failed.
+
+    Such a failure is no request's: the least loaded replica was taken instead.
+    """
+    row: dict[str, object] = {"name": str(name)}
+    if isinstance(placer, ChooserPlacer):
+        row |= {"failures": placer.failures, "last_failure": placer.last_failure}
+    return row
 
 
 def explained(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
