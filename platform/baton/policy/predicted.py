@@ -14,11 +14,11 @@ against unlike things:
 
 Without objectives every stream's second counts as one: the least sum of everybody's waiting wins.
 
-In a large fleet only a shortlist is looked at: those that hold most of the prompt, and the idlest
-of a seeded sample, which are close to the idlest of all (Source: Mitzenmacher, The Power of Two
-Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001). The sample, and how ties break,
-differ between coordinators, so that several that see the same stale loads do not all choose the
-same replica.
+In a large fleet only a shortlist is looked at: those that hold most of the prompt, and the idler
+ones of a few pairs drawn by chance, which are close to the idlest of all (Source: Mitzenmacher, The
+Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001). The draw, and how ties
+break, differ between coordinators, so that several that see the same stale loads do not all choose
+the same replica.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 from itertools import takewhile
 from typing import NamedTuple
 from zlib import crc32
@@ -39,8 +38,8 @@ from baton.policy.replica_cost import ReplicaCost, compare, delay_s, replica_cos
 NAME = "predicted"
 _SHOWN = 3
 """Options kept with a decision."""
-_SAMPLED = 4
-"""Sampled replicas for each that is looked at: the idlest of them are."""
+_SMALL = 8
+"""A pool of so many is looked at as a whole."""
 _PAIRS = 2
 """Best prefill and best decode replicas that are paired with each other, and holders that a prefix
 is fetched from."""
@@ -115,9 +114,9 @@ class PredictedPlacer:
         self, query: PlacementQuery, source: ReplicaView, around: Surroundings
     ) -> str | None:
         """Choose who decodes a prompt that `source` has prefilled; None when nobody can."""
-        ids = [one for one in around.fleet.roster.decode if one != source.replica_id]
+        ids = around.fleet.roster.decode
         best: tuple[float, int, str] | None = None
-        for cost in self._costs(query, around, ids):
+        for cost in self._costs(query, around, ids) if ids else ():
             transfer_s = self._transfer_s(query, around, source, cost)
             if transfer_s is None or cost.view.replica_id == source.replica_id:
                 continue
@@ -147,11 +146,9 @@ class PredictedPlacer:
         if avoid:
             ids = [one for one in ids if one not in avoid] or ids
         limit = self._options.shortlist
-        if len(ids) <= 2 * limit:
+        if len(ids) <= max(_SMALL, 2 * limit):
             return ids
-        sampled = self._sampled(ids, _SAMPLED * limit)
-        idlest = nsmallest(limit, sampled, key=lambda one: _load_key(fleet.replicas[one]))
-        chosen = dict.fromkeys(idlest)
+        chosen = dict.fromkeys(self._idle(fleet, ids, limit))
         named = [*query.hits.holders(limit), query.session_replica_id]
         prefill = fleet.replicas[ids[0]].facts.role is Role.PREFILL
         for one in named:
@@ -162,11 +159,14 @@ class PredictedPlacer:
                 chosen[view.replica_id] = None
         return chosen
 
-    def _sampled(self, ids: Sequence[str], wanted: int) -> list[str]:
-        """So many at even distances, from a random one on; all, if they are fewer."""
-        count = min(wanted, len(ids))
-        start = self._random.randrange(len(ids))
-        return [ids[(start + i * len(ids) // count) % len(ids)] for i in range(count)]
+    def _idle(self, fleet: FleetView, ids: Sequence[str], wanted: int) -> Iterable[str]:
+        """So many times the idler one of two: at even distances, from a random one on."""
+        count, start = len(ids), self._random.randrange(len(ids))
+        step = count // (2 * wanted)
+        sample = [ids[(start + i * step) % count] for i in range(2 * wanted)]
+        replicas = fleet.replicas
+        for one, other in zip(sample[:wanted], sample[wanted:], strict=True):
+            yield min(one, other, key=lambda each: _load_key(replicas[each]))
 
     def _prefillers(self, query: PlacementQuery, around: Surroundings) -> list[ReplicaCost]:
         """The prefill pool's; one on which the request has failed is not asked again."""
