@@ -1,1 +1,1 @@
-"""The performance model: from hardware and model shape to seconds and bytes."""
+"""The performance model: how long engines take, fitted to what they report."""

@@ -1,1 +1,1 @@
-"""A body in virtual time that carries out the brain's commands: engines, network, workloads."""
+"""A body in virtual time that carries out the brain's commands: replicas, network, arrivals."""

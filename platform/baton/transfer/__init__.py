@@ -1,1 +1,1 @@
-"""The KV-transfer service: links and their bandwidth, leases' timers, probes, NIXL."""
+"""What is asked of NIXL and UCX: side channels checked, transports read, settings chosen."""
