@@ -13,6 +13,7 @@ import pytest
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg
 from baton.engine.vllm.settings import Nixl, OnLoadFailure, VllmEngineSettings
+from baton.transfer.peers import Peers
 from baton.transfer.side_channel import SideChannelChecks
 
 pytest.importorskip("vllm")
@@ -33,6 +34,7 @@ __all__ = [
     "engine_settings",
     "free_port",
     "payload",
+    "peering_engine",
     "tiny_model",
     "with_payload",
 ]
@@ -90,6 +92,13 @@ def checking_engine(settings: VllmEngineSettings) -> VllmEngine:
     """An engine that checks side channels, as replicas do."""
     checks = SideChannelChecks(settings.replica_id, side_channel(settings))
     return VllmEngine(settings, check=checks.check)
+
+
+def peering_engine(settings: VllmEngineSettings) -> VllmEngine:
+    """An engine that checks side channels and reads its transports, wired as a replica's is."""
+    peers = Peers(settings.replica_id, side_channel(settings))
+    settings = replace(settings, env={**peers.environment(), **settings.env})
+    return VllmEngine(settings, check=peers.check, transport=peers.transport)
 
 
 @cache

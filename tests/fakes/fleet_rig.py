@@ -1,4 +1,7 @@
-"""A whole fleet in one process: simulated engines behind the real link, a driver in front."""
+"""A whole fleet in one process: engines behind the real link, a driver in front.
+
+`running_fleet` is of simulated engines; `Fleet.host` takes any.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
+from baton.runtime.ports import Engine
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from tests.fakes.placers import placer
 from tests.fakes.scripted_engine import Watch
@@ -66,14 +70,18 @@ class Clients:
 class Fleet:
     """Replicas by name, each with its engine and host; and one coordinator."""
 
-    def __init__(self, limits: CoordinatorLimits, disaggregate: Disaggregate) -> None:
+    def __init__(
+        self, coordinator: Coordinator, *, name: str = "test", link: LinkOptions = FAST_LINK
+    ) -> None:
         self.clients = Clients()
         self.hosts: dict[str, ReplicaHost] = {}
         self.engines: dict[str, SimEngine] = {}
+        """The simulated ones."""
         self.events: list[Event] = []
         """All that the link has told the coordinator."""
-        self.link = LinkClient("test", self._on_event, options=FAST_LINK)
-        self.coordinator = Coordinator(limits=limits, placer=placer(disaggregate))
+        self._link_options = link
+        self.link = LinkClient(name, self._on_event, options=link)
+        self.coordinator = coordinator
         self.driver = Driver(
             self.coordinator,
             link=self.link,
@@ -96,18 +104,23 @@ class Fleet:
         *,
         max_concurrent_pulls: int | None = None,
     ) -> None:
-        """Start a replica and wait until the coordinator knows it."""
+        """Start a simulated replica and wait until the coordinator knows it."""
         engine = SimEngine(settings, replica_id=name, pool=str(role), role=role, model="tiny")
+        self.engines[name] = engine
+        options = HostOptions(lease_s=settings.lease_s, max_concurrent_pulls=max_concurrent_pulls)
+        await self.host(name, engine, options)
+
+    async def host(self, name: str, engine: Engine, options: HostOptions | None = None) -> None:
+        """Start a replica with this engine and wait until the coordinator knows it."""
         host = ReplicaHost(
-            engine,
-            bind="tcp://127.0.0.1:0",
-            options=HostOptions(
-                lease_s=settings.lease_s, max_concurrent_pulls=max_concurrent_pulls
-            ),
-            link=FAST_LINK,
+            engine, bind="tcp://127.0.0.1:0", options=options, link=self._link_options
         )
         await host.start()
-        self.engines[name], self.hosts[name] = engine, host
+        self.hosts[name] = host
+        await self.join(name, host)
+
+    async def join(self, name: str, host: ReplicaHost) -> None:
+        """Have the coordinator know a replica that runs already; whoever started it closes it."""
         self.link.connect(name, host.address)
         await self._joined.until(lambda: name in self.driver.fleet().replicas, 10.0)
 
@@ -148,8 +161,7 @@ class Fleet:
     async def close(self) -> None:
         self.driver.close()
         await self.link.close()
-        for host in self.hosts.values():
-            await host.close()
+        await asyncio.gather(*(host.close() for host in self.hosts.values()))
 
 
 @asynccontextmanager
@@ -163,7 +175,8 @@ async def running_fleet(
     max_concurrent_pulls: int | None = None,
 ) -> AsyncIterator[Fleet]:
     """A fleet of `prefill` + `decode` replicas, ready to serve; closed on the way out."""
-    fleet = Fleet(limits or CoordinatorLimits(), disaggregate)
+    coordinator = Coordinator(limits=limits or CoordinatorLimits(), placer=placer(disaggregate))
+    fleet = Fleet(coordinator)
     try:
         for i in range(prefill):
             await fleet.add(f"p{i}", Role.PREFILL, settings)
