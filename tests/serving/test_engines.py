@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from baton.config import DeploymentConfig, load_config
@@ -37,6 +38,13 @@ def test_an_engine_is_told_its_model_role_and_side_channel() -> None:
     assert settings.nixl is not None
     assert (settings.nixl.host, settings.nixl.port) == ("10.1.2.3", 20_001)
     assert settings.max_batched_tokens == 8192
+
+
+def test_an_engine_on_an_ipv6_network_meets_others_at_an_address_in_brackets() -> None:
+    asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama")
+    nixl = vllm_settings(asked, replace(site("prefill"), host="fd00::1")).nixl
+    assert nixl is not None
+    assert nixl.address == "[fd00::1]:20001"
 
 
 def test_an_engine_on_a_gpu_is_told_how_much_of_the_hosts_memory_is_its_own() -> None:

@@ -25,37 +25,10 @@ from baton.transfer.transport import (
 from baton.transfer.ucx_log import FLUSH_VARIABLE
 from baton.transfer.ucx_settings import UCX_SETTINGS
 from benchmarks._transfer_pair import Agents, Pair, Pull
+from tests.fakes.ucx_lines import choice, logged, zero_copy
 
 SAME, OTHER = Reach.SAME_NODE, Reach.OTHER_NODE
 PULL = Pull(pieces=16, piece_bytes=65536, scattered=True, hot_polling=False)
-
-
-def choice(
-    *rows: str,
-    reach: str = "intra-node",
-    what: str = "remote memory read by ucp_get*(multi) into host memory from host",
-) -> str:
-    """A choice as UCX 1.23 prints it."""
-    lines = [
-        "+--------+-------------+-------------------------------------------+",
-        f"| 0f0c puller {reach} cfg#1                                          |",
-        f"| {what} |",
-        "+--------+-------------+-------------------------------------------+",
-        "| Range  | Description |                  Config                   |",
-        "+--------+-------------+-------------------------------------------+",
-        *rows,
-        "+--------+-------------+-------------------------------------------+",
-    ]
-    return "".join(f"[1795186540.498461] [vm:31443:0]   {line}\n" for line in lines)
-
-
-def zero_copy(config: str, reads: str = "0..inf") -> str:
-    return f"| {reads} | zero-copy   | {config:41} |"
-
-
-def logged(folder: Path, text: str, name: str = "ucx.host.17") -> Path:
-    (folder / name).write_text(text, encoding="utf-8")
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,7 @@ def _vllm_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
 
     settings = vllm_settings(config, site)
     assert settings.nixl is not None, "every engine of a deployment may hand blocks over"
-    address = f"{settings.nixl.host}:{settings.nixl.port}"
-    peers = Peers(site.replica_id, address, require_rdma=config.transfer.require_rdma)
+    peers = Peers(site.replica_id, settings.nixl.address, require_rdma=config.transfer.require_rdma)
     settings = replace(settings, env={**peers.environment(), **settings.env})
     return VllmEngine(settings, check=peers.check, transport=peers.transport)
 

@@ -66,11 +66,7 @@ def replica_facts(
 
 def side_channel(settings: VllmEngineSettings) -> str:
     """Where other engines find this one; empty without NIXL."""
-    nixl = settings.nixl
-    if nixl is None:
-        return ""
-    host = f"[{nixl.host}]" if ":" in nixl.host else nixl.host
-    return f"{host}:{nixl.port}"
+    return "" if settings.nixl is None else settings.nixl.address
 
 
 def _is_ours(transfer: KVTransferConfig) -> bool:

@@ -45,6 +45,12 @@ class Nixl:
     Source: benchmarks/idle_cpu.py.
     """
 
+    @property
+    def address(self) -> str:
+        """The side channel as `host:port`; an IPv6 host in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmEngineSettings:
