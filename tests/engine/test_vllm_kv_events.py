@@ -30,6 +30,7 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm import kv_events
     from baton.engine.vllm.kv_events import decode_batch, subscribe
+    from baton.engine.vllm.salts import known_salt
 
 DEADLINE_S = 10.0
 END = ZmqEventPublisher.END_SEQ
@@ -117,6 +118,14 @@ def test_a_salt_without_an_adapter_is_a_salt_and_none_is_none() -> None:
     batch = decode_batch(message(0, salted, plain, stored([4])), "p0")
     found = [(e.adapter, e.cache_salt) for e in batch.events if isinstance(e, BlocksStored)]
     assert found == [(None, "tenant-1"), ("ada", None), (None, None)]
+
+
+def test_a_long_salt_has_the_name_by_which_requests_with_it_are_known() -> None:
+    long = "s" * 5000
+    salted = stored([1], extra_keys=to_event_extra_keys([[("cache_salt", long)]]))
+    (event,) = decode_batch(message(0, salted), "p0").events
+    assert isinstance(event, BlocksStored)
+    assert event.cache_salt == known_salt(long) != long
 
 
 @pytest.mark.parametrize("key", [("mm", "image-1", -1), ("prompt_embeds", b"digest")])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from baton.domain.commands import Delivery
 from baton.domain.handoff import Leg, LegKind, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
+from baton.runtime.link import codec, frames
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -37,6 +38,7 @@ with warnings.catch_warnings():
     from vllm.v1.outputs import LogprobsLists, LogprobsTensors
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+    from baton.engine.vllm.salts import MAX_SALT_CHARS
     from baton.engine.vllm.wire import (
         PREFILL_KV_PARAMS,
         EngineWire,
@@ -135,6 +137,13 @@ def engine_request(**changes: object) -> EngineCoreRequest:
 def split(request: EngineCoreRequest) -> Request:
     frames = MsgpackEncoder().encode(request)
     return FrontendWire(max_len_tokens=MAX_LEN_TOKENS).split_request(frames, now_s=3.0)
+
+
+def received(leg: Leg) -> Leg:
+    """The leg after its way over the fleet link."""
+    submitted = codec.decode_from_coordinator(codec.encode(frames.Submit(leg)))
+    assert isinstance(submitted, frames.Submit)
+    return submitted.leg
 
 
 def leg_of(request: Request, kind: LegKind = LegKind.LOCAL, *, ticket: Ticket | None = None) -> Leg:
@@ -490,6 +499,28 @@ def test_a_leg_whose_salt_is_not_that_of_its_payload_is_refused() -> None:
     unsalted = leg_of(split(engine_request()))
     with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
         EngineWire().join_leg(replace(unsalted, cache_salt="tenant-2"))
+
+
+def test_a_long_salt_is_known_by_its_digest_and_used_by_the_engine_as_it_was_sent() -> None:
+    long, other = "é" * 100_000, "é" * 99_999 + "e"
+    request = split(engine_request(cache_salt=long))
+    assert request.cache_salt is not None
+    assert len(request.cache_salt) <= MAX_SALT_CHARS
+    assert request.cache_salt != split(engine_request(cache_salt=other)).cache_salt
+    leg = replace(leg_of(request), cache_salt=request.cache_salt)
+    assert EngineWire().join_leg(leg).cache_salt == long
+    assert EngineWire().join_leg(received(leg)).cache_salt == long
+    others = leg_of(split(engine_request(cache_salt=other)))
+    with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
+        EngineWire().join_leg(replace(others, cache_salt=request.cache_salt))
+
+
+@pytest.mark.parametrize("chars", [1, MAX_SALT_CHARS, MAX_SALT_CHARS + 1, 4096])
+def test_every_salt_that_a_client_chooses_gets_over_the_link(chars: int) -> None:
+    request = split(engine_request(cache_salt="s" * chars))
+    assert (request.cache_salt == "s" * chars) is (chars <= MAX_SALT_CHARS)
+    leg = replace(leg_of(request), cache_salt=request.cache_salt)
+    assert received(leg) == leg
 
 
 def test_a_leg_that_must_give_more_than_it_may_is_refused() -> None:

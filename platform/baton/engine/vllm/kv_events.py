@@ -32,6 +32,7 @@ from baton.domain.kv_events import (
     KvEvent,
     KvEventBatch,
 )
+from baton.engine.vllm.salts import known_salt
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ def _stored(theirs: BlockStored) -> tuple[BlocksStored, ...]:
             block_size_tokens=block_tokens,
             tier=_tier(theirs),
             adapter=theirs.lora_name,
-            cache_salt=salt,
+            cache_salt=known_salt(salt),
             opaque=start == plain,
         )
         for start, stop in ((0, plain), (plain, len(hashes)))

@@ -29,6 +29,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from baton.domain.commands import Delivery
 from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
+from baton.engine.vllm.salts import known_salt
 from baton.engine.vllm.tickets import issue_ticket, pull_params, release_params
 
 Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
@@ -117,7 +118,7 @@ class FrontendWire:
             arrived_at_s=now_s,
             priority=engine_request.priority,
             session_id=engine_request.session_id,
-            cache_salt=engine_request.cache_salt,
+            cache_salt=known_salt(engine_request.cache_salt),
             local_only=local_only,
             resumable=resumable,
             payload=pack_frames(self._encoder.encode(engine_request)),
@@ -172,7 +173,8 @@ class EngineWire:
         params = request.sampling_params
         if params is None:
             raise ValueError(f"leg {leg.leg_id}: its payload has no sampling parameters")
-        if leg.cache_salt not in (None, request.cache_salt):
+        salt = known_salt(leg.cache_salt)
+        if salt not in (None, known_salt(request.cache_salt)):
             # Placement believed in prefixes under one salt, the engine would look under another.
             raise ValueError(f"leg {leg.leg_id}: its cache salt is not that of its payload")
         request.request_id = request.external_req_id = leg.leg_id
