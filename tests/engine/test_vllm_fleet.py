@@ -138,6 +138,8 @@ async def test_a_long_prompt_that_would_hold_up_streams_is_prefilled_elsewhere_a
     route = route_of(record)
     assert (route.mode, route.prefill_replica_id) == (HandoffMode.PULL, "p0")
     assert route.reason is RouteReason.DISAGGREGATED
+    chosen, *others = record.decisions[0].options
+    assert any(other.harm_s > chosen.harm_s for other in others if other.mode is HandoffMode.LOCAL)
     pair = ("p0", route.decode_replica_id)
     await real.until(lambda: real.pairs()[pair].pulls > before[pair].pulls)
     facts = real.facts(route.decode_replica_id)
