@@ -155,6 +155,25 @@ async def test_side_channels_are_asked_by_whoever_speaks_their_protocol() -> Non
     await unable.close()
 
 
+async def test_a_ticket_that_nothing_can_be_fetched_with_costs_a_computation_not_the_request() -> (
+    None
+):
+    engine = VllmEngine(replace(SETTINGS, nixl=NIXL))
+    engine._facts = facts(replace(SETTINGS, nixl=NIXL))
+    leg = Leg(
+        leg_id="leg-1",
+        request_id="r",
+        kind=LegKind.DECODE,
+        prompt_token_ids=(1, 2, 3),
+        max_tokens=1,
+        ticket=Ticket(tokens=3, blocks=1, params=b"garbage"),
+    )
+    assert await engine.submit(leg) is LegFailure.KV_LOAD_FAILED
+    too_long = replace(leg, ticket=Ticket(tokens=4, blocks=1, params=b""))
+    assert await engine.submit(too_long) is LegFailure.KV_LOAD_FAILED
+    await engine.close()
+
+
 async def test_a_ticket_for_the_front_of_a_prompt_is_refused_where_it_would_be_misread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -168,7 +187,7 @@ async def test_a_ticket_for_the_front_of_a_prompt_is_refused_where_it_would_be_m
         max_tokens=1,
         ticket=Ticket(tokens=2, blocks=1, params=b""),
     )
-    assert await engine.submit(leg) is LegFailure.REFUSED
+    assert await engine.submit(leg) is LegFailure.KV_LOAD_FAILED
     assert "fetches whole prompts only" in str(caplog.records[-1].__dict__["reason"])
     await engine.close()
 

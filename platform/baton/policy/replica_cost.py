@@ -68,8 +68,10 @@ def replica_cost(
     hit_tokens = usable_tokens(hit, query.prompt_tokens, facts.block_size_tokens)
     uncached = query.prompt_tokens - hit_tokens
     running = _streams(view, crowd)
-    # Blocks in use are what its streams attend to, about.
+    # Blocks in use are what its streams attend to, about; those it is yet to run bring theirs.
+    attended = query.prompt_tokens + int(output_tokens / 2)
     context = int(load.kv_used_fraction * facts.kv_blocks) * facts.block_size_tokens
+    context += max(0, running - load.running_requests) * attended
     step_s = timing.step_s(running=running + 1, context_tokens=context)
     prefill_s = timing.prefill_s(uncached, running=running, context_tokens=context)
     backlog_s = 0.0
@@ -84,7 +86,6 @@ def replica_cost(
         backlog_s += step_s / 2  # of the step under way, on average
     if hit.host_blocks:
         prefill_s += timing.host_load_s(hit.host_blocks)
-    attended = query.prompt_tokens + int(output_tokens / 2)
     return ReplicaCost(
         view,
         timing,

@@ -54,6 +54,7 @@ from baton.engine.vllm.settings import (
     engine_environment,
     replay_endpoint,
 )
+from baton.engine.vllm.tickets import UnusableTicket
 from baton.engine.vllm.wire import EngineWire, release_request
 
 logger = logging.getLogger(__name__)
@@ -176,7 +177,8 @@ class VllmEngine:
             request = self._wire.join_leg(leg)
         except (ValueError, msgspec.MsgspecError) as error:
             logger.warning("leg refused", extra={"leg_id": leg.leg_id, "reason": str(error)})
-            return LegFailure.REFUSED
+            unusable = isinstance(error, UnusableTicket)
+            return LegFailure.KV_LOAD_FAILED if unusable else LegFailure.REFUSED
         self._legs.add(leg)
         try:
             await self._core.add_request_async(request)
@@ -201,7 +203,7 @@ class VllmEngine:
             and ticket.tokens < len(leg.prompt_token_ids)
             and not facts.prefix_fetch
         ):
-            raise ValueError(
+            raise UnusableTicket(
                 f"leg {leg.leg_id}: its ticket is for {ticket.tokens} tokens of"
                 f" {len(leg.prompt_token_ids)}, but this engine's connector fetches whole prompts"
                 " only: leave kv_transfer_config to baton"

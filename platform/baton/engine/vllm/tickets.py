@@ -25,6 +25,10 @@ class _Source(msgspec.Struct):
     tp_size: Annotated[int, msgspec.Meta(ge=1)]
 
 
+class UnusableTicket(ValueError):
+    """A ticket by which nothing can be fetched for this prompt; it is computed instead."""
+
+
 def issue_ticket(kv_params: Mapping[str, Any] | None, prompt_tokens: int) -> Ticket | None:
     """The ticket in what an engine says at the end of a leg; None when it keeps nothing."""
     if not kv_params or not kv_params.get("do_remote_prefill"):
@@ -42,19 +46,21 @@ def pull_params(leg: Leg) -> dict[str, Any]:
     """The `kv_transfer_params` with which a decode leg fetches what its ticket is for.
 
     Raises:
-        ValueError: the ticket is not for this prompt.
-        msgspec.MsgspecError: it is none of vLLM's.
+        UnusableTicket: the ticket is not for this prompt, or none of vLLM's.
     """
     ticket, prompt_tokens = leg.ticket, len(leg.prompt_token_ids)
     if ticket is None:
-        raise ValueError(f"leg {leg.leg_id}: a decode leg without a ticket")
+        raise UnusableTicket(f"leg {leg.leg_id}: a decode leg without a ticket")
     if not 0 < ticket.tokens <= prompt_tokens:
         # The connector would fetch what is not this prompt's.
-        raise ValueError(
+        raise UnusableTicket(
             f"leg {leg.leg_id}: its ticket is for {ticket.tokens} tokens,"
             f" its prompt has {prompt_tokens}"
         )
-    params = release_params(ticket)
+    try:
+        params = release_params(ticket)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise UnusableTicket(f"leg {leg.leg_id}: its ticket: {error}") from error
     if ticket.tokens < prompt_tokens:
         # Left alone, the connector would take the remote blocks for the whole prompt's.
         params[PREFIX_TOKENS_KEY] = ticket.tokens
