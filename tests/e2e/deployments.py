@@ -21,7 +21,7 @@ import psutil
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _BATON = [sys.executable, "-m", "baton.cli.main"]
-_MAX_TOKENS = 64
+MAX_TOKENS = 64
 
 
 def free_port() -> int:
@@ -40,14 +40,18 @@ class Deployment:
     log: Path
     model: str = "tiny"
 
-    def status(self) -> dict[str, Any]:
-        """What `baton status -o json` says."""
+    def ask(self, *command: str) -> dict[str, Any]:
+        """What a command of `baton` answers in JSON."""
         done = subprocess.run(
-            [*_BATON, "status", "-o", "json"], capture_output=True, timeout=60, check=False
+            [*_BATON, *command, "-o", "json"], capture_output=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr.decode()
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+    def status(self) -> dict[str, Any]:
+        """What `baton status` says."""
+        return self.ask("status")
 
     def replicas(self) -> list[dict[str, Any]]:
         """The replicas as the ingress sees them."""
@@ -58,20 +62,23 @@ class Deployment:
         """The process of each replica, by replica id."""
         return {row["replica_id"]: row["pid"] for row in self.status()["members"]}
 
-    def wait_for(self, holds: Callable[[dict[str, Any]], bool], timeout_s: float) -> dict[str, Any]:
-        """Wait until the status is as wanted."""
+    def wait_for(
+        self, holds: Callable[[dict[str, Any]], bool], timeout_s: float, command: str = "status"
+    ) -> dict[str, Any]:
+        """Wait until the status, or what another command answers, is as wanted."""
         until_s = time.monotonic() + timeout_s
         while True:
-            status = self.status()
-            if holds(status):
-                return status
-            assert time.monotonic() < until_s, f"not so within {timeout_s} s: {status}"
+            answer = self.ask(command)
+            if holds(answer):
+                return answer
+            assert time.monotonic() < until_s, f"not so within {timeout_s} s: {answer}"
 
     def stream(
         self,
         prompt: str | list[int],
         *,
-        max_tokens: int = _MAX_TOKENS,
+        max_tokens: int = MAX_TOKENS,
+        request_id: str = "",
         on_chunk: Callable[[int], None] = lambda _count: None,
     ) -> str:
         """The text of one streamed completion; fails unless the stream ends properly."""
@@ -84,7 +91,11 @@ class Deployment:
             "ignore_eos": True,
         }
         text, chunks, finish = "", 0, None
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=90) as answer:
+        url, named = (
+            f"{self.url}/v1/completions",
+            {"X-Request-Id": request_id} if request_id else {},
+        )
+        with httpx.stream("POST", url, json=body, headers=named, timeout=90) as answer:
             assert answer.status_code == 200, answer.read()
             for line in answer.iter_lines():
                 data = line.removeprefix("data: ")

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.deployments import Deployment, running
+from tests.e2e.deployments import MAX_TOKENS, Deployment, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STREAMS = 8
@@ -42,6 +42,46 @@ def test_a_stream_is_prefilled_and_decoded_apart(baton: Deployment) -> None:
     )
     pulled = [row for row in after["ingresses"][0]["replicas"] if row["pulls"]]
     assert {row["role"] for row in pulled} == {"decode"}
+
+
+def test_a_request_is_explained_by_the_name_that_its_client_gave_it(baton: Deployment) -> None:
+    baton.stream(prompt(1), request_id="why-there")
+    (story,) = baton.ask("explain", "route", "why-there")["requests"]
+    assert (story["outcome"], story["mode"]) == ("finished", "pull")
+    assert story["output_tokens"] == MAX_TOKENS
+    (decision,) = story["decisions"]
+    assert decision["policy"] == "predicted"
+    assert {option["prefill_replica"] for option in decision["options"] if option["chosen"]} == {
+        story["prefill_replica"]
+    }
+    assert decision["predicted_ttft_s"] > 0
+    assert decision["actual_ttft_s"] > 0
+
+
+def test_every_pair_of_replicas_is_found_to_work(baton: Deployment) -> None:
+    found = baton.wait_for(
+        lambda answer: all(row["state"] == "ok" for row in answer["links"]), 20, "links"
+    )
+    pools = Counter(
+        (row["source_id"].partition("-")[0], row["target_id"].partition("-")[0])
+        for row in found["links"]
+    )
+    assert pools == {("prefill", "decode"): 4}
+
+
+def test_a_long_prompt_that_comes_again_is_not_computed_again(baton: Deployment) -> None:
+    long = "as it was said before, " * 200
+    texts = [baton.stream(long, max_tokens=4, request_id=name) for name in ("once", "again")]
+    assert texts[0] == texts[1]
+    (once,) = baton.ask("explain", "route", "once")["requests"]
+    (again,) = baton.ask("explain", "route", "again")["requests"]
+    assert once["prompt_tokens"] == again["prompt_tokens"] > 1000
+    assert once["cached_tokens"] < 16
+    assert again["cached_tokens"] > 0.9 * again["prompt_tokens"]
+
+
+def test_the_policy_that_places_requests_is_told(baton: Deployment) -> None:
+    assert baton.status()["ingresses"][0]["policy"] == {"name": "predicted"}
 
 
 def test_killing_a_decode_replica_loses_and_repeats_no_token(baton: Deployment) -> None:
