@@ -91,11 +91,9 @@ class Deployment:
             "ignore_eos": True,
         }
         text, chunks, finish = "", 0, None
-        url, named = (
-            f"{self.url}/v1/completions",
-            {"X-Request-Id": request_id} if request_id else {},
-        )
-        with httpx.stream("POST", url, json=body, headers=named, timeout=90) as answer:
+        url = f"{self.url}/v1/completions"
+        headers = {"X-Request-Id": request_id} if request_id else {}
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=90) as answer:
             assert answer.status_code == 200, answer.read()
             for line in answer.iter_lines():
                 data = line.removeprefix("data: ")
