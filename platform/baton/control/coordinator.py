@@ -96,7 +96,7 @@ class Coordinator:
         """Take in one fact and return what must be done about it, in order."""
         self._journeys.commands = []
         self._take(event, now_s)
-        for source_id, target_id in self._journeys.take_doubts():
+        for source_id, target_id in self._journeys.flows.take_doubts():
             self._do(self._prober.doubt(source_id, target_id, now_s))
         return self._journeys.commands
 
@@ -144,7 +144,7 @@ class Coordinator:
         self._prober.check_integrity()
         self._legs.check_integrity()
         self._journeys.check_integrity()
-        self.knowledge.check_integrity(self._journeys.flows())
+        self.knowledge.check_integrity(self._journeys.transfers())
 
     def _take(self, event: Event, now_s: float) -> None:
         match event:
@@ -259,7 +259,7 @@ class Coordinator:
         if event.failure is LegFailure.KV_LOAD_FAILED:
             entry.local_only = LocalOnly.HANDOFF_FAILED
         if event.failure in NOT_THE_LINK:
-            self._journeys.end_flow(entry, now_s)
+            self._journeys.flows.end(entry, now_s)
         why = f"{event.failure} {event.why}".strip()
         self._journeys.broken(entry, event.replica_id, why, now_s)
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
+from baton.control.flows import Flows
 from baton.control.knowledge import Knowledge
-from baton.control.ledger import Entry, Flow
+from baton.control.ledger import Entry
 from baton.control.legs import LegBook, PlacedLeg
 from baton.control.limits import CoordinatorLimits
 from baton.domain.commands import (
@@ -63,8 +64,8 @@ class Journeys:
         self._placer = placer
         self._fleet = fleet
         self._legs = legs
+        self.flows = Flows(fleet, knowledge.links)
         self._knowledge = knowledge
-        self._doubts: list[tuple[str, str]] = []
 
     # -------------------------------------------------------------- placement
 
@@ -155,7 +156,7 @@ class Journeys:
                 entry.move(Phase.DECODE)
                 # The pull is over: the engines have ended the lease between themselves.
                 entry.lease = None
-                self.end_flow(entry, now_s, landed=True)
+                self.flows.end(entry, now_s, landed=True)
             self.wait_until(entry, now_s + self.limits.stall_s)
         if output.finish is not None:
             self._legs.end(output.leg_id)
@@ -219,48 +220,15 @@ class Journeys:
         leg = entry.next_leg(LegKind.DECODE, ticket=ticket, source_id=source_id)
         tokens = len(leg.prompt_token_ids)
         here = max(ticket.tokens, self._held(query, target, tokens))
-        self._begin_flow(entry, leg.leg_id, target, ticket, now_s)
+        self.flows.begin(entry, leg.leg_id, target_id=target, ticket=ticket, now_s=now_s)
         self._begin(entry, leg, target, max(0, tokens - here))
         self._knowledge.sent(entry, target, tokens, now_s)
-
-    def _begin_flow(
-        self, entry: Entry, leg_id: str, target_id: str, ticket: Ticket, now_s: float
-    ) -> None:
-        assert entry.lease is not None, "blocks are only pulled under a lease"
-        source_id, view = entry.lease.replica_id, self._fleet.get(target_id)
-        block_bytes = 0 if view is None else view.facts.kv_block_bytes
-        entry.flow = Flow(leg_id, source_id, target_id)
-        self._knowledge.links.begin(
-            leg_id,
-            source_id=source_id,
-            target_id=target_id,
-            moved_bytes=ticket.blocks * block_bytes,
-            now_s=now_s,
-        )
-
-    def end_flow(
-        self, entry: Entry, now_s: float, *, landed: bool = False, failed: str | None = None
-    ) -> None:
-        """The transfer is over, if there was one; with `failed`, the link pays for it."""
-        flow, entry.flow = entry.flow, None
-        if flow is None:
-            return
-        self._knowledge.links.end(flow.leg_id, now_s, landed=landed)
-        alive = flow.source_id in self._fleet and flow.target_id in self._fleet
-        if failed is not None and alive:
-            self._knowledge.links.failed(flow.source_id, flow.target_id, now_s, failed)
-            self._doubts.append((flow.source_id, flow.target_id))
-
-    def take_doubts(self) -> list[tuple[str, str]]:
-        """Pairs of source and target on which handoffs have failed since this was last called."""
-        doubts, self._doubts = self._doubts, []
-        return doubts
 
     # -------------------------------------------------------------- trouble
 
     def broken(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
         """The running leg is over without a result; there is nothing left to abort."""
-        self.end_flow(entry, now_s, failed=why)
+        self.flows.end(entry, now_s, failed=why)
         self.drop_leg(entry)
         self._try_elsewhere(entry, replica_id, why, now_s)
 
@@ -268,7 +236,7 @@ class Journeys:
         """Abort the running leg, because its time is over, and go on elsewhere."""
         if entry.phase is Phase.TRANSFER:
             entry.local_only = LocalOnly.HANDOFF_FAILED
-            self.end_flow(entry, now_s, failed=why)
+            self.flows.end(entry, now_s, failed=why)
         replica_id = self.abort_running(entry, now_s)
         self._try_elsewhere(entry, replica_id, why, now_s)
 
@@ -344,7 +312,7 @@ class Journeys:
         """Leases that are held, by the replica that keeps the blocks."""
         return dict(Counter(e.lease.replica_id for e in self.entries.values() if e.lease))
 
-    def flows(self) -> int:
+    def transfers(self) -> int:
         """Transfers that are under way; one outlives its source until its leg ends."""
         return sum(entry.flow is not None for entry in self.entries.values())
 
@@ -410,7 +378,7 @@ class Journeys:
     ) -> None:
         """Take the last edge, tell the client if it went wrong, and keep the story."""
         self.release(entry, now_s)
-        self.end_flow(entry, now_s)
+        self.flows.end(entry, now_s)
         entry.move(outcome)
         del self.entries[entry.request_id]
         self.queue.pop(entry.request_id, None)

@@ -1,0 +1,58 @@
+"""Who is looked at when a request is placed: everyone in a small pool, a few in a large one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from baton.domain.fleet import FleetView, ReplicaView, Role
+from baton.policy.placement import PlacementQuery
+
+_SMALL = 8
+"""A pool of so many is looked at as a whole."""
+
+
+class Shortlist:
+    """Holders of the prefix, and the idler ones of pairs drawn by chance; keeps a generator."""
+
+    def __init__(self, limit: int, *, seed: int) -> None:
+        self._limit = limit
+        self._random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
+
+    def of(self, query: PlacementQuery, fleet: FleetView, ids: Sequence[str]) -> Iterable[str]:
+        """Who of one pool's `ids` is looked at.
+
+        Replicas on which the request has failed are looked at only when there are no others.
+        """
+        avoid = query.avoid
+        if avoid:
+            ids = [one for one in ids if one not in avoid] or ids
+        if len(ids) <= max(_SMALL, 2 * self._limit):
+            return ids
+        chosen = dict.fromkeys(self._idle(fleet, ids))
+        named = [*query.hits.holders(self._limit), query.session_replica_id]
+        prefill = fleet.replicas[ids[0]].facts.role is Role.PREFILL
+        for one in named:
+            view = None if one is None or one in avoid else fleet.replicas.get(one)
+            # Cheaper than to look for it in a thousand ids; the source of a handoff is ruled out
+            # by its role, or later, because it cannot pull from itself.
+            if view and not view.draining and (view.facts.role is Role.PREFILL) == prefill:
+                chosen[view.replica_id] = None
+        return chosen
+
+    def _idle(self, fleet: FleetView, ids: Sequence[str]) -> Iterable[str]:
+        """The idler one of each of some pairs, at even distances from a random one on."""
+        count, pairs = len(ids), self._limit
+        start, step = self._random.randrange(count), count // (2 * pairs)
+        replicas = fleet.replicas
+        for pair in range(pairs):
+            one = ids[(start + pair * step) % count]
+            other = ids[(start + (pair + pairs) * step) % count]
+            yield one if _work(replicas[one]) <= _work(replicas[other]) else other
+
+
+def _work(view: ReplicaView) -> tuple[int, int]:
+    """How much work a replica has, cheaply: tokens to compute, then requests."""
+    load = view.load
+    legs = load.running_requests + load.queued_requests + view.unseen_legs
+    return load.queued_tokens + view.unseen_tokens, legs

@@ -1,0 +1,246 @@
+"""The ways to run a request on given replicas, each with what it is predicted to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from baton.domain.fleet import ReplicaView
+from baton.domain.handoff import HandoffMode, Option, RouteReason
+from baton.policy.placement import PlacementQuery, Surroundings
+from baton.policy.replica_cost import ReplicaCost, compare, delay_s, replica_cost
+
+_PAIRS = 2
+"""Best prefill and best decode replicas that are paired with each other, and holders that a prefix
+is fetched from."""
+_WORTH = 0.05
+"""A handoff must be predicted to save this fraction: it takes two legs, a lease and a transfer, and
+the model errs by as much."""
+
+
+class Way(NamedTuple):
+    """An option, what it is compared by, and the route it stands for."""
+
+    late_s: float
+    cost_s: float
+    option: Option
+    reason: RouteReason
+    prefill_tokens: int | None = None
+
+
+class Ways:
+    """One request's ways, in the surroundings of one moment."""
+
+    def __init__(
+        self,
+        query: PlacementQuery,
+        around: Surroundings,
+        *,
+        ttft_slo_s: float | None,
+        tpot_slo_s: float | None,
+    ) -> None:
+        self._query = query
+        self._around = around
+        self._ttft_slo_s = ttft_slo_s
+        self._tpot_slo_s = tpot_slo_s
+
+    def costs(self, replica_ids: Iterable[str]) -> list[ReplicaCost]:
+        """What each of some replicas, among which one is chosen, would take for its part."""
+        query, fleet, timings = self._query, self._around.fleet, self._around.timings
+        output_tokens = timings.expected_output_tokens(query.max_tokens)
+        costs = []
+        for replica_id in replica_ids:
+            view = fleet.replicas[replica_id]
+            cost = replica_cost(
+                query,
+                view,
+                timings.of(view),
+                output_tokens=output_tokens,
+                at_s=fleet.at_s,
+                crowd=fleet.crowd,
+            )
+            costs.append(cost)
+        compare(costs, reuses=query.reuses)
+        return costs
+
+    def local(self, cost: ReplicaCost, reason: RouteReason) -> Way:
+        """One replica runs both phases."""
+        option = Option(
+            HandoffMode.LOCAL,
+            None,
+            cost.view.replica_id,
+            cost.hit_tokens,
+            cost.hit.source,
+            cost.hit.age_s,
+            cost.queue_s,
+            cost.prefill_s,
+            0.0,
+            0.0,
+            _harm_s(cost, self._query.prompt_tokens - cost.hit_tokens),
+        )
+        return self._way(option, cost, reason, displaced_s=cost.displaced_s)
+
+    def remotes(
+        self, prefillers: Sequence[ReplicaCost], decoders: Sequence[ReplicaCost]
+    ) -> list[Way]:
+        """One replica prefills, another pulls the blocks and decodes."""
+        sources = sorted(prefillers, key=_quickness)
+        targets = sorted(decoders, key=_readiness)
+        near = self._pairs(sources[:_PAIRS], targets[:_PAIRS])
+        # All of the best may be quarantined with each other; the rest is then looked at too.
+        return near or self._pairs(sources, targets)
+
+    def fetches(
+        self,
+        decoders: Sequence[ReplicaCost],
+        known: Mapping[str, ReplicaCost],
+        *,
+        used_tokens: int,
+    ) -> list[Way]:
+        """A replica that holds more of the prompt gives its blocks to another, which does the rest.
+
+        None when the best other way makes use of as many cached tokens, `used_tokens`, already.
+        """
+        ways: list[Way] = []
+        targets = sorted(decoders, key=_readiness)[:_PAIRS]
+        for holder_id in self._query.hits.holders(_PAIRS):
+            view = self._around.fleet.replicas.get(holder_id)
+            if view is None or view.draining or holder_id in self._query.avoid:
+                continue
+            if not view.facts.prefix_fetch:
+                continue
+            holder = known.get(holder_id) or self.costs([holder_id])[0]
+            if holder.hit_tokens <= used_tokens:
+                break
+            for target in targets:
+                if target.hit_tokens < holder.hit_tokens and target.view is not view:
+                    way = self._fetch(holder, target)
+                    ways += [way] if way is not None else []
+        return ways
+
+    def handoff_s(self, source: ReplicaView, target: ReplicaCost) -> float | None:
+        """What is left to pay, by all, when `target` decodes a prompt that `source` has prefilled.
+
+        None when it cannot.
+        """
+        transfer_s = self._transfer_s(source, target)
+        if transfer_s is None or target.view.replica_id == source.replica_id:
+            return None
+        harm_s = self._weight(target) * target.running * target.join_s
+        return transfer_s + _decode_s(target) + target.own_s + harm_s
+
+    # -------------------------------------------------------------- pairs
+
+    def _pairs(
+        self, prefillers: Sequence[ReplicaCost], decoders: Sequence[ReplicaCost]
+    ) -> list[Way]:
+        ways = []
+        for source in prefillers:
+            for target in decoders:
+                transfer_s = self._transfer_s(source.view, target)
+                if transfer_s is not None and source.view is not target.view:
+                    ways.append(self._remote(source, target, transfer_s))
+        return ways
+
+    def _remote(self, source: ReplicaCost, target: ReplicaCost, transfer_s: float) -> Way:
+        harm_s = target.running * target.join_s
+        if source.running:
+            uncached = self._query.prompt_tokens - source.hit_tokens
+            harm_s += source.running * delay_s(source.timing, uncached)
+        option = Option(
+            HandoffMode.PULL,
+            source.view.replica_id,
+            target.view.replica_id,
+            source.hit_tokens,
+            source.hit.source,
+            source.hit.age_s,
+            source.queue_s,
+            source.prefill_s,
+            transfer_s,
+            _decode_s(target),
+            harm_s,
+        )
+        reason = RouteReason.DISAGGREGATED
+        return self._way(option, target, reason, displaced_s=source.displaced_s)
+
+    def _fetch(self, holder: ReplicaCost, target: ReplicaCost) -> Way | None:
+        tokens = holder.hit_tokens
+        transfer_s = self._transfer_s(holder.view, target, tokens=tokens)
+        if transfer_s is None:
+            return None
+        # The holder computes one token, so that its engine hands the blocks out.
+        handed_out_s = holder.queue_s + holder.timing.prefill_s(1, running=holder.running)
+        rest = self._query.prompt_tokens - tokens
+        option = Option(
+            HandoffMode.PULL,
+            holder.view.replica_id,
+            target.view.replica_id,
+            tokens,
+            holder.hit.source,
+            holder.hit.age_s,
+            handed_out_s,
+            target.timing.prefill_s(rest, running=target.running),
+            transfer_s,
+            max(0.0, target.queue_s - handed_out_s - transfer_s),  # it waits meanwhile
+            _harm_s(target, rest),
+        )
+        reason = RouteReason.PREFIX_FETCH
+        way = self._way(option, target, reason, displaced_s=target.displaced_s)
+        return way._replace(prefill_tokens=tokens + 1)
+
+    def _transfer_s(
+        self, source: ReplicaView, target: ReplicaCost, *, tokens: int | None = None
+    ) -> float | None:
+        """To move the blocks that the target does not hold itself; None when it cannot be done."""
+        facts = target.view.facts
+        if source.facts.layout != facts.layout:
+            return None
+        tokens = self._query.prompt_tokens if tokens is None else tokens
+        blocks = max(0, -(-(tokens - target.hit_tokens) // facts.block_size_tokens))
+        moved_bytes = blocks * facts.kv_block_bytes
+        return self._around.links.transfer_s(source.replica_id, facts.replica_id, moved_bytes)
+
+    # -------------------------------------------------------------- what they are compared by
+
+    def _way(
+        self, option: Option, decoder: ReplicaCost, reason: RouteReason, *, displaced_s: float
+    ) -> Way:
+        ttft_s, late_s = option.ttft_s, 0.0
+        if self._ttft_slo_s is not None:
+            late_s = max(0.0, self._query.waited_s + ttft_s - self._ttft_slo_s)
+        harm_s = self._weight(decoder) * option.harm_s + displaced_s
+        cost_s = ttft_s + decoder.own_s + harm_s
+        if option.mode is not HandoffMode.LOCAL:
+            cost_s *= 1 + _WORTH
+        return Way(late_s, cost_s, option, reason)
+
+    def _weight(self, cost: ReplicaCost) -> float:
+        """What a second lost by a running stream counts: less, far from its TPOT objective."""
+        slo_s = self._tpot_slo_s
+        return 1.0 if slo_s is None else min(1.0, cost.step_s / slo_s)
+
+
+def _decode_s(target: ReplicaCost) -> float:
+    """From the blocks' arrival to the first token: the step under way, a wait for room, a step.
+
+    Prompts that queue there are not ahead of it: one token fits into the next step.
+    """
+    under_way_s = target.step_s / 2 if target.running else 0.0
+    return under_way_s + target.room_wait_s + target.step_s
+
+
+def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:
+    """What the streams on a replica lose by one that computes so much of its prompt there."""
+    if not cost.running:
+        return 0.0
+    return cost.running * (cost.join_s + delay_s(cost.timing, prompt_tokens))
+
+
+def _quickness(cost: ReplicaCost) -> tuple[float, str]:
+    """Who would be done with the prompt soonest."""
+    return cost.queue_s + cost.prefill_s, cost.view.replica_id
+
+
+def _readiness(cost: ReplicaCost) -> tuple[float, int, str]:
+    """Who can take a prompt's blocks soonest, beside the fewest streams."""
+    return cost.room_wait_s, cost.running, cost.view.replica_id
