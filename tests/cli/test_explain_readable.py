@@ -42,6 +42,7 @@ PULLED = Option(
     transfer_s=0.02,
     decode_s=0.03,
     harm_s=0.0,
+    cost_s=1.4,
 )
 ALONE = Option(
     mode=HandoffMode.LOCAL,
@@ -55,6 +56,7 @@ ALONE = Option(
     transfer_s=0.0,
     decode_s=0.0,
     harm_s=1.25,
+    cost_s=3.06,
 )
 DECISION = Decision(
     route=REMOTE, policy="predicted", at_s=10.0003, options=(PULLED, ALONE), considered=6
@@ -99,11 +101,11 @@ def test_a_request_is_shown_with_its_options_and_what_came_of_them() -> None:
         "  policy predicted, 0.3 ms after arrival: p-1 -> d-1, disaggregated\n"
         "  best 2 of 6 options; * is the chosen one\n"
         "     runs on     cached                             "
-        "queue  +prefill  +transfer  +decode  =TTFT   harm\n"
+        "queue  +prefill  +transfer  +decode  =TTFT   harm    cost\n"
         "  *  p-1 -> d-1  3008 tokens (reported 400 ms ago)  "
-        "10 ms  150 ms    20 ms      30 ms    210 ms  0 ms\n"
+        "10 ms  150 ms    20 ms      30 ms    210 ms  0 ms    1.4 s\n"
         "     d-1         none                               "
-        "0 ms   610 ms    0 ms       0 ms     610 ms  1.25 s\n"
+        "0 ms   610 ms    0 ms       0 ms     610 ms  1.25 s  3.06 s\n"
         "  TTFT from then on: predicted 210 ms, actual 200 ms (predicted 5% too long)"
     )
 

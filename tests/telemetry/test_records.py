@@ -54,6 +54,7 @@ def option(
         transfer_s=0.0625,
         decode_s=0.0625,
         harm_s=2.0,
+        cost_s=3.0,
     )
 
 
@@ -197,6 +198,7 @@ def test_a_decision_tells_what_it_was_made_from() -> None:
             "transfer_s": 0.0625,
             "decode_s": 0.0625,
             "harm_s": 2.0,
+            "cost_s": 3.0,
             "ttft_s": 0.5,
             "chosen": True,
         }

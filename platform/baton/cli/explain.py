@@ -109,6 +109,7 @@ def _option_row(option: Told) -> dict[str, object]:
         "+decode": duration_text(option["decode_s"]),
         "=TTFT": duration_text(option["ttft_s"]),
         "harm": duration_text(option["harm_s"]),
+        "cost": duration_text(option["cost_s"]),
     }
 
 

@@ -82,6 +82,9 @@ class Option(NamedTuple):
     """From the blocks' arrival to the first token; 0 when LOCAL."""
     harm_s: float
     """What the streams that run there lose by it, added up over all of them."""
+    cost_s: float = 0.0
+    """What it was compared by, once the TTFT objective is met: all of the above that counts, its
+    own time decoding, and what it drives out of a cache."""
 
     @property
     def ttft_s(self) -> float:

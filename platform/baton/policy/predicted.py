@@ -158,7 +158,7 @@ class PredictedPlacer:
             route=route,
             policy=NAME,
             at_s=around.fleet.at_s,
-            options=tuple(way.option for way in shown),
+            options=tuple(way.option._replace(cost_s=way.cost_s) for way in shown),
             considered=len(ways),
         )
 

@@ -126,6 +126,7 @@ def _option(option: Option) -> Story:
         "transfer_s": _plain(option.transfer_s),
         "decode_s": _plain(option.decode_s),
         "harm_s": _plain(option.harm_s),
+        "cost_s": _plain(option.cost_s),
         "ttft_s": _plain(option.ttft_s),
     }
 
