@@ -126,8 +126,10 @@ def test_the_killed_replica_is_replaced_and_pulls_again(baton: Deployment) -> No
         lambda s: {row["role"] for row in s["ingresses"][0]["replicas"]} == {"prefill", "decode"},
         120,
     )
+    # The first pull of a new pair is its probe's.
+    baton.wait_for(lambda s: decoded(s["ingresses"][0]["replicas"])["pulls"] == 1, 30)
     ask(baton, prompts()[10])
-    baton.wait_for(lambda s: decoded(s["ingresses"][0]["replicas"])["pulls"] == 1, 10)
+    baton.wait_for(lambda s: decoded(s["ingresses"][0]["replicas"])["pulls"] == 2, 10)
 
 
 def test_a_killed_prefill_replica_fails_nothing(baton: Deployment) -> None:
