@@ -360,7 +360,9 @@ class VllmEngine:
 
 async def _end_context(client: AsyncMPClient) -> None:
     """Free the client's ZMQ context with its threads; vLLM leaves that to the garbage collector."""
-    # The client closes its sockets in a callback of this loop.
+    # The client closes its sockets in a callback of this loop; where its engine died, it may not.
     await asyncio.sleep(0)
-    if client.input_socket.closed and client.resources.output_socket.closed:
-        client.resources.ctx.term()
+    for socket in (client.input_socket, client.resources.output_socket):
+        if not socket.closed:
+            socket.close(linger=0)
+    client.resources.ctx.term()
