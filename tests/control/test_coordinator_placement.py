@@ -6,9 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from baton.control.pair_notices import PairNoticeKind
+from baton.control.pairs import ProbeOptions
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate
-from baton.domain.commands import SubmitLeg, SyncCache
-from baton.domain.events import CacheChanged, LegFailed, LinksReported, StepProduced
+from baton.domain.commands import CheckSideChannel, SubmitLeg, SyncCache
+from baton.domain.events import (
+    CacheChanged,
+    LegFailed,
+    LinksReported,
+    SideChannelChecked,
+    StepProduced,
+)
 from baton.domain.fleet import LinkTotals, Load, Role
 from baton.domain.handoff import HandoffMode, HitSource, LegFailure, LegKind, RouteReason
 from baton.domain.request import Phase, Request
@@ -257,6 +265,52 @@ def test_an_overloaded_decode_replica_is_not_its_links_fault() -> None:
     fleet.fail_leg(decode, LegFailure.OVERLOADED)
     rows = list(fleet.machine.knowledge.links.rows(fleet.now_s))
     assert sum(row.broken_handoffs for row in rows) == 0
+
+
+def probed() -> World:
+    """A pair that is probed, and was found in order."""
+    fleet = World(policy=PredictedPlacer(), probing=ProbeOptions())
+    fleet.pd()
+    fleet.tell(SideChannelChecked(replica_id="d0", source_id="p0", ok=True, took_s=0.01))
+    fleet.run_to_end()
+    assert fleet.machine.knowledge.links.state("p0", "d0") is LinkState.OK
+    fleet.commands.clear()
+    return fleet
+
+
+def test_a_pair_is_probed_with_legs_of_its_own_when_it_joins() -> None:
+    fleet = probed()
+    assert fleet.pinned == {}
+    assert fleet.records == {}
+    views = fleet.machine.fleet(0.0).replicas.values()
+    assert [view.inflight_legs for view in views] == [0, 0]
+
+
+def test_a_side_channel_that_does_not_answer_keeps_requests_local() -> None:
+    fleet = World(
+        policy=PredictedPlacer(PredictedOptions(disaggregate=Disaggregate.ALWAYS)),
+        probing=ProbeOptions(),
+    )
+    fleet.pd()
+    gone = SideChannelChecked(
+        replica_id="d0", source_id="p0", ok=False, took_s=2.0, why="nobody listens"
+    )
+    fleet.tell(gone)
+    kinds = [notice.kind for notice in fleet.machine.take_notices()]
+    assert PairNoticeKind.QUARANTINED in kinds
+    fleet.arrive(request("a", prompt_tokens=1000))
+    fleet.run_to_end()
+    assert fleet.records["a"].routes[0].reason is RouteReason.NO_LINK
+
+
+def test_a_failed_transfer_has_its_pair_probed_before_the_next_round() -> None:
+    fleet = probed()
+    fleet.now_s += 2.0  # the next round is at five seconds
+    fleet.machine.knowledge.links.probe_ok("p0", "d0", fleet.now_s)
+    fleet.load("d0", BUSY)
+    break_transfer(fleet, "a")
+    checks = [one for one in fleet.commands if isinstance(one, CheckSideChannel)]
+    assert [(one.replica_id, one.source_id) for one in checks] == [("d0", "p0")]
 
 
 def test_leases_are_counted_by_the_replica_that_keeps_the_blocks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
+from baton.control.pairs import ProbeOptions
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
 from baton.domain.commands import (
     AbortLegs,
@@ -67,9 +68,12 @@ class World:
         limits: CoordinatorLimits = LIMITS,
         disaggregate: Disaggregate = Disaggregate.ALWAYS,
         policy: Placer | None = None,
+        probing: ProbeOptions | None = None,
     ) -> None:
         self.limits = limits
-        self.machine = Coordinator(limits=limits, placer=policy or placer(disaggregate))
+        self.machine = Coordinator(
+            limits=limits, placer=policy or placer(disaggregate), probing=probing
+        )
         self.now_s = 0.0
         self.requests: dict[str, Request] = {}
         self.alive: dict[str, Role] = {}
@@ -96,7 +100,14 @@ class World:
 
     def join(self, replica_id: str, role: Role, *, layout: str = "same") -> None:
         self.alive[replica_id] = role
-        facts = replica_facts(replica_id, role, layout=layout, cache_events=True, prefix_fetch=True)
+        facts = replica_facts(
+            replica_id,
+            role,
+            layout=layout,
+            cache_events=True,
+            prefix_fetch=True,
+            side_channel=f"{replica_id}:1",
+        )
         self.tell(ReplicaJoined(facts=facts))
 
     def pd(self, prefill: int = 1, decode: int = 1) -> None:
@@ -168,6 +179,9 @@ class World:
             return LegOutput(leg_id, (7,), FinishReason.LENGTH, ticket=ticket_of(leg))
         if leg.ticket is not None:
             self.pinned.pop(leg.ticket.params.decode(), None)
+        if leg.request_id not in self.requests:  # a probe's
+            del self.legs[leg_id]
+            return LegOutput(leg_id, (7,), FinishReason.LENGTH)
         item = self.requests[leg.request_id]
         position = len(leg.prompt_token_ids) - len(item.prompt_token_ids)
         produced = self._produced.setdefault(leg_id, 0)
