@@ -61,7 +61,7 @@ loads = st.builds(
     step_s=floats,
     transfers=st.builds(TransferTotals, counts, counts, floats, counts, counts),
     pulling_requests=counts,
-    steps=st.builds(StepTotals, counts, floats, counts, counts, counts),
+    steps=st.builds(StepTotals, counts, floats, *[counts] * 5),
     cache_sequence=counts,
 )
 cache_changes = st.builds(
