@@ -128,7 +128,7 @@ class PairWorld:
         assert (leg.payload, leg.max_tokens) == (b"", 1)
         self.running[leg.leg_id] = command
         if leg.kind is LegKind.PREFILL:
-            self.prompts.append(leg.prompt_token_ids)
+            self.prompts.append(tuple(leg.prompt_token_ids))
 
     # ------------------------------------------------------------ answers
 

@@ -172,7 +172,7 @@ def resumed(leg: Leg, generated: tuple[int, ...]) -> Leg:
         leg_id="leg-2",
         request_id=leg.request_id,
         kind=leg.kind,
-        prompt_token_ids=leg.prompt_token_ids + generated,
+        prompt_token_ids=(*leg.prompt_token_ids, *generated),
         resumed_tokens=len(generated),
         max_tokens=leg.max_tokens - len(generated),
         min_tokens=0,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from baton.control.transitions import check_edge
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import Decision, Lease, Leg, LegKind, Route, Ticket
+from baton.domain.outline import Outline, TokenIds
 from baton.domain.request import LocalOnly, Phase, Request
 from baton.policy.block_hash import chain, chain_root
 
@@ -91,9 +92,11 @@ class Entry:
             known = self._hashes[key] = chain(root, self.tokens(), block_size_tokens)
         return known
 
-    def tokens(self) -> tuple[int, ...]:
+    def tokens(self) -> TokenIds:
         """Its prompt, followed by what was generated so far."""
         prompt = self.request.prompt_token_ids
+        if isinstance(prompt, Outline):
+            return prompt.extended(len(self.generated))
         return (*prompt, *self.generated) if self.generated else prompt
 
     def next_leg(

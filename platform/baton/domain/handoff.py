@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from baton.domain.outline import TokenIds
 from baton.domain.request import FinishReason
 
 
@@ -136,7 +137,7 @@ class Leg:
     leg_id: str
     request_id: str
     kind: LegKind
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     resumed_tokens: int = 0
     max_tokens: int
     min_tokens: int = 0

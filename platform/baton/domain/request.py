@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.domain.outline import TokenIds
+
 
 class Phase(StrEnum):
     """Where a request is. Edges between phases are in `control.transitions`."""
@@ -51,7 +53,7 @@ class Request:
     """
 
     request_id: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: TokenIds
     max_tokens: int
     min_tokens: int = 0
     arrived_at_s: float

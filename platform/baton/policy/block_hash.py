@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from baton.domain.outline import Outline
+
 _KEPT_BITS = (1 << 60) - 1
 """Two digits of a Python integer: a third of the memory less than 64 bits take."""
 
@@ -30,10 +32,12 @@ def chain_root(
     return int.from_bytes(digest, "little") & _KEPT_BITS
 
 
-def chain(previous: int, token_ids: Sequence[int], block_size_tokens: int) -> list[int]:
+def chain(previous: int, token_ids: Sequence[int] | Outline, block_size_tokens: int) -> list[int]:
     """The hashes of the full blocks of `token_ids`, which follow the block named `previous`.
 
     Tokens after the last full block do not count. Token ids are not negative.
     """
+    if isinstance(token_ids, Outline):
+        return token_ids.chain(previous, block_size_tokens)
     blocks = zip(*[iter(token_ids)] * block_size_tokens, strict=False)
     return [previous := hash((previous, block)) & _KEPT_BITS for block in blocks]

@@ -1,0 +1,70 @@
+"""What became of requests, and how well that was: latencies, attainment, goodput."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Outcome(NamedTuple):
+    """One request, from its client's side. A NamedTuple: there may be millions."""
+
+    arrived_at_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    """That were delivered."""
+    ttft_s: float
+    """Infinite when no token came."""
+    tpot_s: float
+    """(last token - first token) / (output tokens - 1); 0 with fewer than two.
+    Source: vLLM's benchmark_serving, SCIENCE of the field; not GuideLLM's."""
+    e2e_s: float
+    ok: bool
+    """Whether it finished."""
+    worst_gap_s: float = 0.0
+    """The longest time between two of its tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objectives:
+    """What a request must meet; None for what does not matter."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def met(self, outcome: Outcome) -> bool:
+        """Whether all are met, together."""
+        limits = (
+            (self.ttft_s, outcome.ttft_s),
+            (self.tpot_s, outcome.tpot_s),
+            (self.e2e_s, outcome.e2e_s),
+        )
+        return outcome.ok and all(limit is None or took <= limit for limit, took in limits)
+
+
+def attainment(outcomes: Sequence[Outcome], objectives: Objectives) -> float:
+    """The share of requests that met all objectives; 1 when there are none."""
+    if not outcomes:
+        return 1.0
+    return sum(objectives.met(one) for one in outcomes) / len(outcomes)
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The q-quantile, linear between neighbours; nan for no values."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    if ordered[low] == ordered[high]:  # also when both are infinite
+        return ordered[low]
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; nan for no values."""
+    return sum(values) / len(values) if values else float("nan")

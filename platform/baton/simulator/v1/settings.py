@@ -1,0 +1,67 @@
+"""What a counted engine is like: its timing, its memory, its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from baton.perf.step_timing import StepTiming
+
+
+class Scheduling(StrEnum):
+    """How prompts and decodes share steps."""
+
+    CHUNKED = "chunked"
+    """vLLM V1: running requests first, prompts in chunks, both in one step."""
+    PREFILL_FIRST = "prefill_first"
+    """vLLM before V1, DistServe: whole prompts in steps of their own, before any decode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class V1Settings:
+    """One engine; defaults are vLLM's where it has any."""
+
+    timing: StepTiming
+    kv_blocks: int
+    kv_block_bytes: int
+    block_size_tokens: int = 16
+    max_len_tokens: int = 131_072
+    max_running_requests: int = 256
+    """vLLM's max_num_seqs."""
+    max_batched_tokens: int = 8192
+    """vLLM's max_num_batched_tokens: the token budget of a step."""
+    long_prefill_tokens: int | None = None
+    """vLLM's long_prefill_token_threshold: the longest chunk of one prompt; None for no limit."""
+    prefix_caching: bool = True
+    scheduling: Scheduling = Scheduling.CHUNKED
+    pipeline_stages: int = 1
+    """Batches that may be under way at once. `timing` says how long one takes through all stages;
+    the next may begin after 1/stages of that."""
+    lease_s: float = 30.0
+    """How long a finished prefill leg's blocks are kept for a pull."""
+    transfer_bytes_per_s: float = 50e9
+    """What this engine's network interfaces carry together, in and out each."""
+    transfer_setup_s: float = 0.001
+    max_waiting_requests: int = 1_000_000
+    max_pulls: int = 8
+    """Pulls into this engine at the same time; further ones wait their turn."""
+    layout: str = "v1"
+    """What two engines must have in common to exchange blocks."""
+    weights_load_s: float = 60.0
+    """From being asked for to serving: how long a new replica takes."""
+
+    def __post_init__(self) -> None:
+        positive = (
+            "kv_blocks kv_block_bytes block_size_tokens max_running_requests max_batched_tokens"
+            " pipeline_stages lease_s transfer_bytes_per_s max_waiting_requests max_pulls"
+        )
+        for name in positive.split():
+            if getattr(self, name) <= 0:
+                raise ValueError(
+                    f"simulated engine: {name} is {getattr(self, name)}, wanted more than 0"
+                )
+        shortest = 2  # a prompt of one token and room for one more
+        if self.max_len_tokens < shortest:
+            raise ValueError(
+                f"simulated engine: max_len_tokens is {self.max_len_tokens}, wanted at least 2"
+            )

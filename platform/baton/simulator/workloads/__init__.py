@@ -1,0 +1,1 @@
+"""What is asked of a fleet, and when: recorded traces, and generators."""
