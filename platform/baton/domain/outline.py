@@ -2,8 +2,9 @@
 
 A trace says how long a prompt is and which of its blocks equal which of another's, never the
 tokens. An `Outline` is such a prompt. It stands where a tuple of token ids stands, as far as the
-brain handles prompts: it has a length, a beginning can be cut off, generated tokens can be added, and its
-blocks have chained hashes. No token of it is ever written down unless someone iterates over it.
+brain handles prompts: it has a length, a beginning can be cut off, generated tokens can be added,
+and its blocks have chained hashes. No token of it is ever written down unless someone iterates over
+it.
 """
 
 from __future__ import annotations
