@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.outline import Outline
+from baton.policy.block_hash import chain
+
+ids = st.lists(st.integers(0, 5), max_size=6).map(tuple)
+sizes = st.sampled_from([1, 2, 3, 4, 6, 8])
+
+
+@st.composite
+def outlines(draw: st.DrawFn) -> Outline:
+    return Outline(
+        draw(ids), draw(st.integers(0, 40)), block_tokens=draw(sizes), own=draw(st.integers(0, 3))
+    )
+
+
+def chained(outline: Outline, size: int) -> list[int]:
+    return chain(7, outline, size)
+
+
+@given(outlines(), outlines(), sizes)
+def test_blocks_share_hashes_as_far_as_their_tokens_are_equal(
+    one: Outline, other: Outline, size: int
+) -> None:
+    if one.block_tokens != other.block_tokens:
+        return
+    by_tokens = [
+        hash_one == hash_other
+        for hash_one, hash_other in zip(
+            chain(7, tuple(one), size), chain(7, tuple(other), size), strict=False
+        )
+    ]
+    by_blocks = [a == b for a, b in zip(chained(one, size), chained(other, size), strict=False)]
+    # Tokens that iteration makes up may be equal by chance; blocks that are named alike are not.
+    for tokens_equal, blocks_equal in zip(by_tokens, by_blocks, strict=True):
+        assert tokens_equal or not blocks_equal
+    if one.block_tokens == size and one.own == other.own:
+        named = max(len(one.ids), len(other.ids))
+        assert by_blocks[:named] == by_tokens[:named]
+
+
+@given(outlines(), st.integers(0, 40), sizes)
+def test_a_beginning_has_the_beginning_of_the_hashes(
+    outline: Outline, tokens: int, size: int
+) -> None:
+    beginning = outline[:tokens]
+
+    assert len(beginning) == min(tokens, len(outline))
+    assert chained(beginning, size) == chained(outline, size)[: len(beginning) // size]
+
+
+@given(outlines(), st.integers(0, 40), sizes)
+def test_what_is_generated_goes_on_where_the_prompt_ended(
+    outline: Outline, tokens: int, size: int
+) -> None:
+    longer = outline.extended(tokens)
+
+    assert len(longer) == len(outline) + tokens
+    assert chained(longer, size)[: len(outline) // size] == chained(outline, size)
+    assert longer[: len(outline)] == outline
+
+
+@given(outlines(), sizes, st.integers(0, 10))
+def test_a_chain_can_be_gone_on_with(outline: Outline, size: int, first: int) -> None:
+    whole = chained(outline, size)
+    first = min(first, len(whole))
+    previous = whole[first - 1] if first else 7
+
+    assert outline.chain(previous, size, first_block=first) == whole[first:]
+
+
+def test_a_session_finds_its_last_answer_in_its_next_prompt() -> None:
+    turn = Outline((1, 2, 3, 4), 8, block_tokens=4, own=1)
+    next_turn = Outline((1, 2, 3, 4, 5), 20, block_tokens=4, own=2)
+
+    assert chained(turn.extended(8), 4) == chained(next_turn, 4)[:4]
+
+
+def test_prompts_without_names_share_nothing() -> None:
+    one, other = (Outline((), 32, block_tokens=8, own=own) for own in (1, 2))
+
+    assert not set(chained(one, 8)) & set(chained(other, 8))
+    assert chained(one, 8) == chained(Outline((), 40, block_tokens=8, own=1), 8)[:4]
+
+
+def test_equal_ids_are_equal_tokens() -> None:
+    outline = Outline((9, 9), 8, block_tokens=4)
+
+    tokens = tuple(outline)
+
+    assert tokens[:4] == tokens[4:]
+    assert len(tokens) == 8
+    assert outline[-1] == tokens[7]
+
+
+def test_only_beginnings_can_be_cut_off() -> None:
+    with pytest.raises(ValueError, match="only a beginning"):
+        Outline((1, 2), 8, block_tokens=4)[2:5]
+    with pytest.raises(IndexError, match="token 8"):
+        Outline((1, 2), 8, block_tokens=4)[8]
+
+
+def test_an_outline_has_blocks_of_some_size() -> None:
+    with pytest.raises(ValueError, match="blocks of 0"):
+        Outline((), 3, block_tokens=0)
+
+
+def test_outlines_are_values() -> None:
+    one, other = (Outline((1,), 3, block_tokens=4, own=own) for own in (1, 2))
+
+    assert one == Outline((1,), 3, block_tokens=4, own=1)
+    assert one != other
+    assert len({one, other, one[:3]}) == 2
+    assert "3 tokens" in repr(one)
