@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from baton.config.derive import coordinator_limits, index_options, probe_options
+from baton.config.policies import build_placer, router_rng
 from baton.config.schema import DeploymentConfig
 from baton.control.coordinator import Coordinator
 from baton.control.pair_notices import PairNoticeKind
@@ -23,7 +24,6 @@ from baton.runtime.link.client import LinkClient
 from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
 from baton.serving.membership import Membership
-from baton.serving.policies import build_placer, router_rng
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.records import RecordBook, Story, story

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from baton.config import DeploymentConfig, load_config
+from baton.config.policies import build_placer, load_chooser, router_rng
 from baton.config.schema_routing import Policy
 from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
@@ -17,7 +18,6 @@ from baton.policy.baselines.catalogue import POLICIES
 from baton.policy.choosing import Candidate
 from baton.policy.placement import PlacementQuery
 from baton.policy.predicted import NAME
-from baton.serving.policies import build_placer, load_chooser, router_rng
 from tests.fakes.timings import replica_view, surroundings
 
 HERE = __name__
