@@ -1,0 +1,266 @@
+"""The seconds of an engine step, from a model's shape and a device's data sheet.
+
+    step = fixed + requests * each + layers * (products + attention + small kernels + all-reduces)
+         + output layer + sends between pipeline stages
+
+Each product takes as long as its arithmetic or its bytes need, rounded where both are alike
+(`perf.efficiency`); attention over prompts counts pairs of tokens, attention of decodes the bytes
+of their keys and values. With pipeline stages the time is that through all of them.
+
+Source: Williams et al., Roofline (CACM 2009); formulas per product in Pope et al. (2211.05102) §2.
+"""
+
+from __future__ import annotations
+
+import math
+
+from baton.perf.collectives import all_reduce_s, send_s
+from baton.perf.efficiency import DEFAULT, Efficiency, GemmCurve, gemm_curve
+from baton.perf.hardware import BYTES, Accelerator, Dtype
+from baton.perf.layer_work import Kernels, Matrix, layer_kinds, per_device
+from baton.perf.model_shape import ModelShape
+from baton.perf.step_timing import StepBatch
+
+_ALL_REDUCES = 2
+"""Per layer: behind attention and behind the feed-forward."""
+_ACTIVATION_BYTES = 2.0
+"""Between products, numbers are 16 bits wide."""
+
+
+class Roofline:
+    """One engine of `tp` x `pp` devices; a `StepTiming`.
+
+    What depends on the number of tokens alone is computed once for each number.
+    """
+
+    __slots__ = (
+        "_activations",
+        "_device",
+        "_efficiency",
+        "_kinds",
+        "_kv",
+        "_outputs",
+        "_pp",
+        "_products",
+        "_shape",
+        "_tp",
+        "_weights",
+    )
+
+    def __init__(  # noqa: PLR0913 - a layout has as many sides as that
+        self,
+        shape: ModelShape,
+        accelerator: Accelerator,
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        weights: Dtype = Dtype.BF16,
+        kv: Dtype = Dtype.BF16,
+        activations: Dtype | None = None,
+        efficiency: Efficiency = DEFAULT,
+    ) -> None:
+        if tp < 1 or pp < 1:
+            raise ValueError(f"roofline of {shape.name}: tp {tp}, pp {pp}, wanted 1 or more")
+        self._shape = shape
+        self._device = accelerator
+        self._tp = tp
+        self._pp = pp
+        self._weights = weights
+        self._kv = kv
+        self._activations = activations or activations_of(weights, accelerator)
+        self._efficiency = efficiency
+        self._kinds = layer_kinds(shape, tp)
+        self._products: dict[int, float] = {}
+        self._outputs: dict[int, float] = {}
+
+    @property
+    def efficiency(self) -> Efficiency:
+        """What it was made with."""
+        return self._efficiency
+
+    def step_s(self, batch: StepBatch) -> float:
+        """From the batch being chosen to its tokens being there."""
+        tokens = batch.prefill_tokens + batch.decode_requests
+        products_s = self._products.get(tokens)
+        if products_s is None:
+            products_s = self._products[tokens] = self._by_tokens_s(tokens)
+        sampled = batch.finished_prefills + batch.decode_requests
+        output_s = self._outputs.get(sampled)
+        if output_s is None:
+            output_s = self._outputs[sampled] = self._output_s(sampled)
+        requests = batch.prefill_requests + batch.decode_requests
+        efficiency = self._efficiency
+        return (
+            efficiency.step_s
+            + requests * efficiency.request_s
+            + products_s
+            + output_s
+            + efficiency.attention * self.attention_s(batch)
+        )
+
+    def attention_s(self, batch: StepBatch) -> float:
+        """Attention of all layers, before its factor."""
+        seconds = 0.0
+        if batch.prefill_tokens:
+            seconds += self._prefill_attention_s(batch)
+        if batch.decode_requests:
+            seconds += self._decode_attention_s(batch)
+        return seconds
+
+    def _by_tokens_s(self, tokens: int) -> float:
+        """Products, small kernels and communication: all that `tokens` alone decides."""
+        if not tokens:
+            return 0.0
+        return (
+            self._efficiency.gemm * self.products_s(tokens)
+            + self.small_kernels_s(tokens)
+            + self._efficiency.communication * self.communication_s(tokens)
+        )
+
+    def products_s(self, tokens: int) -> float:
+        """The matrix products of all layers, before their factor."""
+        return sum(kind.layers * self._layer_products_s(kind, tokens) for kind in self._kinds)
+
+    def small_kernels_s(self, tokens: int) -> float:
+        """Norms, rotation, activation, residuals of all layers."""
+        efficiency, rate = self._efficiency, self._device.memory_bytes_per_s
+        token_s = _ACTIVATION_BYTES / (rate * efficiency.elementwise)
+        return sum(
+            kind.layers * (efficiency.layer_s + tokens * kind.elements * token_s)
+            for kind in self._kinds
+        )
+
+    def communication_s(self, tokens: int) -> float:
+        """All-reduces of all layers and sends between stages, before their factor."""
+        payload = tokens * self._shape.hidden * _ACTIVATION_BYTES
+        reduce_s = all_reduce_s(payload, self._tp, self._device)
+        seconds = self._shape.layers * _ALL_REDUCES * reduce_s
+        if self._pp > 1:
+            devices = self._tp * self._pp
+            seconds += (self._pp - 1) * send_s(payload / self._tp, devices, self._device)
+        return seconds
+
+    def _layer_products_s(self, kind: Kernels, tokens: int) -> float:
+        seconds = sum(
+            self._product_s(matrix, tokens, self._weights, self._activations)
+            for matrix in kind.matrices
+        )
+        if kind.expert:
+            seconds += self._experts_s(kind.expert, tokens)
+        return seconds
+
+    def _experts_s(self, expert: tuple[Matrix, ...], tokens: int) -> float:
+        """Grouped products: one launch for all experts that anyone chose.
+
+        Of E experts with k chosen per token, B tokens touch E * (1 - (1 - k/E)^B) when choices are
+        even. Source: linearity of expectation.
+        """
+        experts = self._shape.experts
+        if experts is None:
+            return 0.0
+        missed = (1 - experts.active / experts.count) ** tokens
+        touched = max(float(experts.active), experts.count * (1 - missed))
+        rows = tokens * experts.active / touched
+        return sum(
+            self._product_s(matrix, rows, self._weights, self._activations, copies=touched)
+            for matrix in expert
+        )
+
+    def _product_s(
+        self, matrix: Matrix, rows: float, weights: Dtype, inputs: Dtype, *, copies: float = 1.0
+    ) -> float:
+        curve, device = gemm_curve(inputs), self._device
+        size = matrix.inputs * matrix.outputs * copies
+        arithmetic_s = 2 * rows * size / (device.flops_of(inputs) * curve.compute)
+        reading_s = size * BYTES[weights] / (device.memory_bytes_per_s * curve.memory)
+        moved = rows * copies * _moved_bytes(matrix, curve)
+        return (
+            curve.launch_s
+            + curve.depth_s * matrix.inputs
+            + moved / (device.memory_bytes_per_s * curve.io)
+            + _rounded_max(arithmetic_s, reading_s, curve.knee)
+        )
+
+    def _output_s(self, sampled: int) -> float:
+        """The output layer, kept in 16 bits, and gathering its results."""
+        if not sampled:
+            return 0.0
+        vocab = per_device(self._shape.vocab, self._tp)
+        matrix = Matrix(inputs=self._shape.hidden, outputs=vocab)
+        product_s = self._product_s(matrix, sampled, Dtype.BF16, Dtype.BF16)
+        gathered = sampled * self._shape.vocab * _ACTIVATION_BYTES / 2
+        gather_s = all_reduce_s(gathered, self._tp, self._device)
+        efficiency = self._efficiency
+        return efficiency.gemm * product_s + efficiency.communication * gather_s
+
+    def _prefill_attention_s(self, batch: StepBatch) -> float:
+        """By pairs of tokens, two products of a head's width for each."""
+        shape, efficiency, latent = self._shape, self._efficiency, self._shape.latent
+        heads = per_device(shape.heads, self._tp)
+        width = 2 * shape.head_dim
+        if latent is not None:
+            width = latent.nope_dim + latent.rope_dim + latent.value_dim
+        extra = efficiency.prefill_extra_pairs
+        if BYTES[self._kv] < _ACTIVATION_BYTES:
+            extra = efficiency.prefill_extra_pairs_fp8
+        rate = self._device.flops_of(Dtype.BF16) * efficiency.prefill_attention
+        pair_s = 2 * heads * width / rate
+        tokens, pairs = batch.prefill_tokens, batch.prefill_pairs
+        windowed, full = shape.windowed_layers, shape.layers - shape.windowed_layers
+        seen = pairs if shape.window_tokens is None else min(pairs, tokens * shape.window_tokens)
+        layered = full * pairs + windowed * seen + shape.layers * tokens * extra
+        return shape.layers * efficiency.attention_launch_s + layered * pair_s
+
+    def _decode_attention_s(self, batch: StepBatch) -> float:
+        """By bytes of keys and values, or by tiles of queries where those are slower."""
+        shape, efficiency, latent = self._shape, self._efficiency, self._shape.latent
+        width = BYTES[self._kv]
+        if latent is None:
+            kv_heads = per_device(shape.kv_heads, self._tp)
+            token_bytes = 2 * kv_heads * shape.head_dim * width
+            group = max(efficiency.decode_tile, -(-shape.heads // shape.kv_heads))
+            token_flops = 4 * kv_heads * group * shape.head_dim
+        else:
+            rank = latent.kv_rank + latent.rope_dim
+            token_bytes = rank * width
+            group = max(efficiency.decode_tile, per_device(shape.heads, self._tp))
+            token_flops = 2 * group * (rank + latent.kv_rank)
+        device = self._device
+        token_s = max(
+            token_bytes / (device.memory_bytes_per_s * efficiency.decode_memory),
+            token_flops / (device.flops_of(Dtype.BF16) * efficiency.decode_compute),
+        )
+        requests, context = batch.decode_requests, batch.decode_context_tokens
+        windowed, full = shape.windowed_layers, shape.layers - shape.windowed_layers
+        seen = context
+        if shape.window_tokens is not None:
+            seen = min(context, requests * shape.window_tokens)
+        launch_s = efficiency.attention_launch_s if not batch.prefill_tokens else 0.0
+        each_s = launch_s + requests * efficiency.attention_request_s
+        return shape.layers * each_s + (full * context + windowed * seen) * token_s
+
+
+def activations_of(weights: Dtype, accelerator: Accelerator) -> Dtype:
+    """What products with such weights compute in: the weights' type where the device has it.
+
+    4-bit weights without such arithmetic, and 8-bit ones on devices before it, are unpacked.
+    Source: vLLM's Marlin kernels for weight-only quantisation.
+    """
+    match weights:
+        case Dtype.FP32 | Dtype.BF16 | Dtype.FP16:
+            return weights
+        case Dtype.FP8 | Dtype.INT8 | Dtype.FP4:
+            return weights if weights in accelerator.flops else Dtype.BF16
+        case Dtype.INT4:
+            return Dtype.BF16
+
+
+def _moved_bytes(matrix: Matrix, curve: GemmCurve) -> float:
+    return matrix.inputs * curve.activation_bytes + matrix.outputs * _ACTIVATION_BYTES
+
+
+def _rounded_max(one: float, other: float, knee: float) -> float:
+    low, high = sorted((one, other))
+    if not high:
+        return 0.0
+    return high * math.pow(1.0 + math.pow(low / high, knee), 1.0 / knee)
