@@ -18,6 +18,12 @@ ARGUMENTS: dict[str, object] = {
     "why": "it broke",
     "remedy": "mend it",
     "findings": ("one", "two"),
+    "name": "conv.csv",
+    "line": 7,
+    "what": "no such column",
+    "term": "weights",
+    "over_bytes": 2e9,
+    "smallest": (4, 1),
 }
 
 

@@ -18,7 +18,11 @@
     │   ├── EngineStartFailed an engine could not be started
     │   ├── NotRunning        there is no deployment where one was looked for
     │   ├── TimedOut          an operator's command did not finish in its time
-    │   └── UnknownRequest    no ingress remembers the request that was asked about
+    │   ├── UnknownRequest    no ingress remembers the request that was asked about
+    │   ├── UnknownModel      the shape of a model cannot be told
+    │   ├── UnknownAccelerator an accelerator is in no data sheet here
+    │   └── DoesNotFit        a model, its activations and its KV cache need more memory
+    ├── BadTrace              a line of a trace cannot be read
     ├── ConfigInvalid         the configuration cannot be used
     └── CannotStart           the machine or the cluster cannot run the configuration
 
@@ -171,6 +175,52 @@ class UnknownRequest(OperatorError):
     """No ingress remembers the request that an operator asked about."""
 
     http_status = 404
+
+
+class UnknownModel(OperatorError):
+    """The shape of a model cannot be told: its name is not known, or its config says too little."""
+
+
+class UnknownAccelerator(OperatorError):
+    """An accelerator is in none of the data sheets that are known."""
+
+
+class DoesNotFit(OperatorError):
+    """A model does not fit the memory of the devices that are to run it.
+
+    `term` is what overflows, `over_bytes` by how much on each device, and `smallest` the fewest
+    devices, as tensor and pipeline parallelism, that would hold it; None when none was found.
+    """
+
+    def __init__(
+        self,
+        why: str,
+        remedy: str,
+        term: str,
+        over_bytes: float,
+        smallest: tuple[int, int] | None,
+    ) -> None:
+        super().__init__(why, remedy)
+        self.args = (why, remedy, term, over_bytes, smallest)
+        self.term = term
+        self.over_bytes = over_bytes
+        self.smallest = smallest
+
+
+class BadTrace(BatonError):
+    """A line of a trace cannot be read, or the trace as a whole cannot be used (line 0)."""
+
+    http_status = 400
+
+    def __init__(self, name: str, line: int, what: str) -> None:
+        super().__init__(name, line, what)
+        self.name = name
+        self.line = line
+        self.what = what
+
+    def __str__(self) -> str:
+        where = f"{self.name}, line {self.line}" if self.line else self.name
+        return f"{where}: {self.what}"
 
 
 class _Found(BatonError):

@@ -35,6 +35,8 @@ class Trace:
     """Tokens of one block that `block_ids` name."""
     skipped_lines: int = 0
     """Bad ones that were left out when the trace was read."""
+    reordered_lines: int = 0
+    """That stood in the file behind one that arrived later; they were sorted in, stably."""
 
     def __post_init__(self) -> None:
         arrivals = [one.at_s for one in self.requests]

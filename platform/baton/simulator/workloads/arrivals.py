@@ -1,0 +1,56 @@
+"""When requests arrive: endless streams of times in order, in seconds from 0."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, count, pairwise, takewhile
+
+
+def constant(rate_per_s: float) -> Iterator[float]:
+    """Evenly spaced, the first at 0."""
+    gap_s = 1 / _positive(rate_per_s, "rate_per_s")
+    return (number * gap_s for number in count())
+
+
+def poisson(rate_per_s: float, rng: random.Random) -> Iterator[float]:
+    """Independent of one another."""
+    return gamma(rate_per_s, 1.0, rng)
+
+
+def gamma(rate_per_s: float, burstiness: float, rng: random.Random) -> Iterator[float]:
+    """Gaps are Gamma with shape `burstiness`: 1 is Poisson, below it bursts, above it more even.
+
+    The gaps' coefficient of variation is 1 / sqrt(burstiness).
+    Source: vLLM, `vllm bench serve --burstiness`: Gamma(shape=b, scale=1/(rate b)).
+    """
+    scale_s = 1 / (_positive(rate_per_s, "rate_per_s") * _positive(burstiness, "burstiness"))
+    return accumulate(rng.gammavariate(burstiness, scale_s) for _ in count())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateStep:
+    """From a time on, this many requests a second, until the next step."""
+
+    from_s: float
+    rate_per_s: float
+
+
+def varying(steps: Iterable[RateStep], until_s: float, rng: random.Random) -> Iterator[float]:
+    """Poisson arrivals at a rate that changes in steps, up to `until_s`.
+
+    Each step starts afresh, which Poisson arrivals do not notice: they have no memory.
+    """
+    known = [*steps, RateStep(from_s=until_s, rate_per_s=0.0)]
+    for step, following in pairwise(known):
+        end_s = min(following.from_s, until_s)
+        if step.rate_per_s > 0 and step.from_s < end_s:
+            times_s = (step.from_s + at_s for at_s in poisson(step.rate_per_s, rng))
+            yield from takewhile(end_s.__gt__, times_s)
+
+
+def _positive(value: float, what: str) -> float:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{what} is {value}, wanted a number above 0")
+    return value
