@@ -1,0 +1,96 @@
+"""Plots as PNG: each alone for the HTML page, or all of them on one sheet."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from baton.bench.report.plots import STYLE, Panel, panels_of
+from baton.bench.report.study import Study
+from baton.bench.report.tables import objectives_text
+from baton.domain.errors import OperatorError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_WIDTH_IN = 10.0
+_HEAD_IN = 1.3
+_DPI = 120
+
+
+class PlotsMissing(OperatorError):
+    """What draws plots is not installed."""
+
+
+def panel_images(study: Study) -> list[tuple[Panel, bytes]]:
+    """Each plot as a PNG.
+
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    require_plots()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    images = []
+    with rc_context(STYLE):
+        for panel in panels_of(study):
+            figure = Figure(figsize=(_WIDTH_IN, panel.height_in), layout="constrained")
+            panel.draw(figure, study)
+            images.append((panel, _png(figure)))
+    return images
+
+
+def sheet(study: Study) -> bytes:
+    """All plots below each other as one PNG, with title and origin.
+
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    require_plots()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    panels = panels_of(study)
+    heights = [_HEAD_IN, *(panel.height_in + 0.45 for panel in panels)]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(_WIDTH_IN, sum(heights)), layout="constrained")
+        head, *parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[
+            :, 0
+        ]
+        head.text(0.01, 0.86, study.title, fontsize=15, fontweight="bold", va="top")
+        head.text(0.01, 0.56, _origin(study), fontsize=8.5, va="top", color="#475569")
+        for panel, part in zip(panels, parts, strict=True):
+            part.suptitle(
+                f"{panel.title} ({study.evidence.mark})", x=0.01, ha="left", fontweight="bold"
+            )
+            panel.draw(part, study)
+        return _png(figure)
+
+
+def _origin(study: Study) -> str:
+    facts = " · ".join(f"{name}: {value}" for name, value in study.facts.items())
+    figures = f"({study.evidence.mark}) {study.evidence} · objectives: {objectives_text(study)}"
+    return "\n".join(line for line in (figures, facts, f"$ {study.command}") if line)
+
+
+def _png(figure: Figure) -> bytes:
+    held = io.BytesIO()
+    # Without the name and version of what drew it.
+    figure.savefig(held, format="png", dpi=_DPI, metadata={"Software": None})
+    return held.getvalue()
+
+
+def require_plots() -> None:
+    """Refuse where plots cannot be drawn.
+
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise PlotsMissing(
+            "plots need the package 'matplotlib', which is not installed",
+            "install it with pip install 'baton[report]', or leave out --report",
+        ) from error
