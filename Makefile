@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-overhead bench-router-cost bench-routing bench-transfer clean
+.PHONY: help install demo demo-once test check bench-fidelity bench-overhead bench-router-cost bench-routing bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -23,6 +23,9 @@ test: install ## every test whose needs are met here; ARGS="-m 'not real and not
 
 check: install ## format, lint, types, layers, files
 	@scripts/check
+
+bench-fidelity: install ## how far predictions are from measurements; ARGS="--data FOLDER [--part NAME]"
+	@.venv/bin/python -m benchmarks.fidelity $(ARGS)
 
 bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
 	@.venv/bin/python -m benchmarks.overhead $(ARGS)
