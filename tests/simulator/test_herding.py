@@ -20,7 +20,7 @@ from baton.domain.request import Request
 from baton.engine.sim import SimSettings
 from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.fleet import FleetOptions, VirtualFleet
-from baton.simulator.replica import Reporting
+from baton.simulator.reporting import Reporting
 from tests.simulator.fleets import JOINED_S, coordinator, fleet, requests
 
 REPLICAS = 8

@@ -15,7 +15,7 @@ from baton.engine.sim import SimSettings, expected_tokens
 from baton.policy.placement import Disaggregate
 from baton.simulator.arrivals import closed_loop, open_loop, poisson_times
 from baton.simulator.fleet import FleetOptions, VirtualFleet
-from baton.simulator.replica import Reporting
+from baton.simulator.reporting import Reporting
 from tests.simulator.fleets import ENGINE, JOINED_S, Tokens, coordinator, fleet, requests
 
 EXACT = FleetOptions(latency_s=0.01, latency_spread=0.0)
@@ -75,7 +75,7 @@ def test_a_stream_goes_on_elsewhere_when_its_replica_dies() -> None:
     made.run(until_s=JOINED_S + 0.2)
     got = tokens.of["r0"]
     assert 0 < len(got) < 50
-    (victim,) = (one for one, it in made.replicas.items() if it.core.load().running_requests)
+    (victim,) = (one for one, it in made.replicas.items() if it.load().running_requests)
     made.kill(victim)
     made.run(ended=1, until_s=60.0)
     assert tokens.of["r0"] == wanted(request)
@@ -245,7 +245,7 @@ def test_load_reports_arrive_as_late_as_they_are_set_to() -> None:
         return view.load.running_requests
 
     made.run(until_s=JOINED_S + 0.45)
-    assert made.replicas["mixed-0"].core.load().running_requests == 1
+    assert made.replicas["mixed-0"].load().running_requests == 1
     assert running() == 0
     made.run(until_s=JOINED_S + 0.7)
     assert running() == 1
@@ -272,7 +272,7 @@ def test_a_draining_replica_gets_nothing_new_and_ends_what_it_has() -> None:
     )
     made.send(requests(1, max_tokens=60)[0])
     made.run(until_s=JOINED_S + 0.1)
-    (busy,) = (one for one, it in made.replicas.items() if it.core.load().running_requests)
+    (busy,) = (one for one, it in made.replicas.items() if it.load().running_requests)
     made.replicas[busy].drain()
     made.run(until_s=JOINED_S + 0.15)
     later = [replace(one, request_id=f"later-{one.request_id}") for one in requests(6, seed=9)]

@@ -15,11 +15,12 @@ from baton.domain.events import (
     SideChannelChecked,
     StepProduced,
 )
-from baton.domain.fleet import LossReason, Role
+from baton.domain.fleet import LossReason
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.engine.sim import SimSettings
-from baton.simulator.engine.facts import replica_facts
-from baton.simulator.replica import Reporting, Session, VirtualReplica, World
+from baton.simulator.engines import engine_of, wiring
+from baton.simulator.replica import Session, VirtualReplica, World
+from baton.simulator.reporting import Reporting
 from baton.simulator.timeline import Timeline
 from baton.simulator.transfers import Transfers
 
@@ -69,15 +70,9 @@ class Stage:
         self.target, self.own = self._replica("d", other or settings)
 
     def _replica(self, name: str, settings: SimSettings) -> tuple[VirtualReplica, Session]:
-        facts = replica_facts(
-            settings,
-            replica_id=name,
-            pool="x",
-            role=Role.MIXED,
-            model="sim",
-            side_channel=f"{name}:0",
-        )
-        replica = VirtualReplica(facts, settings, self.world)
+        engine = engine_of(settings, engine_id=name, model="sim", address=f"{name}:0")
+        facts = engine.facts(replica_id=name, side_channel=f"{name}:0")
+        replica = VirtualReplica(facts, engine, wiring(settings), self.world)
         return replica, replica.open(self.ear, 0.001)
 
     def prefilled(self, leg_id: str = "p") -> Ticket:
@@ -149,7 +144,7 @@ def test_an_abort_is_confirmed_and_frees_everything() -> None:
     stage.let_pass(0.1)
     assert stage.ear.heard.count(LegsAborted(replica_id="d", leg_ids=("a", "never was"))) == 1
     assert len(stage.ear.outputs("a")) <= said + 1  # one was on its way
-    assert stage.target.core.load().kv_used_fraction == 0
+    assert stage.target.load().kv_used_fraction == 0
 
 
 def test_a_leg_that_the_engine_does_not_take_is_said_to_have_failed() -> None:
@@ -186,9 +181,9 @@ def test_a_leg_that_waits_for_leased_blocks_starts_when_the_lease_ends() -> None
 def test_a_released_ticket_frees_the_source() -> None:
     stage = Stage()
     ticket = stage.prefilled()
-    assert stage.source.core.load().kv_used_fraction > 0
+    assert stage.source.load().kv_used_fraction > 0
     stage.target.release(ticket)
-    assert stage.source.core.load().kv_used_fraction == 0
+    assert stage.source.load().kv_used_fraction == 0
 
 
 def test_a_lease_that_ends_during_the_pull_fails_it() -> None:
@@ -196,7 +191,7 @@ def test_a_lease_that_ends_during_the_pull_fails_it() -> None:
     stage.target.submit(stage.own, handoff(stage.prefilled()))
     stage.let_pass(3.0)
     assert stage.ear.outputs("d")[0].cached_tokens == 0
-    assert stage.target.core.load().transfers.failures == 1
+    assert stage.target.load().transfers.failures == 1
 
 
 def test_a_source_that_is_gone_fails_the_pull_at_once() -> None:
@@ -215,7 +210,7 @@ def test_a_source_that_dies_during_the_pull_fails_it_at_once() -> None:
     stage.source.die(LossReason.ENGINE_DEAD)
     stage.let_pass(0.2)
     assert len(stage.ear.outputs("d")) == 3
-    assert stage.target.core.load().transfers.failures == 1
+    assert stage.target.load().transfers.failures == 1
 
 
 def test_a_dead_replica_says_and_does_nothing_more() -> None:

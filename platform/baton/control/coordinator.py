@@ -15,7 +15,7 @@ then. The invariants are in `check_integrity`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import assert_never
 
@@ -41,13 +41,16 @@ from baton.domain.events import (
     ReplicaLost,
     RequestArrived,
     RequestsCancelled,
+    RoleChanged,
     SideChannelChecked,
     StepProduced,
     TimePassed,
 )
-from baton.domain.fleet import FleetView, LossReason, ReplicaFacts
+from baton.domain.fleet import FleetView, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
 from baton.domain.request import LocalOnly, Phase, Request
+from baton.perf.fitted import TimingBook
+from baton.perf.timing import EngineTiming
 from baton.policy.placement import Placer
 from baton.policy.prefix_index import IndexOptions, PrefixIndex
 
@@ -65,12 +68,14 @@ class Coordinator:
         placer: Placer,
         index: IndexOptions | None = None,
         probing: ProbeOptions | None = None,
+        priors: Mapping[str, EngineTiming] | None = None,
         seed: int = 0,
     ) -> None:
+        """Begin with an empty fleet; `priors` say, by pool, how long engines take in theory."""
         self._limits = limits
         self._fleet = FleetTable()
         self._legs = LegBook(self._fleet)
-        self.knowledge = Knowledge(self._fleet, PrefixIndex(index, seed=seed))
+        self.knowledge = Knowledge(self._fleet, PrefixIndex(index, seed=seed), TimingBook(priors))
         self._journeys = Journeys(
             limits=limits,
             placer=placer,
@@ -160,7 +165,7 @@ class Coordinator:
                 self._on_aborted(event.leg_ids)
             case TimePassed():
                 self._on_time(now_s)
-            case ReplicaJoined() | ReplicaLost() | ReplicaDraining():
+            case ReplicaJoined() | ReplicaLost() | ReplicaDraining() | RoleChanged():
                 self._on_membership(event, now_s)
             case LoadReported() | CacheChanged() | LinksReported() | SideChannelChecked():
                 self._on_report(event, now_s)
@@ -283,7 +288,7 @@ class Coordinator:
     # -------------------------------------------------------------- replicas and time
 
     def _on_membership(
-        self, event: ReplicaJoined | ReplicaLost | ReplicaDraining, now_s: float
+        self, event: ReplicaJoined | ReplicaLost | ReplicaDraining | RoleChanged, now_s: float
     ) -> None:
         match event:
             case ReplicaJoined():
@@ -293,6 +298,10 @@ class Coordinator:
             case ReplicaDraining():
                 self._fleet.drain(event.replica_id)
                 self._do(self._prober.gone(event.replica_id, now_s))
+            case RoleChanged():
+                self._on_role(event.replica_id, event.role, now_s)
+            case _:
+                assert_never(event)
 
     def _on_report(
         self,
@@ -323,6 +332,15 @@ class Coordinator:
         if self._probes_pairs:
             self._do(self._prober.joined(facts, now_s))
         self._journeys.serve_queue(now_s)
+
+    def _on_role(self, replica_id: str, role: Role, now_s: float) -> None:
+        """Other pairs are of interest from now on, and somebody who waits may have a place."""
+        view = self._fleet.change_role(replica_id, role)
+        if view is not None and not view.draining:
+            if self._probes_pairs:
+                self._do(self._prober.gone(replica_id, now_s))
+                self._do(self._prober.joined(view.facts, now_s))
+            self._journeys.serve_queue(now_s)
 
     def _on_lost(self, event: ReplicaLost, now_s: float) -> None:
         self._fleet.lose(event.replica_id)

@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from baton.domain.fleet import FleetView, Load, ReplicaFacts, ReplicaView, Roster
+from baton.domain.fleet import FleetView, Load, ReplicaFacts, ReplicaView, Role, Roster
 
 _MOST_CROWD = 64.0
 """Beyond it the sums say more of reports that are late than of other coordinators."""
@@ -95,6 +95,13 @@ class FleetTable:
         if view := self._views.get(replica_id):
             self._put(replica_id, replace(view, draining=True))
             self._roster = Roster.of(self._views)
+
+    def change_role(self, replica_id: str, role: Role) -> ReplicaView | None:
+        """Note what a replica is meant for now: its view; None when it is unknown."""
+        if view := self._views.get(replica_id):
+            self._put(replica_id, replace(view, facts=replace(view.facts, role=role)))
+            self._roster = Roster.of(self._views)
+        return self._views.get(replica_id)
 
     def report(
         self, replica_id: str, load: Load, now_s: float, *, received_legs: int | None = None

@@ -29,9 +29,11 @@ _MAX_SESSIONS = 65_536
 class Knowledge:
     """One coordinator's picture of the fleet."""
 
-    def __init__(self, fleet: FleetTable, index: PrefixIndex) -> None:
+    def __init__(
+        self, fleet: FleetTable, index: PrefixIndex, timings: TimingBook | None = None
+    ) -> None:
         self.index = index
-        self.timings = TimingBook()
+        self.timings = timings or TimingBook()
         self.links = LinkBook()
         self.reuse = Reuse()
         self._fleet = fleet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.domain.cache import CacheUpdate
-from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts
+from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import LegFailure, LegOutput
 from baton.domain.request import Request
 
@@ -75,6 +75,14 @@ class ReplicaDraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleChanged:
+    """A replica is meant for something else from now on; what runs on it runs on."""
+
+    replica_id: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReported:
     """A replica's load snapshot."""
 
@@ -127,6 +135,7 @@ Event = (
     | ReplicaJoined
     | ReplicaLost
     | ReplicaDraining
+    | RoleChanged
     | LoadReported
     | CacheChanged
     | LinksReported

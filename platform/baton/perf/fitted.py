@@ -4,15 +4,17 @@ Theory of operation. Replicas of a pool are of one shape, so their reports teach
 carry totals since the replica started; what is learned from is the difference to the replica's last
 report, so lost reports do no harm, a first report only sets the base, and totals that went back
 (the engine restarted) set it anew. Until a pool has been seen for a few reports its prior stands.
-`of` is two dictionary look-ups, for placement asks it for every candidate.
+`of` is two dictionary look-ups, for placement asks it for every candidate. A pool with a prior of
+its own (a model of its hardware) keeps that, and only a factor on top of it is learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
+from baton.perf.corrected import CorrectedTiming, Correction, busy_s
 from baton.perf.least_squares import Coefficient, LeastSquares
 from baton.perf.output_lengths import OutputLengths
 from baton.perf.step_costs import HOST_BYTES_PER_S, PRIOR_COSTS, FittedTiming, StepCosts
@@ -53,9 +55,16 @@ class TimingQuality:
 class TimingBook:
     """What is known of how long engines take; `Timings` of placement."""
 
-    def __init__(self, *, host_bytes_per_s: float = HOST_BYTES_PER_S) -> None:
+    def __init__(
+        self,
+        priors: Mapping[str, EngineTiming] | None = None,
+        *,
+        host_bytes_per_s: float = HOST_BYTES_PER_S,
+    ) -> None:
+        """Begin with what is believed of some pools, by name."""
+        self._priors = dict(priors or {})
         self._host_bytes_per_s = host_bytes_per_s
-        self._pools: dict[str, _Pool] = {}
+        self._pools: dict[str, _Pool | _ModelledPool] = {}
         self._bases: dict[str, StepTotals] = {}
         self._outputs = OutputLengths()
 
@@ -88,7 +97,7 @@ class TimingBook:
     def observe_ttft(self, pool: str, *, predicted_s: float, actual_s: float) -> None:
         """Compare what was predicted for a request on `pool` with what came."""
         if pool in self._pools:
-            self._pools[pool].compare(predicted_s, actual_s)
+            self._pools[pool].ttfts.compare(predicted_s, actual_s)
 
     def leave(self, replica_id: str) -> None:
         """Forget a replica's totals: if it comes back, it counts from zero."""
@@ -101,13 +110,68 @@ class TimingBook:
         for name in sorted(self._pools):
             yield self._pools[name].quality(name)
 
-    def _pool(self, facts: ReplicaFacts) -> _Pool:
+    def _pool(self, facts: ReplicaFacts) -> _Pool | _ModelledPool:
         pool = self._pools.get(facts.pool)
         if pool is None:
-            pool = self._pools[facts.pool] = _Pool()
+            prior = self._priors.get(facts.pool)
+            pool = self._pools[facts.pool] = _Pool() if prior is None else _ModelledPool(prior)
         block_s = facts.kv_block_bytes / self._host_bytes_per_s
         pool.reshape(max_batched_tokens=facts.max_batched_tokens, host_block_s=block_s)
         return pool
+
+
+class _Ttfts:
+    """How well times to first token were predicted."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.error = 0.0
+        self.bias = 0.0
+
+    def compare(self, predicted_s: float, actual_s: float) -> None:
+        """Take in one request's predicted and actual time to first token."""
+        relative = (predicted_s - actual_s) / max(actual_s, _LEAST_TTFT_S)
+        if not abs(relative) < float("inf"):
+            return
+        self.seen += 1
+        share = 1.0 / min(self.seen, _TTFT_MEMORY)
+        self.error += (abs(relative) - self.error) * share
+        self.bias += (relative - self.bias) * share
+
+
+class _ModelledPool:
+    """One pool with a model of its own, and how much it is off."""
+
+    def __init__(self, prior: EngineTiming) -> None:
+        self.timing = CorrectedTiming(prior)
+        self.ttfts = _Ttfts()
+        self._correction = Correction()
+        self._refused = 0
+
+    def reshape(self, *, max_batched_tokens: int, host_block_s: float) -> None:
+        """The model knows its shape."""
+
+    def learn(self, done: StepTotals, now_s: float) -> None:
+        """Take in what was computed between two reports."""
+        model = self.timing.model
+        if self._correction.learn(done.busy_s, busy_s(model, done)):
+            self.timing = CorrectedTiming(model, self._correction.factor)
+        else:
+            self._refused += 1
+
+    def quality(self, name: str) -> TimingQuality:
+        """How well this pool is known."""
+        return TimingQuality(
+            pool=name,
+            costs=self.timing.costs(),
+            reports=self._correction.reports,
+            clipped_reports=0,
+            refused_reports=self._refused,
+            step_error=self._correction.error,
+            ttfts=self.ttfts.seen,
+            ttft_error=self.ttfts.error,
+            ttft_bias=self.ttfts.bias,
+        )
 
 
 class _Pool:
@@ -126,9 +190,7 @@ class _Pool:
         )
         self._decodes_seen = False
         self._context_seen = False
-        self._ttfts = 0
-        self._ttft_error = 0.0
-        self._ttft_bias = 0.0
+        self.ttfts = _Ttfts()
         self.timing = FittedTiming(costs=prior, max_batched_tokens=1, host_block_s=0.0)
 
     def reshape(self, *, max_batched_tokens: int, host_block_s: float) -> None:
@@ -155,16 +217,6 @@ class _Pool:
         if self._fit.rows >= _ROWS_BEFORE_USE:
             self.timing = replace(self.timing, costs=self._costs())
 
-    def compare(self, predicted_s: float, actual_s: float) -> None:
-        """Take in one request's predicted and actual time to first token."""
-        relative = (predicted_s - actual_s) / max(actual_s, _LEAST_TTFT_S)
-        if not abs(relative) < float("inf"):
-            return
-        self._ttfts += 1
-        share = 1.0 / min(self._ttfts, _TTFT_MEMORY)
-        self._ttft_error += (abs(relative) - self._ttft_error) * share
-        self._ttft_bias += (relative - self._ttft_bias) * share
-
     def quality(self, name: str) -> TimingQuality:
         """How well this pool is known."""
         return TimingQuality(
@@ -174,9 +226,9 @@ class _Pool:
             clipped_reports=self._fit.clipped_rows,
             refused_reports=self._fit.refused_rows,
             step_error=self._fit.error,
-            ttfts=self._ttfts,
-            ttft_error=self._ttft_error,
-            ttft_bias=self._ttft_bias,
+            ttfts=self.ttfts.seen,
+            ttft_error=self.ttfts.error,
+            ttft_bias=self.ttfts.bias,
         )
 
     def _costs(self) -> StepCosts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from baton.control.coordinator import Coordinator
@@ -17,10 +17,10 @@ from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.fleet import LossReason, Role
 from baton.domain.request import Request
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.facts import replica_facts
-from baton.simulator.engine.settings import SimSettings
+from baton.simulator.engines import EngineSettings, engine_of, wiring
 from baton.simulator.ingress import VirtualIngress
-from baton.simulator.replica import Reporting, VirtualReplica, World
+from baton.simulator.replica import VirtualReplica, World
+from baton.simulator.reporting import Reporting
 from baton.simulator.timeline import Timeline
 from baton.simulator.transfers import Transfers
 
@@ -41,10 +41,18 @@ class FleetOptions:
 class VirtualFleet:
     """Replicas and coordinators, and the records of the requests that have ended."""
 
-    def __init__(self, options: FleetOptions | None = None) -> None:
+    def __init__(
+        self,
+        options: FleetOptions | None = None,
+        *,
+        start_s: float = 0.0,
+        keep_records: bool = True,
+    ) -> None:
         self._options = options or FleetOptions()
-        self.timeline = Timeline()
+        self.timeline = Timeline(start_s)
         self.records: list[RequestRecord] = []
+        """Those of all requests that have ended, if they are kept."""
+        self.ended = 0
         self.ingresses: list[VirtualIngress] = []
         self.replicas: dict[str, VirtualReplica] = {}
         """Those that live, by their ids."""
@@ -54,6 +62,7 @@ class VirtualFleet:
             transfers=Transfers(self.timeline, share=self._options.share_bandwidth),
             reporting=self._options.reporting,
         )
+        self._keep_records = keep_records
         self._lives = count()
         self._watchers: list[Callable[[RequestRecord], None]] = []
 
@@ -71,18 +80,20 @@ class VirtualFleet:
         return ingress
 
     def add_replica(
-        self, replica_id: str, settings: SimSettings, *, role: Role, pool: str, model: str = "sim"
+        self,
+        replica_id: str,
+        settings: EngineSettings,
+        *,
+        role: Role,
+        pool: str,
+        model: str = "sim",
     ) -> VirtualReplica:
         """A new replica, or a new life of one that has died; every coordinator hears of it."""
-        facts = replica_facts(
-            settings,
-            replica_id=replica_id,
-            pool=pool,
-            role=role,
-            model=model,
-            side_channel=f"{replica_id}:{next(self._lives)}",
-        )
-        replica = VirtualReplica(facts, settings, self._world)
+        address = f"{replica_id}:{next(self._lives)}"
+        engine = engine_of(settings, engine_id=replica_id, model=model, address=address)
+        said = engine.facts(replica_id=replica_id, side_channel=address)
+        facts = replace(said, pool=pool, role=role)
+        replica = VirtualReplica(facts, engine, wiring(settings), self._world)
         self.replicas[replica_id] = replica
         for ingress in self.ingresses:
             ingress.join(replica, self._latency_s())
@@ -93,6 +104,27 @@ class VirtualFleet:
     def kill(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
         """A replica dies now."""
         self.replicas.pop(replica_id).die(reason)
+
+    def retire(self, replica_id: str, on_gone: Callable[[], None] | None = None) -> None:
+        """A replica takes no new work from now on, and leaves when it has ended what it has."""
+        replica = self.replicas[replica_id]
+
+        def leave() -> None:
+            if self.replicas.get(replica_id) is replica:
+                self.kill(replica_id, LossReason.LEFT)
+                if on_gone is not None:
+                    on_gone()
+
+        replica.drain(leave)
+
+    def change_bandwidth(self, replica_id: str, bytes_per_s: float) -> None:
+        """A replica's network interface carries so much from now on."""
+        address = self.replicas[replica_id].facts.side_channel
+        self._world.transfers.change_bandwidth(address, bytes_per_s)
+
+    def expect_happening(self, at_s: float) -> None:
+        """Say when something will next be done to replicas from outside; inf: never more."""
+        self._world.next_happening_at_s = at_s
 
     # ------------------------------------------------------------------ requests
     def send(self, request: Request, ingress: int = 0) -> None:
@@ -105,14 +137,14 @@ class VirtualFleet:
 
     def run(self, *, until_s: float = float("inf"), ended: int | None = None) -> None:
         """Let time pass until then, or until so many requests have ended in all."""
-        enough = None if ended is None else (lambda: len(self.records) >= ended)
+        enough = None if ended is None else (lambda: self.ended >= ended)
         self.timeline.run(until_s=until_s, enough=enough)
 
     # ------------------------------------------------------------------ for tests
     def check_integrity(self) -> None:
         """Assert what must hold at any moment."""
         for replica in self.replicas.values():
-            replica.core.check_integrity()
+            replica.engine.check_integrity()
         for ingress in self.ingresses:
             ingress.coordinator.check_integrity()
         ids = [record.request_id for record in self.records]
@@ -122,7 +154,7 @@ class VirtualFleet:
         """Assert that nothing is left of any request: no leg, no block, no transfer."""
         self.check_integrity()
         for replica_id, replica in self.replicas.items():
-            load = replica.core.load()
+            load = replica.load()
             busy = (load.queued_requests, load.running_requests, load.pulling_requests)
             expect(busy == (0, 0, 0), f"{replica_id} is busy: {load}")
             expect(load.kv_used_fraction == 0, f"{replica_id} keeps blocks: {load}")
@@ -142,6 +174,8 @@ class VirtualFleet:
             self.timeline.after(beat_s, lambda: self._beat(replica))
 
     def _on_end(self, record: RequestRecord) -> None:
-        self.records.append(record)
+        self.ended += 1
+        if self._keep_records:
+            self.records.append(record)
         for watcher in self._watchers:
             watcher(record)

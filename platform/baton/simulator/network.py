@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -47,6 +48,12 @@ class Network:
         """Say how fast an engine's interface is."""
         self._bytes_per_s[engine_id] = bytes_per_s
 
+    def change(self, engine_id: str, bytes_per_s: float, now_s: float) -> None:
+        """Make a connected engine's interface slower or faster, for the flows under way too."""
+        self._bytes_per_s[engine_id] = bytes_per_s
+        touched = self._out.get(engine_id, {}) | self._into.get(engine_id, {})
+        self._deal(touched.values(), now_s)
+
     def disconnect(self, engine_id: str) -> None:
         """Forget an engine without flows."""
         self._bytes_per_s.pop(engine_id, None)
@@ -58,7 +65,7 @@ class Network:
         flow = _Flow(key, source_id, target_id, moved_bytes, now_s)
         self._flows[key] = flow
         self._out[source_id][key] = self._into[target_id][key] = flow
-        self._deal(flow, now_s)
+        self._deal(self._beside(flow), now_s)
 
     def end(self, key: str, now_s: float) -> bool:
         """Take a flow out, done or not; False when there is none with this key."""
@@ -66,7 +73,7 @@ class Network:
         if flow is None:
             return False
         del self._out[flow.source_id][key], self._into[flow.target_id][key]
-        self._deal(flow, now_s)
+        self._deal(self._beside(flow), now_s)
         for flows, engine_id in ((self._out, flow.source_id), (self._into, flow.target_id)):
             if not flows[engine_id]:
                 del flows[engine_id]
@@ -95,9 +102,11 @@ class Network:
             done.append(key)
         return done
 
-    def _deal(self, changed: _Flow, now_s: float) -> None:
-        touched = self._out[changed.source_id] | self._into[changed.target_id]
-        for flow in touched.values():
+    def _beside(self, changed: _Flow) -> Iterable[_Flow]:
+        return (self._out[changed.source_id] | self._into[changed.target_id]).values()
+
+    def _deal(self, touched: Iterable[_Flow], now_s: float) -> None:
+        for flow in touched:
             flow.left_bytes -= flow.bytes_per_s * (now_s - flow.as_of_s)
             flow.left_bytes = max(0.0, flow.left_bytes)
             flow.as_of_s = now_s

@@ -1,19 +1,21 @@
-"""A replica in virtual time: a simulated engine, and the word between it and coordinators.
+"""A replica in virtual time: an engine, and the word between it and coordinators.
 
-Theory of operation: the engine steps whenever there is something to compute; what it produces, and
-what happens to its cache, goes to every coordinator with a *session*, after that session's latency,
-in order. It behaves as a replica host of the live body does: an abort is confirmed after every
+Theory of operation: the engine computes whenever there is something to compute, a step at a time
+or many steps in one *jump*; what it produces, and what happens to its cache, goes to every
+coordinator with a *session*, after that session's latency, in order. Whatever reaches the engine
+amid a jump may end it earlier: an end that was put off the calendar so is told by its number, and
+ignored. A replica behaves as a replica host of the live body does: an abort is confirmed after each
 output of its leg, a leg that the engine does not take is said to have failed, a draining replica
 takes none. Once it has `died` it does and says nothing more; what was on its way still arrives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, assert_never
 
-from baton.control.cache_feed import CacheFeed
 from baton.domain.events import (
     CacheChanged,
     Event,
@@ -24,30 +26,23 @@ from baton.domain.events import (
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLost,
+    RoleChanged,
     SideChannelChecked,
     StepProduced,
 )
-from baton.domain.fleet import LinkTotals, LossReason, ReplicaFacts
+from baton.domain.fleet import Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
-from baton.domain.kv_events import KvEventBatch
-from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, StartPull
-from baton.simulator.engine.settings import SimSettings
-from baton.simulator.tickets import read_ticket, write_ticket
+from baton.simulator.engine.port import VirtualEngine
+from baton.simulator.engines import Wiring
+from baton.simulator.pulls import PullQueue
+from baton.simulator.reporting import Reporting
+from baton.simulator.tickets import read_ticket
 from baton.simulator.timeline import Timeline
 from baton.simulator.transfers import Pull, Transfers
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reporting:
-    """When a replica says how it is."""
-
-    beat_s: float = 0.25
-    """Between two load reports; as the fleet link does it."""
-    stale_s: float = 0.0
-    """How much later than anything else load reports arrive."""
-    cache_every_s: float = 0.02
-    """How long cache changes are gathered before they are sent."""
+_SAME_MOMENT_S = 1e-9
+"""An end that moves by less than this has not moved: it was computed in another way."""
 
 
 class Listener(Protocol):
@@ -65,8 +60,8 @@ class Session:
     listener: Listener
     latency_s: float
     received_legs: int = 0
-    links: dict[str, LinkTotals] = field(default_factory=dict)
-    """As last reported."""
+    pulled_from: set[str] = field(default_factory=set)
+    """Sources of pulls that it has not been told of."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,66 +73,76 @@ class World:
     reporting: Reporting
     by_address: dict[str, VirtualReplica] = field(default_factory=dict)
     """Those that live, by their side channels."""
+    next_happening_at_s: float = float("inf")
+    """No jump goes beyond: whoever dies then has sent what it had computed."""
 
 
 class VirtualReplica:
     """One life of one replica."""
 
-    def __init__(self, facts: ReplicaFacts, settings: SimSettings, world: World) -> None:
+    def __init__(
+        self, facts: ReplicaFacts, engine: VirtualEngine, wires: Wiring, world: World
+    ) -> None:
         self.facts = facts
         self.alive = True
-        self.core = SimCore(
-            settings,
-            engine_id=facts.replica_id,
-            model=facts.model,
-            address=facts.side_channel,
-            write_ticket=write_ticket,
-        )
-        self._settings = settings
+        self.draining = False
+        self.engine = engine
+        self._on_empty: Callable[[], None] | None = None
+        self._wires = wires
         self._world = world
         self._timeline = world.timeline
-        self._feed = CacheFeed(
-            model=facts.model,
-            block_size_tokens=facts.block_size_tokens,
-            capacity_blocks=facts.kv_blocks,
-            host_blocks=facts.host_blocks,
-        )
         self._sessions: list[Session] = []
         self._owners: dict[str, Session] = {}
-        self._draining = False
-        self._stepping = False
+        self._pulls = PullQueue(wires.max_pulls)
+        self._ends_at_s: float | None = None
+        self._end_number = 0
         self._expiry_watched_s = float("inf")
-        self._kv_batches = 0
         self._flush_due = False
+        self._changed = True
         world.by_address[facts.side_channel] = self
-        world.transfers.network.connect(facts.side_channel, settings.wire_bytes_per_s)
+        world.transfers.network.connect(facts.side_channel, wires.bytes_per_s)
 
     # ------------------------------------------------------------------ sessions
     def open(self, listener: Listener, latency_s: float) -> Session:
         """Begin to talk to a coordinator: who this is, what is cached here, how loaded it is."""
-        session = Session(listener, latency_s)
+        links = self.engine.links()
+        session = Session(listener, latency_s, pulled_from={link.source_id for link in links})
         self._sessions.append(session)
         self._say(session, ReplicaJoined(facts=self.facts))
+        if self.draining:
+            self._say(session, ReplicaDraining(replica_id=self.facts.replica_id))
         self._send_snapshot(session)
-        self._report(session)
+        self._report(session, self.load())
         return session
 
     def beat(self) -> None:
-        """Report to everybody."""
+        """Report to everybody, if there is anything to report."""
+        if not (self._changed or self._ends_at_s is not None or self._world.reporting.always):
+            return
+        self._changed = False
+        load = self.load()
         for session in self._sessions:
-            self._report(session)
+            self._report(session, load)
 
-    def _report(self, session: Session) -> None:
-        load = self.core.load()._replace(cache_sequence=self._feed.sequence)
+    def load(self) -> Load:
+        """How loaded it is at this moment."""
+        return self.engine.load(self._timeline.now_s)
+
+    def is_empty(self) -> bool:
+        """Whether nothing is left here of any request: no leg, no block that is in use."""
+        load = self.load()
+        legs = load.queued_requests + load.running_requests + load.pulling_requests
+        return not legs and not load.kv_used_fraction
+
+    def _report(self, session: Session, load: Load) -> None:
         report = LoadReported(
             replica_id=self.facts.replica_id, load=load, received_legs=session.received_legs
         )
         self._say(session, report, late_s=self._world.reporting.stale_s)
-        news = tuple(
-            link for link in self.core.links() if session.links.get(link.source_id) != link
-        )
-        if news:
-            session.links |= {link.source_id: link for link in news}
+        if session.pulled_from:
+            links = self.engine.links()
+            news = tuple(link for link in links if link.source_id in session.pulled_from)
+            session.pulled_from.clear()
             self._say(session, LinksReported(replica_id=self.facts.replica_id, links=news))
 
     def _say(self, session: Session, event: Event, *, late_s: float = 0.0) -> None:
@@ -154,32 +159,30 @@ class VirtualReplica:
         if not self.alive:
             return
         session.received_legs += 1
-        failure = LegFailure.DRAINING if self._draining else self._add(leg)
+        failure = LegFailure.DRAINING if self.draining else self.engine.add(leg)
         if failure is not None:
             failed = LegFailed(replica_id=self.facts.replica_id, leg_id=leg.leg_id, failure=failure)
             self._say(session, failed)
             return
         self._owners[leg.leg_id] = session
-        self._wake()
-
-    def _add(self, leg: Leg) -> LegFailure | None:
-        return self.core.add(leg, None if leg.ticket is None else read_ticket(leg.ticket))
+        self._go_on()
 
     def abort(self, session: Session, leg_ids: Sequence[str]) -> None:
         """Stop legs and confirm it."""
         if not self.alive:
             return
-        self.core.abort(leg_ids)
+        self.engine.abort(leg_ids)
         for leg_id in leg_ids:
             self._owners.pop(leg_id, None)
         self._after_change()
         self._say(session, LegsAborted(replica_id=self.facts.replica_id, leg_ids=tuple(leg_ids)))
-        self._wake()
+        self._go_on()
 
     def release(self, ticket: Ticket) -> None:
         """Tell whoever issued a ticket that nobody will pull it."""
         if self.alive:
-            self._free_source(read_ticket(ticket).address, read_ticket(ticket).leg_id)
+            read = read_ticket(ticket)
+            self._free_source(read.address, read.leg_id)
 
     def sync_cache(self, session: Session) -> None:
         """Say all that is cached."""
@@ -196,16 +199,23 @@ class VirtualReplica:
             replica_id=self.facts.replica_id,
             source_id=source_id,
             ok=ok,
-            took_s=self._settings.transfer_setup_s,
+            took_s=self._wires.setup_s,
             why="" if ok else "it does not answer, or has other blocks",
         )
-        self._say(session, checked, late_s=self._settings.transfer_setup_s)
+        self._say(session, checked, late_s=self._wires.setup_s)
 
     # ------------------------------------------------------------------ life
-    def drain(self) -> None:
-        """Take no new legs."""
-        self._draining = True
+    def drain(self, on_empty: Callable[[], None] | None = None) -> None:
+        """Take no new legs; call `on_empty` when nothing is left here of any request."""
+        self.draining, self._on_empty = True, on_empty
         self._say_to_all(ReplicaDraining(replica_id=self.facts.replica_id))
+        if self._ends_at_s is None:
+            self._begin()
+
+    def change_role(self, role: Role) -> None:
+        """Be meant for something else; what runs here runs on."""
+        self.facts = replace(self.facts, role=role)
+        self._say_to_all(RoleChanged(replica_id=self.facts.replica_id, role=role))
 
     def die(self, reason: LossReason) -> None:
         """Stop at once, with everything that runs here; coordinators notice."""
@@ -218,62 +228,90 @@ class VirtualReplica:
         self._sessions.clear()
 
     # ------------------------------------------------------------------ steps
-    def _wake(self) -> None:
-        """Begin a step if none is under way and there is something to do."""
-        if self._stepping or not self.alive:
-            return
-        step = self.core.begin_step(self._timeline.now_s)
-        self._after_change()
-        if step is None:
-            self._watch_expiry()
-            return
-        self._stepping = True
-        self._timeline.after(step.duration_s, self._on_step_end)
-
-    def _on_step_end(self) -> None:
+    def _go_on(self) -> None:
+        """Something has changed: compute, or end what is under way earlier."""
+        self._changed = True
         if not self.alive:
             return
-        self._stepping = False
-        outputs = self.core.finish_step(self._timeline.now_s)
+        if self._ends_at_s is None:
+            self._begin()
+            return
+        now_s = self._timeline.now_s
+        left_s = self.engine.interrupt(now_s)
+        if left_s is not None and now_s + left_s < self._ends_at_s - _SAME_MOMENT_S:
+            self._end_in(left_s)
+        self._after_change()
+
+    def _begin(self) -> None:
+        now_s = self._timeline.now_s
+        patience_s = min(self._world.reporting.patience_s, self._world.next_happening_at_s - now_s)
+        took_s = self.engine.begin(now_s, patience_s=patience_s)
+        self._after_change()
+        if took_s is not None:
+            self._end_in(took_s)
+            return
+        self._watch_expiry()
+        if self._on_empty is not None and self.is_empty():
+            self._on_empty()
+
+    def _end_in(self, delay_s: float) -> None:
+        self._ends_at_s = self._timeline.now_s + delay_s
+        self._end_number += 1
+        number = self._end_number
+        self._timeline.after(delay_s, lambda: self._on_end(number))
+
+    def _on_end(self, number: int) -> None:
+        if not self.alive or number != self._end_number:
+            return
+        self._ends_at_s = None
+        outputs = self.engine.finish(self._timeline.now_s)
         self._after_change()
         self._send_outputs(outputs)
-        self._wake()
+        self._go_on()
 
     def _watch_expiry(self) -> None:
         """Look again when a lease ends: legs may wait for its blocks."""
-        at_s = self.core.next_expiry_s
+        at_s = self.engine.next_expiry_s()
         if at_s is not None and at_s < self._expiry_watched_s:
             self._expiry_watched_s = at_s
             self._timeline.at(at_s, self._on_expiry)
 
     def _on_expiry(self) -> None:
         self._expiry_watched_s = float("inf")
-        self._wake()
+        self._go_on()
 
     def _send_outputs(self, outputs: Iterable[LegOutput]) -> None:
         shares: dict[Session, list[LegOutput]] = {}
+        owners = self._owners
         for output in outputs:
-            session = self._owners.get(output.leg_id)
+            session = owners.get(output.leg_id)
             if session is None:
                 continue
-            shares.setdefault(session, []).append(output)
+            share = shares.get(session)
+            if share is None:
+                shares[session] = [output]
+            else:
+                share.append(output)
             if output.finish is not None:
-                del self._owners[output.leg_id]
+                del owners[output.leg_id]
         for session, share in shares.items():
             produced = StepProduced(replica_id=self.facts.replica_id, outputs=tuple(share))
             self._say(session, produced)
 
     # ------------------------------------------------------------------ orders of the engine
     def _after_change(self) -> None:
-        self._publish()
-        for order in self.core.take_orders():
+        if not self._flush_due and self.engine.has_cache_news():
+            self._flush_due = True
+            self._timeline.after(self._world.reporting.cache_every_s, self._flush)
+        for order in self.engine.take_orders():
             match order:
                 case StartPull():
-                    self._pull(order)
+                    self._pulls.ask(order.leg_id, partial(self._pull, order))
                 case LoadBlocks():
-                    self._load(order)
+                    self._load_blocks(order)
                 case CancelFetch():
                     self._world.transfers.cancel(self._key(order.leg_id))
+                    self._pulls.over(order.leg_id)
                 case FreeSource():
                     self._free_source(order.ticket.address, order.ticket.leg_id)
                 case _:
@@ -293,20 +331,19 @@ class VirtualReplica:
                 failed()
                 return
             took_s = self._timeline.now_s - begun_at_s
-            self.core.pull_done(order.leg_id, blocks=order.blocks, took_s=took_s)
-            self._after_change()
-            self._wake()
+            self.engine.pull_done(order.leg_id, blocks=order.blocks, took_s=took_s)
+            self._pulled(order)
 
         def failed() -> None:
             if not self.alive:
                 return
-            output = self.core.pull_failed(order.leg_id)
+            output = self.engine.pull_failed(order.leg_id)
             self._after_change()
             self._send_outputs(() if output is None else (output,))
-            self._wake()
+            self._pulled(order)
 
         source = self._world.by_address.get(ticket.address)
-        if source is None or not source.core.holds(ticket.leg_id, self._timeline.now_s):
+        if source is None or not source.engine.holds(ticket.leg_id, self._timeline.now_s):
             self._timeline.after(0.0, failed)
             return
         self._world.transfers.begin(
@@ -314,52 +351,48 @@ class VirtualReplica:
                 key=self._key(order.leg_id),
                 source_id=ticket.address,
                 target_id=self.facts.side_channel,
-                moved_bytes=order.blocks * self._settings.kv_block_bytes,
-                setup_s=self._settings.transfer_setup_s / self._settings.speed,
+                moved_bytes=order.blocks * self.facts.kv_block_bytes,
+                setup_s=self._wires.setup_s,
                 done=done,
                 failed=failed,
             )
         )
 
-    def _load(self, order: LoadBlocks) -> None:
+    def _pulled(self, order: StartPull) -> None:
+        """A pull is over, one way or the other."""
+        self._pulls.over(order.leg_id)
+        for session in self._sessions:
+            session.pulled_from.add(order.ticket.engine_id)
+        self._after_change()
+        self._go_on()
+
+    def _load_blocks(self, order: LoadBlocks) -> None:
         def done() -> None:
             if self.alive:
-                self.core.load_done(order.leg_id)
+                self.engine.load_done(order.leg_id)
                 self._after_change()
-                self._wake()
+                self._go_on()
 
-        self._timeline.after(self._settings.host_load_s(order.blocks), done)
+        self._timeline.after(order.blocks * self._wires.host_block_s, done)
 
     def _free_source(self, address: str, leg_id: str) -> bool:
         """Have a source free blocks; False when it does not keep them (any more)."""
         source = self._world.by_address.get(address)
-        if source is None or not source.core.release(leg_id, self._timeline.now_s):
+        if source is None or not source.engine.release(leg_id, self._timeline.now_s):
             return False
-        source._wake()  # noqa: SLF001 - another replica: legs may wait for these blocks there
+        source._go_on()  # noqa: SLF001 - another replica: legs may wait for these blocks there
         return True
 
     # ------------------------------------------------------------------ cache
-    def _publish(self) -> None:
-        events = self.core.take_events()
-        if not events:
-            return
-        self._feed.apply(
-            KvEventBatch(replica_id=self.facts.replica_id, sequence=self._kv_batches, events=events)
-        )
-        self._kv_batches += 1
-        if not self._flush_due:
-            self._flush_due = True
-            self._timeline.after(self._world.reporting.cache_every_s, self._flush)
-
     def _flush(self) -> None:
         self._flush_due = False
-        update = self._feed.take() if self.alive else None
+        update = self.engine.take_cache_update() if self.alive else None
         if update is not None:
             self._say_to_all(CacheChanged(replica_id=self.facts.replica_id, update=update))
 
     def _send_snapshot(self, session: Session) -> None:
-        update = self._feed.take()
+        update = self.engine.take_cache_update()
         if update is not None:
             self._say_to_all(CacheChanged(replica_id=self.facts.replica_id, update=update))
-        snapshot = self._feed.snapshot()
+        snapshot = self.engine.cache_snapshot()
         self._say(session, CacheChanged(replica_id=self.facts.replica_id, update=snapshot))

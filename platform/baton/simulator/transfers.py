@@ -46,6 +46,11 @@ class Transfers:
             self.network.end(key, self._timeline.now_s)
             self._watch()
 
+    def change_bandwidth(self, engine_id: str, bytes_per_s: float) -> None:
+        """Make an engine's interface slower or faster, for the flows under way too."""
+        self.network.change(engine_id, bytes_per_s, self._timeline.now_s)
+        self._watch()
+
     def engine_died(self, engine_id: str) -> None:
         """Fail the pulls from an engine, and forget those into it."""
         for pull in tuple(self._pulls.values()):
