@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from baton.perf.hardware import Accelerator
 
 _LAUNCH_S = 4.5e-6
@@ -9,25 +11,37 @@ _LAUNCH_RANK_S = 0.1e-6
 _SECOND_PHASE_S = 3e-6
 _INVERSE_EFFICIENCY = 2.9
 """Source: AIConfigurator's tables of vLLM's custom all-reduce in CUDA graphs and of NCCL beyond, on
-A100, H100 and H200, 2 to 8 devices, 128 bytes to 512 MB: within 30 %, mean error 15 %. Multiples of
-what the rated bandwidth to peers, one direction, would take: 1.9 to 4, the least on 8 devices."""
+A100, H100 and H200, 2 to 8 devices, 128 bytes to 512 MB. Multiples of what the rated bandwidth to
+peers, one direction, would take: 1.9 to 4, the least on 8 devices."""
 _SEND_S = 10e-6
 """Source: AIConfigurator's systems/*.yaml, p2p_latency."""
 _SEND_EFFICIENCY = 0.8
+"""Source: the same, mem_bw_empirical_scaling_factor, for want of one for links."""
 
 
-def all_reduce_s(payload_bytes: float, ranks: int, accelerator: Accelerator) -> float:
-    """To sum `payload_bytes` over `ranks` devices of one node; 0 for one device.
+class Exchange(NamedTuple):
+    """How long one exchange takes."""
+
+    launch_s: float
+    wire_s: float
+    """What grows with the payload."""
+
+
+NONE = Exchange(0.0, 0.0)
+
+
+def all_reduce(payload_bytes: float, ranks: int, accelerator: Accelerator) -> Exchange:
+    """To sum `payload_bytes` over `ranks` devices of one node; nothing for one device.
 
     Small payloads: everyone reads everyone's (one phase); large ones: each sums a part and the
     parts are gathered (two phases).
     """
     if ranks <= 1:
-        return 0.0
+        return NONE
     wire_s = _INVERSE_EFFICIENCY * payload_bytes / _peer_bytes_per_s(ranks, accelerator)
     one_phase_s = (ranks - 1) * wire_s
     two_phases_s = _SECOND_PHASE_S + 2 * (ranks - 1) / ranks * wire_s
-    return _LAUNCH_S + _LAUNCH_RANK_S * ranks + min(one_phase_s, two_phases_s)
+    return Exchange(_LAUNCH_S + _LAUNCH_RANK_S * ranks, min(one_phase_s, two_phases_s))
 
 
 def send_s(payload_bytes: float, devices: int, accelerator: Accelerator) -> float:

@@ -78,10 +78,11 @@ class Efficiency:
     gemm: float = 1.0
     """Factors on the seconds that the curves say."""
     attention: float = 1.0
-    communication: float = 1.0
-    step_s: float = 3.0e-3
+    communication: float = 0.5
+    """On the bytes of all-reduces, not on their launches."""
+    step_s: float = 1.0e-3
     """Per step, whatever is in it: scheduling, preparing inputs, launching, sampling."""
-    request_s: float = 1.5e-5
+    request_s: float = 5.0e-6
     """Per request in the step: its sampler, its output, its block table."""
     layer_s: float = 6.0e-6
     """Per layer: the small kernels (two norms, rotation, activation) as a graph runs them, 1.5 us

@@ -13,8 +13,9 @@ Source: Williams et al., Roofline (CACM 2009); formulas per product in Pope et a
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from baton.perf.collectives import all_reduce_s, send_s
+from baton.perf.collectives import all_reduce, send_s
 from baton.perf.efficiency import DEFAULT, Efficiency, GemmCurve, gemm_curve
 from baton.perf.hardware import BYTES, Accelerator, Dtype
 from baton.perf.layer_work import Kernels, Matrix, layer_kinds, per_device
@@ -27,6 +28,29 @@ _ACTIVATION_BYTES = 2.0
 """Between products, numbers are 16 bits wide."""
 
 
+class StepParts(NamedTuple):
+    """The seconds of one step, by what they are spent on."""
+
+    step_s: float
+    """Fixed."""
+    requests_s: float
+    products_s: float
+    attention_s: float
+    wire_s: float
+    """Of all-reduces, what grows with their payload."""
+    rest_s: float
+    """Small kernels, launches of all-reduces, sends between stages: nothing scales these."""
+
+
+class _ByTokens(NamedTuple):
+    products_s: float
+    wire_s: float
+    rest_s: float
+
+
+_NOTHING = _ByTokens(0.0, 0.0, 0.0)
+
+
 class Roofline:
     """One engine of `tp` x `pp` devices; a `StepTiming`.
 
@@ -35,13 +59,13 @@ class Roofline:
 
     __slots__ = (
         "_activations",
+        "_by_sampled",
+        "_by_tokens",
         "_device",
         "_efficiency",
         "_kinds",
         "_kv",
-        "_outputs",
         "_pp",
-        "_products",
         "_shape",
         "_tp",
         "_weights",
@@ -70,8 +94,8 @@ class Roofline:
         self._activations = activations or activations_of(weights, accelerator)
         self._efficiency = efficiency
         self._kinds = layer_kinds(shape, tp)
-        self._products: dict[int, float] = {}
-        self._outputs: dict[int, float] = {}
+        self._by_tokens: dict[int, _ByTokens] = {}
+        self._by_sampled: dict[int, _ByTokens] = {}
 
     @property
     def efficiency(self) -> Efficiency:
@@ -80,48 +104,78 @@ class Roofline:
 
     def step_s(self, batch: StepBatch) -> float:
         """From the batch being chosen to its tokens being there."""
-        tokens = batch.prefill_tokens + batch.decode_requests
-        products_s = self._products.get(tokens)
-        if products_s is None:
-            products_s = self._products[tokens] = self._by_tokens_s(tokens)
-        sampled = batch.finished_prefills + batch.decode_requests
-        output_s = self._outputs.get(sampled)
-        if output_s is None:
-            output_s = self._outputs[sampled] = self._output_s(sampled)
-        requests = batch.prefill_requests + batch.decode_requests
+        return sum(self.parts(batch))
+
+    def parts(self, batch: StepBatch) -> StepParts:
+        """What `step_s` is the sum of, each with its factor."""
         efficiency = self._efficiency
-        return (
-            efficiency.step_s
-            + requests * efficiency.request_s
-            + products_s
-            + output_s
-            + efficiency.attention * self.attention_s(batch)
+        sampled = batch.finished_prefills + batch.decode_requests
+        layers, output = self._layers(batch.tokens), self._output(sampled)
+        requests = batch.prefill_requests + batch.decode_requests
+        return StepParts(
+            efficiency.step_s,
+            requests * efficiency.request_s,
+            layers.products_s + output.products_s,
+            efficiency.attention * self._attention_s(batch),
+            layers.wire_s + output.wire_s,
+            layers.rest_s + output.rest_s,
         )
 
-    def attention_s(self, batch: StepBatch) -> float:
-        """Attention of all layers, before its factor."""
-        seconds = 0.0
-        if batch.prefill_tokens:
-            seconds += self._prefill_attention_s(batch)
+    def _attention_s(self, batch: StepBatch) -> float:
+        seconds = self._prefill_attention_s(batch) if batch.prefill_tokens else 0.0
         if batch.decode_requests:
             seconds += self._decode_attention_s(batch)
         return seconds
 
-    def _by_tokens_s(self, tokens: int) -> float:
-        """Products, small kernels and communication: all that `tokens` alone decides."""
+    def _layers(self, tokens: int) -> _ByTokens:
+        """Of all layers, what the number of tokens alone decides."""
+        known = self._by_tokens.get(tokens)
+        if known is None:
+            known = self._by_tokens[tokens] = self._layers_anew(tokens)
+        return known
+
+    def _output(self, sampled: int) -> _ByTokens:
+        known = self._by_sampled.get(sampled)
+        if known is None:
+            known = self._by_sampled[sampled] = self._output_anew(sampled)
+        return known
+
+    def _layers_anew(self, tokens: int) -> _ByTokens:
         if not tokens:
-            return 0.0
-        return (
-            self._efficiency.gemm * self.products_s(tokens)
-            + self.small_kernels_s(tokens)
-            + self._efficiency.communication * self.communication_s(tokens)
+            return _NOTHING
+        efficiency, layers = self._efficiency, self._shape.layers
+        payload = tokens * self._shape.hidden * _ACTIVATION_BYTES
+        exchange = all_reduce(payload, self._tp, self._device)
+        rest_s = self._small_kernels_s(tokens) + layers * _ALL_REDUCES * exchange.launch_s
+        if self._pp > 1:
+            devices = self._tp * self._pp
+            rest_s += (self._pp - 1) * send_s(payload / self._tp, devices, self._device)
+        return _ByTokens(
+            efficiency.gemm * self._products_s(tokens),
+            efficiency.communication * layers * _ALL_REDUCES * exchange.wire_s,
+            rest_s,
         )
 
-    def products_s(self, tokens: int) -> float:
-        """The matrix products of all layers, before their factor."""
+    def _output_anew(self, sampled: int) -> _ByTokens:
+        """The output layer, kept in 16 bits, and gathering its results."""
+        if not sampled:
+            return _NOTHING
+        efficiency, vocab = self._efficiency, self._shape.vocab
+        matrix = Matrix(inputs=self._shape.hidden, outputs=per_device(vocab, self._tp))
+        product_s = self._product_s(matrix, sampled, Dtype.BF16, Dtype.BF16)
+        # A gather moves half of what an all-reduce of as many bytes does.
+        exchange = all_reduce(sampled * vocab * _ACTIVATION_BYTES / 2, self._tp, self._device)
+        return _ByTokens(
+            efficiency.gemm * product_s,
+            efficiency.communication * exchange.wire_s,
+            exchange.launch_s,
+        )
+
+    def _products_s(self, tokens: int) -> float:
+        """The matrix products of all layers, without their factor."""
         return sum(kind.layers * self._layer_products_s(kind, tokens) for kind in self._kinds)
 
-    def small_kernels_s(self, tokens: int) -> float:
+    def _small_kernels_s(self, tokens: int) -> float:
         """Norms, rotation, activation, residuals of all layers."""
         efficiency, rate = self._efficiency, self._device.memory_bytes_per_s
         token_s = _ACTIVATION_BYTES / (rate * efficiency.elementwise)
@@ -129,16 +183,6 @@ class Roofline:
             kind.layers * (efficiency.layer_s + tokens * kind.elements * token_s)
             for kind in self._kinds
         )
-
-    def communication_s(self, tokens: int) -> float:
-        """All-reduces of all layers and sends between stages, before their factor."""
-        payload = tokens * self._shape.hidden * _ACTIVATION_BYTES
-        reduce_s = all_reduce_s(payload, self._tp, self._device)
-        seconds = self._shape.layers * _ALL_REDUCES * reduce_s
-        if self._pp > 1:
-            devices = self._tp * self._pp
-            seconds += (self._pp - 1) * send_s(payload / self._tp, devices, self._device)
-        return seconds
 
     def _layer_products_s(self, kind: Kernels, tokens: int) -> float:
         seconds = sum(
@@ -180,18 +224,6 @@ class Roofline:
             + moved / (device.memory_bytes_per_s * curve.io)
             + _rounded_max(arithmetic_s, reading_s, curve.knee)
         )
-
-    def _output_s(self, sampled: int) -> float:
-        """The output layer, kept in 16 bits, and gathering its results."""
-        if not sampled:
-            return 0.0
-        vocab = per_device(self._shape.vocab, self._tp)
-        matrix = Matrix(inputs=self._shape.hidden, outputs=vocab)
-        product_s = self._product_s(matrix, sampled, Dtype.BF16, Dtype.BF16)
-        gathered = sampled * self._shape.vocab * _ACTIVATION_BYTES / 2
-        gather_s = all_reduce_s(gathered, self._tp, self._device)
-        efficiency = self._efficiency
-        return efficiency.gemm * product_s + efficiency.communication * gather_s
 
     def _prefill_attention_s(self, batch: StepBatch) -> float:
         """By pairs of tokens, two products of a head's width for each."""
