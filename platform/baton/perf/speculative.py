@@ -1,0 +1,54 @@
+"""What speculative decoding gains: tokens per step, and seconds per token.
+
+A draft proposes tokens, the model checks them all in one step and keeps the beginning that it
+agrees with, plus one token of its own. Each proposal is taken to be accepted independently of the
+others, with the same probability.
+
+Source: Leviathan et al., Fast Inference from Transformers via Speculative Decoding (2211.17192),
+equation 1 (expected tokens), theorem 3.8 (improvement in wall time).
+"""
+
+from __future__ import annotations
+
+
+def expected_tokens(acceptance: float, drafted: int) -> float:
+    """Tokens that one step yields: `(1 - a^(d + 1)) / (1 - a)`, between 1 and `drafted` + 1."""
+    if not 0 <= acceptance <= 1 or drafted < 0:
+        raise ValueError(
+            f"got acceptance {acceptance}, drafted {drafted}, wanted 0 to 1, at least 0"
+        )
+    if acceptance == 1:
+        return float(drafted + 1)
+    return float((1 - acceptance ** (drafted + 1)) / (1 - acceptance))
+
+
+def step_cost(drafted: int, *, draft_cost: float, check_cost: float = 1.0) -> float:
+    """Seconds of a step that drafts and checks, in steps that decode one token.
+
+    `draft_cost` is that of drafting one token; `check_cost` that of checking all of them, which is
+    1 as long as reading the weights takes longer than multiplying with them, and then grows.
+    """
+    return drafted * draft_cost + check_cost
+
+
+def speedup(
+    acceptance: float, drafted: int, *, draft_cost: float, check_cost: float = 1.0
+) -> float:
+    """How many times faster tokens come than one by one; below 1 when drafting does not pay."""
+    cost = step_cost(drafted, draft_cost=draft_cost, check_cost=check_cost)
+    return expected_tokens(acceptance, drafted) / cost
+
+
+def best_drafted(acceptance: float, *, draft_cost: float, most: int = 16) -> int:
+    """How many tokens to draft for the greatest speed-up; 0 when drafting does not pay.
+
+    The speed-up has one peak in the number drafted: each further token adds less than the one
+    before and costs the same.
+    """
+    best = 0
+    for drafted in range(1, most + 1):
+        gain = speedup(acceptance, drafted, draft_cost=draft_cost)
+        if gain <= speedup(acceptance, best, draft_cost=draft_cost):
+            break
+        best = drafted
+    return best
