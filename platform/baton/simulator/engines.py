@@ -8,8 +8,10 @@ from typing import assert_never
 from baton.simulator.engine.port import VirtualEngine
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.exact import ExactEngine
+from baton.simulator.v1.core import V1Core
+from baton.simulator.v1.settings import V1Settings
 
-EngineSettings = SimSettings
+EngineSettings = SimSettings | V1Settings
 """Of the token-exact engine, and of the counted one."""
 
 
@@ -37,6 +39,13 @@ def wiring(settings: EngineSettings) -> Wiring:
                 host_block_s=settings.host_load_s(1),
                 max_pulls=None,
             )
+        case V1Settings():
+            return Wiring(
+                bytes_per_s=settings.transfer_bytes_per_s,
+                setup_s=settings.transfer_setup_s,
+                host_block_s=0.0,
+                max_pulls=settings.max_pulls,
+            )
         case _:
             assert_never(settings)
 
@@ -48,5 +57,7 @@ def engine_of(
     match settings:
         case SimSettings():
             return ExactEngine(settings, engine_id=engine_id, model=model, address=address)
+        case V1Settings():
+            return V1Core(settings, engine_id=engine_id, model=model, address=address)
         case _:
             assert_never(settings)

@@ -14,6 +14,8 @@ class Timeline:
 
     def __init__(self, start_s: float = 0.0) -> None:
         self.now_s = start_s
+        self.happened = 0
+        """Things, so far."""
         self._heap: list[tuple[float, int, Action]] = []
         self._order = count()
 
@@ -34,6 +36,7 @@ class Timeline:
         """
         while self._heap and self._heap[0][0] <= until_s:
             self.now_s, _, action = heapq.heappop(self._heap)
+            self.happened += 1
             action()
             if enough is not None and enough():
                 return True

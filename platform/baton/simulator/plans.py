@@ -1,0 +1,119 @@
+"""What is simulated: pools of replicas, who decides, and what is done to them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from baton.control.limits import CoordinatorLimits
+from baton.domain.fleet import Role
+from baton.perf.timing import EngineTiming
+from baton.policy.placement import Placer
+from baton.policy.prefix_index import IndexOptions
+from baton.simulator.engines import EngineSettings
+from baton.simulator.happenings import Happening, SetBandwidth, Start, Stop
+from baton.simulator.reporting import Reporting
+
+_LONG_S = 1e6
+GENEROUS = CoordinatorLimits(
+    max_requests=10_000_000,
+    max_queued=10_000_000,
+    queue_wait_s=3600.0,
+    resume_wait_s=3600.0,
+    first_token_s=_LONG_S,
+    transfer_s=_LONG_S,
+    stall_s=_LONG_S,
+    total_s=_LONG_S,
+    lease_s=_LONG_S,
+)
+"""Nothing ends because it is slow: a fleet that is too small shows in its latencies, and not in
+requests that were refused, or taken away from a replica that would have served them. Only where
+nobody can take a request at all, it is given up after an hour."""
+
+_REPORTS_PER_S = 400.0
+_BEAT_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """Replicas of one role and one shape, called `<name>-0` and so on."""
+
+    name: str
+    role: Role
+    replicas: int
+    settings: EngineSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A fleet, who decides in it, and what is done to it."""
+
+    pools: tuple[PoolPlan, ...]
+    placer: Callable[[], Placer]
+    """Makes one for each coordinator."""
+    coordinators: int = 1
+    """Ingress replicas; requests go to one after the other."""
+    index: IndexOptions | None = None
+    limits: CoordinatorLimits = GENEROUS
+    seed: int = 0
+    latency_s: float = 0.000_2
+    """One way between a coordinator and a replica."""
+    reporting: Reporting | None = None
+    """None: as `economical` says."""
+    priors: Mapping[str, EngineTiming] | None = None
+    """By pool: how long coordinators think that engines take, before they have seen them work.
+    None: what the engines' own timing says, where it is a model; an empty one: nothing."""
+    happenings: tuple[Happening, ...] = ()
+    model: str = "simulated"
+
+    def __post_init__(self) -> None:
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) < len(names):
+            raise ValueError(f"scenario: two pools have the same name: {', '.join(names)}")
+        if self.coordinators < 1:
+            raise ValueError(f"scenario: coordinators is {self.coordinators}, wanted at least 1")
+        for pool in self.pools:
+            if pool.replicas < 0:
+                raise ValueError(f"scenario: pool {pool.name!r} has {pool.replicas} replicas")
+        for happening in self.happenings:
+            self._check(happening)
+
+    def _check(self, happening: Happening) -> None:
+        """Refuse what names a pool or a replica that can never be."""
+        if isinstance(happening, Start | Stop):
+            wanted, known = happening.pool, {pool.name for pool in self.pools}
+        else:
+            wanted, known = happening.replica_id, set(self.replica_ids())
+        if wanted not in known:
+            some = ", ".join(sorted(known)[:8]) or "none"
+            raise ValueError(f"scenario: nothing is called {wanted!r}, known are {some}")
+        if isinstance(happening, SetBandwidth) and not happening.bytes_per_s > 0:
+            raise ValueError(
+                f"scenario: {wanted}: bytes_per_s is {happening.bytes_per_s}, wanted more than 0"
+            )
+
+    def replica_ids(self) -> tuple[str, ...]:
+        """Every replica that there is or will be."""
+        made = {pool.name: pool.replicas for pool in self.pools}
+        for happening in self.happenings:
+            if isinstance(happening, Start) and happening.pool in made:
+                made[happening.pool] += happening.replicas
+        return tuple(f"{pool}-{number}" for pool, all_ in made.items() for number in range(all_))
+
+
+def economical(replicas: int, coordinators: int) -> Reporting:
+    """Reports as the live link sends them, four a second, but no more than 400 a second in all.
+
+    With one coordinator that is so for up to 100 replicas; 1,000 replicas report every 2.5 s. Who
+    has nothing new to say is silent. What a coordinator has sent itself it knows without a report,
+    so with one coordinator little is lost by this.
+    """
+    beat_s = max(_BEAT_S, replicas * coordinators / _REPORTS_PER_S)
+    return Reporting(beat_s=beat_s, always=False)
+
+
+def priors_of(scenario: Scenario) -> Mapping[str, EngineTiming]:
+    """What coordinators think of each pool's speed before they have seen it work."""
+    if scenario.priors is not None:
+        return scenario.priors
+    return {}

@@ -1,0 +1,276 @@
+"""A fleet serves a trace: the whole brain in virtual time.
+
+Theory of operation: times are those of the trace; replicas join a second before it begins. Requests
+are made when they arrive, one at a time, and what became of them is kept as one outcome each, so a
+million of them need little memory. Everything is deterministic by the scenario's seed. What is done
+to replicas from outside is known beforehand, and no engine's jump goes beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+from baton.control.coordinator import Coordinator
+from baton.domain.commands import RequestRecord
+from baton.domain.request import Request
+from baton.simulator.audience import Audience
+from baton.simulator.fleet import FleetOptions, VirtualFleet
+from baton.simulator.happenings import (
+    Happening,
+    Kill,
+    SetBandwidth,
+    SetRole,
+    Start,
+    Stop,
+    StopReplica,
+)
+from baton.simulator.outcome import Outcome
+from baton.simulator.plans import GENEROUS, PoolPlan, Scenario, economical, priors_of
+from baton.simulator.samples import PoolSample, Sample, Sampler
+from baton.simulator.v1.settings import V1Settings
+from baton.simulator.workloads.trace import Trace
+
+__all__ = [
+    "GENEROUS",
+    "Happening",
+    "Kill",
+    "PoolPlan",
+    "PoolSample",
+    "Run",
+    "Sample",
+    "Scenario",
+    "SetBandwidth",
+    "SetRole",
+    "Start",
+    "Stop",
+    "StopReplica",
+    "economical",
+    "simulate",
+]
+
+_SETTLE_S = 1.0
+"""Replicas join so long before the trace begins."""
+_SAMPLES = 500
+_LEAST_SAMPLE_S = 0.01
+_PROGRESS_PARTS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What became of a trace."""
+
+    outcomes: tuple[Outcome, ...]
+    """In order of arrival."""
+    timeline: tuple[Sample, ...]
+    replica_seconds: Mapping[str, float]
+    """By pool: from being asked for to being gone, or to the end."""
+    handoffs: int
+    """Requests whose last route took their blocks from one replica to another."""
+    resumes: int
+    """Times that a request was placed again because a leg of it had failed."""
+    reasons: Mapping[str, int]
+    """How many requests were last routed for which reason."""
+    ended_at_s: float
+    events: int
+    """Things that happened in virtual time: what the simulation's own time goes by."""
+
+
+def simulate(
+    scenario: Scenario,
+    trace: Trace,
+    *,
+    declared_tokens: int = 1024,
+    until_s: float | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> Run:
+    """Let a fleet serve a trace until every request has ended, or until a time of the trace.
+
+    Requests that have not ended by then are among the outcomes, as not served; those that have not
+    arrived are not. `on_progress` hears the fraction of the requests that have ended.
+    """
+    stage = _Stage(scenario, trace)
+    stage.run(
+        trace.asked(declared_tokens=declared_tokens),
+        until_s=float("inf") if until_s is None else until_s,
+        on_progress=on_progress,
+    )
+    return stage.result()
+
+
+class _Stage:
+    """One run."""
+
+    def __init__(self, scenario: Scenario, trace: Trace) -> None:
+        self._scenario = scenario
+        self._plans = {pool.name: pool for pool in scenario.pools}
+        self._made = dict.fromkeys(self._plans, 0)
+        self._starting = dict.fromkeys(self._plans, 0)
+        self._held_since_s: dict[str, float] = {}
+        self._held_s = dict.fromkeys(self._plans, 0.0)
+        replicas = len(scenario.replica_ids())
+        options = FleetOptions(
+            seed=scenario.seed,
+            latency_s=scenario.latency_s,
+            reporting=scenario.reporting or economical(replicas, scenario.coordinators),
+        )
+        first_s = trace.requests[0].at_s if trace.requests else 0.0
+        self._begun_at_s = min(0.0, first_s)
+        self._fleet = VirtualFleet(
+            options, start_s=self._begun_at_s - _SETTLE_S, keep_records=False
+        )
+        self._audience = Audience(self._fleet.timeline)
+        self._total = len(trace)
+        self._on_progress: Callable[[float], None] | None = None
+        self._next_progress = 0
+        self._sampler = Sampler(
+            self._fleet,
+            every_s=max(_LEAST_SAMPLE_S, trace.span_s / _SAMPLES),
+            starting=self._starting,
+            counts=lambda: (self._audience.arrived, self._audience.ended),
+        )
+
+    def run(
+        self,
+        requests: Iterator[Request],
+        *,
+        until_s: float,
+        on_progress: Callable[[float], None] | None,
+    ) -> None:
+        """Let it happen."""
+        fleet, scenario = self._fleet, self._scenario
+        self._on_progress = on_progress
+        priors = priors_of(scenario)
+        for number in range(scenario.coordinators):
+            coordinator = Coordinator(
+                limits=scenario.limits,
+                placer=scenario.placer(),
+                index=scenario.index,
+                priors=priors,
+                seed=scenario.seed + number,
+            )
+            fleet.add_coordinator(coordinator, self._audience.hears)
+        for pool in scenario.pools:
+            for _ in range(pool.replicas):
+                self._join(pool.name, self._name(pool.name), since_s=self._begun_at_s)
+        fleet.watch(self._on_end)
+        self._wait_for(sorted(scenario.happenings, key=lambda one: one.at_s))
+        fleet.timeline.at(self._begun_at_s, self._sampler.watch)
+        self._expect(requests)
+        if self._total:
+            fleet.run(until_s=until_s, ended=self._total)
+        self._sampler.look()
+
+    def result(self) -> Run:
+        """What became of it."""
+        now_s = self._fleet.timeline.now_s
+        for replica_id in tuple(self._held_since_s):
+            self._let_go(replica_id)
+        return Run(
+            outcomes=self._audience.outcomes(),
+            timeline=self._sampler.taken(),
+            replica_seconds=self._held_s,
+            handoffs=self._audience.handoffs,
+            resumes=self._audience.resumes,
+            reasons=dict(self._audience.reasons),
+            ended_at_s=now_s,
+            events=self._fleet.timeline.happened,
+        )
+
+    # ------------------------------------------------------------------ requests
+    def _expect(self, requests: Iterator[Request]) -> None:
+        """Wait for the next arrival."""
+        request = next(requests, None)
+        if request is not None:
+            self._fleet.timeline.at(request.arrived_at_s, lambda: self._arrive(request, requests))
+
+    def _arrive(self, request: Request, later: Iterator[Request]) -> None:
+        ingress = self._audience.arrived % self._scenario.coordinators
+        self._audience.sends(request)
+        self._expect(later)
+        self._fleet.send(request, ingress)
+
+    def _on_end(self, record: RequestRecord) -> None:
+        self._audience.is_told(record)
+        ended = self._audience.ended
+        if self._on_progress is not None and ended >= self._next_progress:
+            self._next_progress = ended + max(1, self._total // _PROGRESS_PARTS)
+            self._on_progress(ended / self._total)
+
+    # ------------------------------------------------------------------ what happens to replicas
+    def _wait_for(self, happenings: list[Happening]) -> None:
+        """Wait for the first of what is yet to happen."""
+        if not happenings:
+            self._fleet.expect_happening(float("inf"))
+            return
+        first, *later = happenings
+        self._fleet.expect_happening(first.at_s)
+
+        def happen() -> None:
+            self._wait_for(later)
+            self._take_place(first)
+
+        self._fleet.timeline.at(first.at_s, happen)
+
+    def _take_place(self, happening: Happening) -> None:
+        fleet = self._fleet
+        match happening:
+            case Start():
+                self._start(happening)
+            case Stop():
+                living = [one for one in reversed(fleet.replicas) if self._serves(one, happening)]
+                for replica_id in living[: happening.replicas]:
+                    self._stop(replica_id)
+            case _ if happening.replica_id not in fleet.replicas:
+                pass
+            case StopReplica():
+                self._stop(happening.replica_id)
+            case Kill():
+                fleet.kill(happening.replica_id)
+                self._let_go(happening.replica_id)
+            case SetRole():
+                fleet.replicas[happening.replica_id].change_role(happening.role)
+            case SetBandwidth():
+                fleet.change_bandwidth(happening.replica_id, happening.bytes_per_s)
+            case _:
+                assert_never(happening)
+
+    def _serves(self, replica_id: str, stop: Stop) -> bool:
+        replica = self._fleet.replicas[replica_id]
+        return replica.facts.pool == stop.pool and not replica.draining
+
+    def _stop(self, replica_id: str) -> None:
+        if not self._fleet.replicas[replica_id].draining:
+            self._fleet.retire(replica_id, lambda: self._let_go(replica_id))
+
+    def _start(self, start: Start) -> None:
+        settings = self._plans[start.pool].settings
+        load_s = settings.weights_load_s if isinstance(settings, V1Settings) else 0.0
+        asked_at_s = self._fleet.timeline.now_s
+        for _ in range(start.replicas):
+            replica_id = self._name(start.pool)
+            self._starting[start.pool] += 1
+            self._held_since_s[replica_id] = asked_at_s
+            self._fleet.timeline.after(load_s, partial(self._ready, start.pool, replica_id))
+
+    def _ready(self, pool: str, replica_id: str) -> None:
+        self._starting[pool] -= 1
+        self._join(pool, replica_id, since_s=self._held_since_s[replica_id])
+
+    def _join(self, pool: str, replica_id: str, *, since_s: float) -> None:
+        plan = self._plans[pool]
+        self._held_since_s[replica_id] = since_s
+        self._fleet.add_replica(
+            replica_id, plan.settings, role=plan.role, pool=pool, model=self._scenario.model
+        )
+
+    def _name(self, pool: str) -> str:
+        self._made[pool] += 1
+        return f"{pool}-{self._made[pool] - 1}"
+
+    def _let_go(self, replica_id: str) -> None:
+        """Nobody pays for a replica any more."""
+        pool = replica_id.rpartition("-")[0]
+        self._held_s[pool] += self._fleet.timeline.now_s - self._held_since_s.pop(replica_id)
