@@ -9,10 +9,9 @@ import baton
 from baton.bench.report.study import Result, Study
 from baton.bench.report.summary import (
     Summary,
-    by_scale,
     capacity,
     curves_of,
-    shown,
+    scales_of,
     summarize,
     trades_of,
 )
@@ -45,8 +44,12 @@ def plain(study: Study) -> dict[str, object]:
             for curve in curves_of(study)
         ],
         "attainment_by_slo_scale": [
-            {"name": one.name, "scale_and_attainment": by_scale(one, study.objectives)}
-            for one in (shown(study) if study.judged else ())
+            {
+                "name": curve.name,
+                "scale_and_attainment": curve.points,
+                "a_run_for_each": bool(study.scales),
+            }
+            for curve in scales_of(study)
         ],
         "trades": [asdict(one) for one in trades_of(study)],
         "tables": [asdict(one) for one in study.tables],

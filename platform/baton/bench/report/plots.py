@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from baton.bench.report.series import cumulated, in_bins, in_flight
 from baton.bench.report.study import Result, Study
 from baton.bench.report.summary import (
-    SCALES,
-    by_scale,
     capacity,
     curves_of,
+    scales_of,
     shown,
     span,
     trades_of,
@@ -79,7 +78,7 @@ def panels_of(study: Study) -> list[Panel]:
     panels = []
     if any(curve.points for curve in curves_of(study)):
         panels.append(_BY_RATE)
-    if study.judged and study.results:
+    if scales_of(study):
         panels.append(_BY_SCALE)
     if len(trades_of(study)) > 1:
         panels.append(_TRADES)
@@ -107,13 +106,15 @@ def _by_rate(figure: FigureBase, study: Study) -> None:
 
 def _by_scale(figure: FigureBase, study: Study) -> None:
     axes = figure.subplots()
-    for number, one in enumerate(shown(study)):
-        shares = [100 * met for _, met in by_scale(one, study.objectives)]
-        axes.plot(SCALES, shares, label=one.name, **_line(number))
+    curves = scales_of(study)
+    for number, curve in enumerate(curves):
+        shares = [100 * met for _, met in curve.points]
+        axes.plot([scale for scale, _ in curve.points], shares, label=curve.name, **_line(number))
     _percent(axes, study)
     axes.axvline(1.0, color=FAINT, lw=1.0, ls="--")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(SCALES, [f"{scale:g}" for scale in SCALES])
+    scales = [scale for scale, _ in curves[0].points]
+    axes.set_xticks(scales, [f"{scale:g}" for scale in scales])
     axes.minorticks_off()
     axes.set_xlabel("objectives times (left: tighter)")
     axes.legend(loc="lower right")
@@ -314,7 +315,7 @@ _BY_RATE = Panel(
 )
 _BY_SCALE = Panel(
     title="Attainment against SLO scale",
-    says="The same run, judged by objectives that are tighter (left) or looser (right).",
+    says="Objectives that are tighter (left) or looser (right), all times the same factor.",
     height_in=3.3,
     draw=_by_scale,
 )

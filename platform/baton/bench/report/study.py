@@ -54,11 +54,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Attainment against offered rate."""
+    """Attainment against offered rate, or against the scale of the objectives."""
 
     name: str
     points: tuple[tuple[float, float], ...]
-    """(requests per second and device, share that met the objectives), by rate."""
+    """In order: (requests per second and device, or scale; share that met the objectives)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,8 @@ class Study:
     """What `devices` counts."""
     results: tuple[Result, ...] = ()
     curves: tuple[Curve, ...] = ()
+    scales: tuple[Curve, ...] = ()
+    """Where each scale of the objectives was a run of its own; else one run is judged by all."""
     trades: tuple[Trade, ...] = ()
     tables: tuple[Table, ...] = ()
 

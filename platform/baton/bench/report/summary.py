@@ -131,9 +131,21 @@ def scaled(objectives: Objectives, factor: float) -> Objectives:
     return Objectives(ttft_s=ttft_s, tpot_s=tpot_s, e2e_s=e2e_s)
 
 
-def by_scale(result: Result, objectives: Objectives) -> list[tuple[float, float]]:
-    """(scale, attainment): the same run, judged by the objectives times each of `SCALES`."""
-    return [(scale, attainment(result.outcomes, scaled(objectives, scale))) for scale in SCALES]
+def scales_of(study: Study) -> tuple[Curve, ...]:
+    """Attainment against the scale of the objectives: as given, else the runs that are shown.
+
+    Those are then judged by the objectives times each of `SCALES`.
+    """
+    if study.scales or not study.judged:
+        return study.scales
+    limits = [(scale, scaled(study.objectives, scale)) for scale in SCALES]
+    return tuple(
+        Curve(
+            name=one.name,
+            points=tuple((scale, attainment(one.outcomes, limit)) for scale, limit in limits),
+        )
+        for one in shown(study)
+    )
 
 
 def curves_of(study: Study) -> tuple[Curve, ...]:

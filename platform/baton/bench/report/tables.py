@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 from baton.bench.report.study import Study, Table
 from baton.bench.report.summary import (
-    SCALES,
     Spread,
     Summary,
-    by_scale,
     capacity,
     curves_of,
+    scales_of,
     shown,
     summarize,
 )
@@ -27,7 +26,7 @@ def tables_of(study: Study) -> tuple[Table, ...]:
         made.append(_rates(study))
     if any(curve.points for curve in curves_of(study)):
         made.append(_capacities(study))
-    if study.results and study.judged:
+    if scales_of(study):
         made.append(_scales(study))
     return tuple(made)
 
@@ -151,14 +150,13 @@ def _capacities(study: Study) -> Table:
 
 
 def _scales(study: Study) -> Table:
-    rows = [
-        (one.name, *(share_text(met) for _, met in by_scale(one, study.objectives)))
-        for one in shown(study)
-    ]
+    """One row a name; curves of one study have their scales in common."""
+    curves = scales_of(study)
+    how = "a run for each" if study.scales else "the same run, judged by objectives times"
     return Table(
-        title="Attainment by SLO scale: the same run, judged by objectives times",
-        columns=("", *(f"{scale:g}" for scale in SCALES)),
-        rows=tuple(rows),
+        title=f"Attainment by SLO scale: {how}",
+        columns=("", *(f"{scale:g}" for scale, _ in curves[0].points)),
+        rows=tuple((one.name, *(share_text(met) for _, met in one.points)) for one in curves),
     )
 
 
