@@ -1,0 +1,106 @@
+"""A leg inside a counted engine, and how far it has come."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from baton.domain.handoff import Leg, LegKind
+from baton.domain.outline import TokenIds
+from baton.domain.request import FinishReason
+from baton.simulator.engine.orders import SimTicket
+from baton.simulator.workloads.trace import output_of
+
+
+class RunState(IntEnum):
+    """Where a leg is; `baton.simulator.v1.core` tells the edges."""
+
+    HELD = 0
+    """Too many pull already: it waits beside the queue."""
+    WAITING = 1
+    TRANSFER = 2
+    READY = 3
+    RUNNING = 4
+    ENDED = 5
+
+
+class Run:
+    """A leg and how far it has come. Not a dataclass: there are many, and steps change them."""
+
+    __slots__ = (
+        "arrived",
+        "cached_tokens",
+        "computed",
+        "hashes",
+        "held",
+        "is_prefill",
+        "leg",
+        "leg_id",
+        "limit",
+        "private",
+        "prompt",
+        "pulls",
+        "reason",
+        "reported",
+        "scheduled",
+        "state",
+        "ticket",
+        "tokens",
+    )
+
+    def __init__(
+        self, leg: Leg, ticket: SimTicket | None, *, longest: int, arrived: bool = False
+    ) -> None:
+        self.leg = leg
+        self.leg_id = leg.leg_id
+        self.prompt: TokenIds = leg.prompt_token_ids
+        self.ticket = ticket
+        """Not yet pulled."""
+        self.pulls = ticket is not None
+        """Whether it takes one of the places of those that pull: until its first output."""
+        self.arrived = arrived
+        """Whether the KV of all tokens but the last is here as soon as there are blocks for it."""
+        self.is_prefill = leg.kind is LegKind.PREFILL
+        self.tokens = len(self.prompt)
+        """All that are known: the prompt's and those generated since."""
+        self.limit, self.reason = _ending(leg, longest)
+        """It ends when so many are known, and why."""
+        self.computed = 0
+        """How many of them are in the KV cache when the step under way began."""
+        self.scheduled = 0
+        """How many the step under way computes."""
+        self.hashes: list[int] = []
+        """Of the leading full blocks, as far as they were needed."""
+        self.held = 0
+        """Leading blocks that are in the prefix cache, this run being one of their users."""
+        self.private = 0
+        """Blocks behind those, nobody else's."""
+        self.cached_tokens = -1
+        """Tokens that it had not to compute itself; -1 before it first ran."""
+        self.reported = False
+        self.state = RunState.WAITING
+
+    @property
+    def blocks(self) -> int:
+        """All blocks it has."""
+        return self.held + self.private
+
+    @property
+    def to_compute(self) -> int:
+        """Tokens that this engine will have to compute before the next one can be drawn."""
+        missing = self.tokens - self.computed
+        if self.arrived:
+            return 1
+        return missing if self.ticket is None else max(1, missing - self.ticket.tokens)
+
+
+def _ending(leg: Leg, longest: int) -> tuple[int, FinishReason]:
+    """How many tokens a leg will know when it ends, at most `longest`, and why it ends then."""
+    prompt = len(leg.prompt_token_ids)
+    if leg.kind is LegKind.PREFILL:
+        return prompt + 1, FinishReason.LENGTH
+    most = min(prompt + leg.max_tokens, longest)
+    in_all = output_of(leg.payload)
+    if in_all is None:
+        return most, FinishReason.LENGTH
+    end = prompt + max(1, in_all - leg.resumed_tokens)
+    return (end, FinishReason.STOP) if end < most else (most, FinishReason.LENGTH)

@@ -1,0 +1,321 @@
+"""Who is computed in the next step: vLLM V1's rules, on counts.
+
+Theory of operation: running legs come first, in the order they were admitted: each gets what it
+misses, a decode one token and a prompt its next chunk, until the token budget is used up. One for
+which there is no block makes the leg admitted last fall back to the head of the queue, to be
+recomputed, until there is one or it has fallen back itself; then nobody is admitted in this step.
+Otherwise newcomers are, first those whose blocks have arrived, then first come first served without
+overtaking, while there is budget, a seat (max_num_seqs), and room for the whole of their known
+tokens; but only blocks for the tokens of this step are taken. A leg whose blocks are to be pulled
+takes them all beforehand, and only if what running prompts still need stays free.
+Source: vLLM 0.32, v1/core/sched/scheduler.py `schedule` and v1/core/kv_cache_manager.py
+`allocate_slots`, with their defaults (scheduler_reserve_full_isl, no watermark).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum, auto
+from itertools import chain as concatenate
+from typing import NamedTuple
+
+from baton.simulator.engine.blocks import expect
+from baton.simulator.engine.orders import FreeSource, Order, StartPull
+from baton.simulator.v1.memory import V1Memory
+from baton.simulator.v1.runs import Run, RunState
+from baton.simulator.v1.settings import V1Settings
+
+
+class Blocked(Enum):
+    """Why the last step admitted no more legs."""
+
+    EMPTY = auto()
+    """Nobody waits."""
+    BUDGET = auto()
+    """The step's tokens were used up."""
+    PREEMPTED = auto()
+    """The step had to take memory from somebody."""
+    SEATS = auto()
+    MEMORY = auto()
+
+
+class Counts(NamedTuple):
+    """How many legs are where, and the tokens that they still have to compute."""
+
+    queued: int
+    pulling: int
+    running: int
+    queued_tokens: int
+
+
+class Scheduler:
+    """The queues of one engine, and what its next step computes."""
+
+    def __init__(self, settings: V1Settings, memory: V1Memory, orders: list[Order]) -> None:
+        self.waiting: deque[Run] = deque()
+        self.ready: deque[Run] = deque()
+        self.running: list[Run] = []
+        self.held: deque[Run] = deque()
+        self.transfers: dict[str, Run] = {}
+        self.blocked = Blocked.EMPTY
+        self.preemptions = 0
+        self.only_decodes = False
+        """Whether the last choice was the running legs, each a token further, and nobody else."""
+        self._settings = settings
+        self._memory = memory
+        self._orders = orders
+        self._pulls = 0
+        self._chunked: set[Run] = set()
+        """Running legs of whose known tokens some are left after the step under way."""
+
+    # ------------------------------------------------------------------ in and out
+    def add(self, run: Run) -> None:
+        """A new leg waits."""
+        if not run.pulls:
+            self.waiting.append(run)
+            return
+        run.state = RunState.HELD
+        self.held.append(run)
+        self._let_pull()
+
+    def arrived(self, run: Run) -> None:
+        """A leg whose blocks were on the way waits no longer for them."""
+        del self.transfers[run.leg_id]
+        run.ticket = None
+        run.state = RunState.READY
+        self.ready.append(run)
+
+    def leave(self, run: Run) -> None:
+        """A leg is over: take it out of where it is, and free what it holds."""
+        match run.state:
+            case RunState.HELD:
+                self.held.remove(run)
+                run.pulls = False  # it never had a place among those that pull
+            case RunState.WAITING:
+                self.waiting.remove(run)
+            case RunState.TRANSFER:
+                del self.transfers[run.leg_id]
+            case RunState.READY:
+                self.ready.remove(run)
+            case RunState.RUNNING:
+                self.running.remove(run)
+            case RunState.ENDED:
+                raise AssertionError(f"leg {run.leg_id} ends twice")
+        self._chunked.discard(run)
+        run.state = RunState.ENDED
+        self.pull_over(run)
+        self._memory.drop(run)
+
+    def end(self, runs: list[Run]) -> None:
+        """Running legs have ended, in this order."""
+        for run in runs:
+            run.state = RunState.ENDED
+            self._memory.drop(run)
+        self.running = [run for run in self.running if run.state is RunState.RUNNING]
+
+    def pull_over(self, run: Run) -> None:
+        """A leg's pull counts no more, if it had one: the next may pull."""
+        if run.pulls:
+            run.pulls = False
+            self._pulls -= 1
+            self._let_pull()
+
+    def everyone(self) -> Iterator[Run]:
+        """All legs."""
+        for queue in (self.running, self.ready, self.waiting, self.held):
+            yield from queue
+        yield from self.transfers.values()
+
+    # ------------------------------------------------------------------ a step
+    def choose(self) -> list[Run]:
+        """Whom the next step computes for, in order; how much is in `Run.scheduled`."""
+        if not self._chunked and (work := self._all_decode()) is not None:
+            decodes = len(work)
+            if self.ready or self.waiting:
+                self._admit(work, self._settings.max_batched_tokens - decodes)
+            else:
+                self.blocked = Blocked.EMPTY
+            self.only_decodes = len(work) == decodes
+            return work
+        self.only_decodes = False
+        preempted = self.preemptions
+        work, budget = self._continue_running()
+        if self.preemptions > preempted:
+            self.blocked = Blocked.PREEMPTED
+        else:
+            self._admit(work, budget)
+        return work
+
+    def _all_decode(self) -> list[Run] | None:
+        """The running legs, all a token further; None when there is not room for all."""
+        running = self.running
+        if len(running) > self._settings.max_batched_tokens:
+            return None
+        size = self._settings.block_size_tokens
+        full = [run for run in running if run.computed == (run.held + run.private) * size]
+        if full:
+            if len(full) > self._memory.blocks.available:
+                return None
+            self._memory.blocks.take(len(full))
+            for run in full:
+                run.private += 1
+        return running.copy()
+
+    def _continue_running(self) -> tuple[list[Run], int]:
+        budget = self._settings.max_batched_tokens
+        longest = self._longest_chunk()
+        work: list[Run] = []
+        running = self.running
+        while len(work) < len(running) and budget:
+            run = running[len(work)]
+            tokens = min(run.tokens - run.computed, longest, budget)
+            if not self._make_room(run, run.computed + tokens):
+                break
+            self._compute(run, tokens)
+            work.append(run)
+            budget -= tokens
+        return work, budget
+
+    def _longest_chunk(self) -> int:
+        """Of one prompt, in tokens; without others there is nobody to keep waiting."""
+        longest = self._settings.long_prefill_tokens
+        others = len(self.running) + len(self.ready) + len(self.waiting) > 1
+        return longest if longest and others else self._settings.max_batched_tokens
+
+    def _make_room(self, run: Run, tokens: int) -> bool:
+        """Let a running leg have blocks for so many tokens; False if it was preempted instead."""
+        while not self._memory.grow(run, tokens):
+            victim = self.running.pop()
+            self._preempt(victim)
+            if victim is run:
+                return False
+        return True
+
+    def _preempt(self, run: Run) -> None:
+        self.preemptions += 1
+        self._chunked.discard(run)
+        self._memory.drop(run)
+        run.arrived = False  # what once came from elsewhere has to be computed here
+        run.state = RunState.WAITING
+        self.waiting.appendleft(run)
+
+    def _compute(self, run: Run, tokens: int) -> None:
+        """Note that the next step computes `tokens` tokens of a run that has blocks for them."""
+        run.scheduled = tokens
+        computed = run.computed + tokens
+        self._memory.publish(run, computed)
+        if computed < run.tokens:
+            self._chunked.add(run)
+        else:
+            self._chunked.discard(run)
+
+    # ------------------------------------------------------------------ newcomers
+    def _admit(self, work: list[Run], budget: int) -> None:
+        longest = self._longest_chunk()
+        seats = self._settings.max_running_requests
+        while budget:
+            if not (self.ready or self.waiting):
+                self.blocked = Blocked.EMPTY
+                return
+            if len(self.running) >= seats:
+                self.blocked = Blocked.SEATS
+                return
+            admit = self._admit_ready if self.ready else self._admit_waiting
+            run = admit(budget, longest)
+            if run is None:
+                self.blocked = Blocked.MEMORY
+                return
+            if run.state is RunState.TRANSFER:
+                continue
+            if run.cached_tokens < 0:
+                run.cached_tokens = run.computed
+            tokens = min(run.tokens - run.computed, longest, budget)
+            run.state = RunState.RUNNING
+            self.running.append(run)
+            self._compute(run, tokens)
+            work.append(run)
+            budget -= tokens
+        self.blocked = Blocked.BUDGET
+
+    def _admit_ready(self, budget: int, longest: int) -> Run | None:
+        run = self.ready[0]
+        tokens = min(run.tokens - run.computed, longest, budget)
+        if not self._memory.grow(run, run.computed + tokens):
+            return None
+        return self.ready.popleft()
+
+    def _admit_waiting(self, budget: int, longest: int) -> Run | None:
+        """Take the first waiting leg, with its blocks for this step or for its pull; or None."""
+        run, memory = self.waiting[0], self._memory
+        cached, idle = memory.lookup(run)
+        if run.ticket is not None and run.ticket.blocks <= cached:
+            self._orders.append(FreeSource(ticket=run.ticket))
+            run.ticket = None
+            self.pull_over(run)
+        needed = memory.blocks_for(run.tokens) - cached + idle
+        if run.ticket is not None:
+            needed += self._promised_blocks()
+        if needed > memory.blocks.available:
+            return None
+        self.waiting.popleft()
+        if run.ticket is not None:
+            memory.place(run, cached, run.ticket.tokens)
+            self._start_pull(run, run.ticket.blocks - cached)
+        elif run.arrived:
+            memory.place(run, cached, run.tokens)
+            run.computed = run.tokens - 1
+        else:
+            computed = cached * self._settings.block_size_tokens
+            memory.place(run, cached, computed + min(run.tokens - computed, longest, budget))
+        return run
+
+    def _start_pull(self, run: Run, blocks: int) -> None:
+        if run.ticket is None:
+            raise AssertionError(f"leg {run.leg_id} pulls without a ticket")
+        run.state = RunState.TRANSFER
+        self.transfers[run.leg_id] = run
+        self._orders.append(StartPull(leg_id=run.leg_id, ticket=run.ticket, blocks=blocks))
+
+    def _promised_blocks(self) -> int:
+        """What prompts that are being computed or pulled still need for all their tokens."""
+        blocks_for = self._memory.blocks_for
+        unfinished = concatenate(self._chunked, self.ready, self.transfers.values())
+        return sum(max(0, blocks_for(run.tokens) - run.blocks) for run in unfinished)
+
+    def _let_pull(self) -> None:
+        while self.held and self._pulls < self._settings.max_pulls:
+            run = self.held.popleft()
+            self._pulls += 1
+            run.state = RunState.WAITING
+            self.waiting.append(run)
+
+    def counts(self) -> Counts:
+        """Where the legs are at this moment."""
+        queued = (*self.waiting, *self.ready, *self.held)
+        missing = sum([run.to_compute for run in queued])
+        return Counts(
+            queued=len(queued),
+            pulling=len(self.transfers),
+            running=len(self.running),
+            queued_tokens=missing + sum([run.tokens - run.computed for run in self._chunked]),
+        )
+
+    # ------------------------------------------------------------------ for tests
+    def check_integrity(self) -> None:
+        """Assert that each leg is in the one place that its state says."""
+        for state, members in (
+            (RunState.HELD, self.held),
+            (RunState.WAITING, self.waiting),
+            (RunState.TRANSFER, self.transfers.values()),
+            (RunState.READY, self.ready),
+            (RunState.RUNNING, self.running),
+        ):
+            wrong = [run.leg_id for run in members if run.state is not state]
+            expect(not wrong, f"not {state.name}, though among those: {wrong}")
+        ids = [run.leg_id for run in self.everyone()]
+        expect(len(ids) == len(set(ids)), f"a leg is in two places: {ids}")
+        pulls = sum(run.pulls for run in self.everyone() if run.state is not RunState.HELD)
+        expect(pulls == self._pulls <= self._settings.max_pulls, f"{self._pulls} pull, not {pulls}")
+        seats = self._settings.max_running_requests
+        expect(len(self.running) <= seats, f"{len(self.running)} run on {seats} seats")
