@@ -21,6 +21,7 @@
     │   ├── UnknownRequest    no ingress remembers the request that was asked about
     │   ├── UnknownModel      the shape of a model cannot be told
     │   ├── UnknownAccelerator an accelerator is in no data sheet here
+    │   ├── OutOfRange        far from all that a model was calibrated on
     │   └── DoesNotFit        a model, its activations and its KV cache need more memory
     ├── BadTrace              a line of a trace cannot be read
     ├── ConfigInvalid         the configuration cannot be used
@@ -205,6 +206,10 @@ class DoesNotFit(OperatorError):
         self.term = term
         self.over_bytes = over_bytes
         self.smallest = smallest
+
+
+class OutOfRange(OperatorError):
+    """A calibrated model was asked for something far from all that it was calibrated on."""
 
 
 class BadTrace(BatonError):

@@ -1,0 +1,300 @@
+"""Fits a few factors of the roofline to what was measured, and says how well that went.
+
+Theory of operation. Every measured time is predicted as a sum of parts (`StepParts`), and the fit
+is for one factor on each part, plus a fixed time before a first token. Parts change a little with
+the factors, so predicting and fitting alternate. Each fit is a least-squares one of relative
+errors, within bounds, held to the factors that it started from by a small weight, and robust:
+errors beyond a few times the usual one weigh less. What conditions were seen is remembered; far
+outside of them a calibrated model refuses to answer unless it is told to.
+
+Rows may be times of requests (`perf.closed_loop`), of kernels, or of steps of a running engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import median
+from typing import NamedTuple
+
+from baton.domain.errors import OutOfRange
+from baton.domain.fleet import StepTotals
+from baton.perf.closed_loop import PartedTiming
+from baton.perf.efficiency import Efficiency
+from baton.perf.roofline import StepParts
+from baton.perf.step_timing import StepBatch, chunk_pairs
+
+_ROUNDS = 4
+"""Of predicting and fitting; factors move by less than a hundredth in the last."""
+_SWEEPS = 200
+_REWEIGHTINGS = 8
+_PRIOR_WEIGHT = 0.002
+"""Of a factor's distance from where it started, against one row's squared relative error."""
+_ROBUST_ERRORS = 2.0
+"""Errors beyond so many medians weigh less, in proportion. Source: Huber (1964), 1.345 standard
+deviations, which are 2 medians of the absolute error of a normal distribution."""
+_FURTHEST = 2.0
+"""A calibrated model answers up to so many times beyond what was seen."""
+_FIRST_TOKEN_S = 0.05
+"""The most that may lie between an engine's first token and its client."""
+
+
+class Kind(StrEnum):
+    """What was measured."""
+
+    FIRST_TOKEN = "first_token"  # noqa: S105 - not a password
+    OUTPUT_TOKEN = "output_token"  # noqa: S105 - not a password
+    STEP = "step"
+    KERNEL = "kernel"
+
+
+class Factors(NamedTuple):
+    """On the parts of a step, in their order; `rest_s` has none."""
+
+    step: float = 1.0
+    requests: float = 1.0
+    products: float = 1.0
+    attention: float = 1.0
+    wire: float = 1.0
+
+
+_BOUNDS = Factors(step=5.0, requests=10.0, products=1.6, attention=2.0, wire=2.5)
+"""Each factor stays within this and its inverse: what tables of kernels say is not off by more."""
+
+
+class _Unknown(NamedTuple):
+    prior: float
+    low: float
+    high: float
+
+
+class Conditions(NamedTuple):
+    """What a row was measured at; what decides whether another is far from it."""
+
+    prompt_tokens: float = 0.0
+    context_tokens: float = 0.0
+    """Of one request, at its end."""
+    requests: float = 0.0
+    """At the same time."""
+    devices: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One measured time and its prediction."""
+
+    name: str
+    kind: Kind
+    measured_s: float
+    parts: StepParts
+    conditions: Conditions
+
+
+class Residual(NamedTuple):
+    """How far off one row is."""
+
+    name: str
+    kind: Kind
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted_s / self.measured_s - 1.0
+
+
+class Error(NamedTuple):
+    """Of several rows."""
+
+    rows: int
+    mape: float
+    """Mean of the absolute relative errors."""
+    bias: float
+    """Mean of the relative errors: above 0, predictions are too long."""
+
+
+def error_of(residuals: Sequence[Residual]) -> Error:
+    """Over all of them; zeros for none."""
+    if not residuals:
+        return Error(0, 0.0, 0.0)
+    errors = [one.error for one in residuals]
+    return Error(
+        len(errors), sum(abs(one) for one in errors) / len(errors), sum(errors) / len(errors)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a fit has found."""
+
+    efficiency: Efficiency
+    first_token_s: float
+    """Between an engine's first token and its client: what no step accounts for."""
+    residuals: tuple[Residual, ...]
+    least: Conditions
+    most: Conditions
+
+    def error(self, kind: Kind) -> Error:
+        """Of the rows of a kind, which it was fitted to."""
+        return error_of([one for one in self.residuals if one.kind is kind])
+
+    def check(self, conditions: Conditions, what: str) -> None:
+        """Accept what is within twice the range that was seen.
+
+        Raises:
+            OutOfRange: it is not.
+        """
+        for name, asked, low, high in zip(
+            Conditions._fields, conditions, self.least, self.most, strict=True
+        ):
+            if not low / _FURTHEST <= asked <= high * _FURTHEST:
+                raise OutOfRange(
+                    f"{what}: {name} {asked:g} is more than {_FURTHEST:g} times beyond the"
+                    f" {low:g} to {high:g} that the calibration has seen",
+                    "calibrate on rows nearer to it, or allow extrapolation",
+                )
+
+
+Predict = Callable[[Efficiency], Sequence[Observation]]
+
+
+def calibrate(predict: Predict, start: Efficiency) -> Calibration:
+    """Fit factors to what `predict` makes of all measured rows at some efficiency.
+
+    Raises:
+        ValueError: there are no rows.
+    """
+    efficiency, first_token_s = start, 0.0
+    for _ in range(_ROUNDS):
+        rows = predict(efficiency)
+        if not rows:
+            raise ValueError("there is nothing to calibrate on: no rows")
+        factors, first_token_s = fit(rows, so_far=factors_between(start, efficiency))
+        efficiency = scaled(efficiency, factors)
+    rows = predict(efficiency)
+    conditions = [row.conditions for row in rows]
+    return Calibration(
+        efficiency=efficiency,
+        first_token_s=first_token_s,
+        residuals=tuple(_residual(row, first_token_s) for row in rows),
+        least=Conditions(*(min(column) for column in zip(*conditions, strict=True))),
+        most=Conditions(*(max(column) for column in zip(*conditions, strict=True))),
+    )
+
+
+def scaled(efficiency: Efficiency, factors: Factors) -> Efficiency:
+    """An efficiency whose parts take `factors` times as long."""
+    return replace(
+        efficiency,
+        step_s=efficiency.step_s * factors.step,
+        request_s=efficiency.request_s * factors.requests,
+        gemm=efficiency.gemm * factors.products,
+        attention=efficiency.attention * factors.attention,
+        communication=efficiency.communication * factors.wire,
+    )
+
+
+def factors_between(start: Efficiency, end: Efficiency) -> Factors:
+    """Those that make `end` of `start`."""
+    return Factors(
+        end.step_s / start.step_s,
+        end.request_s / start.request_s,
+        end.gemm / start.gemm,
+        end.attention / start.attention,
+        end.communication / start.communication,
+    )
+
+
+def fit(rows: Sequence[Observation], *, so_far: Factors) -> tuple[Factors, float]:
+    """The factors on the parts of all rows, and the time before first tokens.
+
+    `so_far` is what the parts have been multiplied with already: bounds are for both together.
+    """
+    features = [(*row.parts[:-1], _FIRST_TOKEN_S * (row.kind is Kind.FIRST_TOKEN)) for row in rows]
+    relative = [
+        [x / row.measured_s for x in feature] for row, feature in zip(rows, features, strict=True)
+    ]
+    targets = [1.0 - row.parts.rest_s / row.measured_s for row in rows]
+    unknowns = [
+        *(
+            _Unknown(1.0 / done, 1.0 / (bound * done), bound / done)
+            for bound, done in zip(_BOUNDS, so_far, strict=True)
+        ),
+        _Unknown(0.0, 0.0, 1.0),
+    ]
+    weights = [1.0] * len(rows)
+    solution = [unknown.prior for unknown in unknowns]
+    for _ in range(_REWEIGHTINGS):
+        solution = _solved(relative, targets, weights, unknowns)
+        errors = [
+            abs(sum(x * s for x, s in zip(row, solution, strict=True)) - target)
+            for row, target in zip(relative, targets, strict=True)
+        ]
+        limit = _ROBUST_ERRORS * max(median(errors), 1e-9)
+        weights = [min(1.0, limit / max(error, 1e-12)) for error in errors]
+    return Factors(*solution[:-1]), solution[-1] * _FIRST_TOKEN_S
+
+
+def _solved(
+    rows: Sequence[Sequence[float]],
+    targets: Sequence[float],
+    weights: Sequence[float],
+    unknowns: Sequence[_Unknown],
+) -> list[float]:
+    """Bounded weighted least squares by coordinate descent; exact where it comes to rest."""
+    size, held = len(unknowns), _PRIOR_WEIGHT * len(rows)
+    normal = [[0.0] * size for _ in range(size)]
+    right = [held * unknown.prior for unknown in unknowns]
+    for row, target, weight in zip(rows, targets, weights, strict=True):
+        for i in range(size):
+            right[i] += weight * row[i] * target
+            for j in range(size):
+                normal[i][j] += weight * row[i] * row[j]
+    for i in range(size):
+        normal[i][i] += held
+    solution = [unknown.prior for unknown in unknowns]
+    for _ in range(_SWEEPS):
+        for i, (_, low, high) in enumerate(unknowns):
+            others = sum(normal[i][j] * solution[j] for j in range(size) if j != i)
+            best = (right[i] - others) / normal[i][i]
+            solution[i] = min(max(best, low), high)
+    return solution
+
+
+def _residual(row: Observation, first_token_s: float) -> Residual:
+    predicted_s = sum(row.parts)
+    if row.kind is Kind.FIRST_TOKEN:
+        predicted_s += first_token_s
+    return Residual(row.name, row.kind, row.measured_s, predicted_s)
+
+
+def parts_of_totals(timing: PartedTiming, done: StepTotals) -> StepParts:
+    """What the steps between two reports of a running engine take, by part.
+
+    Of the steps only totals are known: each is taken to be like the mean of those of its sort, that
+    prompts share their steps with decodes as far as there are any, and that chunks begin prompts.
+    """
+    both = min(done.prefill_steps, done.decode_steps)
+    chunk = round(done.prefill_tokens / done.prefill_steps) if done.prefill_steps else 0
+    requests = round(done.decode_tokens / done.decode_steps) if done.decode_steps else 0
+    context = round(done.context_tokens / done.decode_steps) if done.decode_steps else 0
+    prefill = StepBatch(
+        prefill_tokens=chunk,
+        prefill_requests=1,
+        prefill_pairs=chunk_pairs(chunk, 0),
+        finished_prefills=1,
+    )
+    decode = StepBatch(decode_requests=requests, decode_context_tokens=context)
+    mixed = prefill._replace(decode_requests=requests, decode_context_tokens=context)
+    sorts = (
+        (both, mixed),
+        (done.prefill_steps - both, prefill),
+        (done.decode_steps - both, decode),
+    )
+    total = [0.0] * len(StepParts._fields)
+    for steps, batch in sorts:
+        if steps:
+            total = [t + steps * p for t, p in zip(total, timing.parts(batch), strict=True)]
+    return StepParts(*total)
