@@ -26,7 +26,7 @@ Source: aiconfigurator, systems/h100_sxm.yaml, other_mem before its margin for s
 _COLLECTIVES_BYTES = {1: 0.0, 2: 342 * 2.0**20}
 _MANY_COLLECTIVES_BYTES = 392 * 2.0**20
 """NCCL's buffers by the devices that take part. Source: aiconfigurator, systems/h100_sxm.yaml."""
-_LEAST_KV_TOKENS = 2048
+LEAST_KV_TOKENS = 2048
 """An engine with room for fewer tokens serves hardly any prompt."""
 _MOST_DEVICES = 128
 
@@ -64,119 +64,31 @@ class MemoryFit:
         return self.kv_tokens / context_tokens * saved
 
 
-def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
-    shape: ModelShape,
-    accelerator: Accelerator,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    weights: Dtype = Dtype.BF16,
-    kv: Dtype = Dtype.BF16,
-    utilization: float = 0.9,
-    max_batched_tokens: int = 8192,
-    max_running_requests: int = 256,
-    least_kv_tokens: int = _LEAST_KV_TOKENS,
-) -> MemoryFit:
-    """Where the memory of a replica of `tp` x `pp` devices goes.
-
-    Raises:
-        DoesNotFit: there is no room for `least_kv_tokens`, or the model cannot be split like that.
-    """
-    question = _Question(
-        shape=shape,
-        accelerator=accelerator,
-        weights=weights,
-        kv=kv,
-        utilization=utilization,
-        max_batched_tokens=max_batched_tokens,
-        max_running_requests=max_running_requests,
-        least_kv_tokens=least_kv_tokens,
-    )
-    return question.answer(Split(shape=shape, tp=tp, pp=pp))
-
-
-def every_fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
-    shape: ModelShape,
-    accelerator: Accelerator,
-    *,
-    weights: Dtype = Dtype.BF16,
-    kv: Dtype = Dtype.BF16,
-    utilization: float = 0.9,
-    max_batched_tokens: int = 8192,
-    max_running_requests: int = 256,
-    least_kv_tokens: int = _LEAST_KV_TOKENS,
-    most_devices: int = 16,
-    whole_nodes: bool = True,
-) -> Iterator[MemoryFit]:
-    """All splits that fit, those with the fewest devices first.
-
-    Tensor parallelism stays within a node. With `whole_nodes` a pipeline's stages are nodes, as
-    guides of engines advise; without, any number of stages is tried with any tensor parallelism.
-    """
-    question = _Question(
-        shape=shape,
-        accelerator=accelerator,
-        weights=weights,
-        kv=kv,
-        utilization=utilization,
-        max_batched_tokens=max_batched_tokens,
-        max_running_requests=max_running_requests,
-        least_kv_tokens=least_kv_tokens,
-    )
-    return question.fits(most_devices, whole_nodes=whole_nodes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizing:
-    """How many replicas of which split keep the KV of all requests at once."""
-
-    fit: MemoryFit
-    replicas: int
-
-    @property
-    def devices(self) -> int:
-        """All together."""
-        return self.replicas * self.fit.split.tp * self.fit.split.pp
-
-
-def fewest_devices(
-    fits: Iterable[MemoryFit], *, requests: int, context_tokens: int
-) -> Sizing | None:
-    """The sizing with the fewest devices for so many requests of so many tokens; None without fits.
-
-    A request lives in one replica: a fit that does not hold a single one is left out.
-    """
-    sizings = []
-    for fit in fits:
-        each = math.floor(fit.concurrent_requests(context_tokens))
-        if each:
-            sizings.append(Sizing(fit=fit, replicas=-(-requests // each)))
-    return min(sizings, key=lambda sizing: sizing.devices, default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    """All but the split."""
+class MemoryQuestion:
+    """A model, the devices it is to run on, and what of an engine's options takes memory."""
 
     shape: ModelShape
     accelerator: Accelerator
-    weights: Dtype
-    kv: Dtype
-    utilization: float
-    max_batched_tokens: int
-    max_running_requests: int
-    least_kv_tokens: int
+    weights: Dtype = Dtype.BF16
+    kv: Dtype = Dtype.BF16
+    utilization: float = 0.9
+    max_batched_tokens: int = 8192
+    max_running_requests: int = 256
+    least_kv_tokens: int = LEAST_KV_TOKENS
+    """With room for fewer it does not fit."""
 
     def __post_init__(self) -> None:
         if not 0 < self.utilization <= 1:
             raise ValueError(f"utilization: got {self.utilization}, wanted above 0, at most 1")
 
-    def answer(self, split: Split) -> MemoryFit:
-        """The fit.
+    def fit(self, tp: int, pp: int) -> MemoryFit:
+        """Where the memory of a replica of `tp` x `pp` devices goes.
 
         Raises:
-            DoesNotFit: there is none.
+            DoesNotFit: there is too little, or the model cannot be split like that.
         """
+        split = Split(shape=self.shape, tp=tp, pp=pp)
         if not split.possible:
             raise self._cannot_split(split)
         found = self._at_tightest_stage(split)
@@ -184,8 +96,13 @@ class _Question:
             raise self._does_not_fit(found)
         return found
 
-    def fits(self, most_devices: int, *, whole_nodes: bool) -> Iterator[MemoryFit]:
-        """All there are, those with the fewest devices first."""
+    def fits(self, most_devices: int = 16, *, whole_nodes: bool = True) -> Iterator[MemoryFit]:
+        """All splits that fit, those with the fewest devices first.
+
+        Tensor parallelism stays within a node. With `whole_nodes` a pipeline's stages are nodes, as
+        guides of engines advise; without, any number of stages is tried with any tensor
+        parallelism.
+        """
         for split in self._splits(most_devices, whole_nodes=whole_nodes):
             found = self._at_tightest_stage(split)
             if found.kv_tokens >= self.least_kv_tokens:
@@ -236,7 +153,7 @@ class _Question:
 
     def _smallest(self) -> tuple[int, int] | None:
         """The fewest devices that hold it: within a node, or as many whole nodes as it takes."""
-        for fit in self.fits(_MOST_DEVICES, whole_nodes=True):
+        for fit in self.fits(_MOST_DEVICES):
             return fit.split.tp, fit.split.pp
         return None
 
@@ -289,3 +206,60 @@ class _Question:
         else:
             remedy = f"the smallest that fits is tp {smallest[0]}, pp {smallest[1]}"
         return DoesNotFit(why, remedy, term, over_bytes, smallest)
+
+
+def fit(  # noqa: PLR0913 - each is an option of the engine whose memory this is
+    shape: ModelShape,
+    accelerator: Accelerator,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    weights: Dtype = Dtype.BF16,
+    kv: Dtype = Dtype.BF16,
+    utilization: float = 0.9,
+    max_batched_tokens: int = 8192,
+    max_running_requests: int = 256,
+) -> MemoryFit:
+    """`MemoryQuestion.fit` in one call.
+
+    Raises:
+        DoesNotFit: there is too little memory, or the model cannot be split like that.
+    """
+    question = MemoryQuestion(
+        shape=shape,
+        accelerator=accelerator,
+        weights=weights,
+        kv=kv,
+        utilization=utilization,
+        max_batched_tokens=max_batched_tokens,
+        max_running_requests=max_running_requests,
+    )
+    return question.fit(tp, pp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """How many replicas of which split keep the KV of all requests at once."""
+
+    fit: MemoryFit
+    replicas: int
+
+    @property
+    def devices(self) -> int:
+        """All together."""
+        return self.replicas * self.fit.split.tp * self.fit.split.pp
+
+
+def fewest_devices(
+    fits: Iterable[MemoryFit], *, requests: int, context_tokens: int
+) -> Sizing | None:
+    """The sizing with the fewest devices for so many requests of so many tokens; None without fits.
+
+    A request lives in one replica: a fit that does not hold a single one is left out.
+    """
+    sizings = []
+    for fit in fits:
+        each = math.floor(fit.concurrent_requests(context_tokens))
+        if each:
+            sizings.append(Sizing(fit=fit, replicas=-(-requests // each)))
+    return min(sizings, key=lambda sizing: sizing.devices, default=None)
