@@ -25,7 +25,7 @@ class Outline(Sequence[int]):
     outline's own: two outlines share them only if they have the same `own`.
     """
 
-    __slots__ = ("_length", "block_tokens", "ids", "own")
+    __slots__ = ("_known", "_length", "block_tokens", "ids", "own")
 
     def __init__(
         self, ids: tuple[int, ...], length: int, *, block_tokens: int, own: int = 0
@@ -39,6 +39,7 @@ class Outline(Sequence[int]):
         self.block_tokens = block_tokens
         self.own = own
         self._length = length
+        self._known: tuple[int, int, list[int]] | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -88,19 +89,42 @@ class Outline(Sequence[int]):
         """The chained hashes of its full blocks of a size, from block `first_block` on.
 
         `previous` is the hash before them. Equal for outlines with equal tokens so far and the same
-        `block_tokens`; not equal to those of the tokens that iteration makes up.
+        `block_tokens`; not equal to those of the tokens that iteration makes up. The last chain
+        from the first block on is remembered: whoever handles one prompt asks for the same,
+        and nobody changes it.
         """
-        size, own = block_size_tokens, self.block_tokens
-        blocks = range(first_block, self._length // size)
-        if size == own and blocks.stop <= len(self.ids):  # by far the most frequent case
-            ids = self.ids[first_block : blocks.stop]
-            return [previous := hash((previous, one)) & _KEPT_BITS for one in ids]
-        hashes = []
+        if first_block:
+            return self._hashes(previous, block_size_tokens, first_block)
+        known = self._known
+        if known is None or known[0] != previous or known[1] != block_size_tokens:
+            hashes = self._hashes(previous, block_size_tokens, 0)
+            self._known = known = (previous, block_size_tokens, hashes)
+        return known[2]
+
+    def _hashes(self, previous: int, size: int, first: int) -> list[int]:
+        own, stop = self.block_tokens, self._length // size
+        parts = own // size
+        if parts * size != own:
+            return self._straddling(previous, size, range(first, stop))
+        named = min(len(self.ids) * parts, stop)  # blocks that lie within one that has a name
+        hashes: list[int] = []
+        for block in range(first // parts, -(-named // parts)):
+            name = self.ids[block] * parts
+            low = max(0, first - block * parts)
+            marks = range(name + low, name + min(parts, named - block * parts))
+            hashes += [previous := hash((previous, mark)) & _KEPT_BITS for mark in marks]
+        mine, rest = self.own, range(max(first, named), stop)
+        hashes += [previous := hash((previous, mine, block)) & _KEPT_BITS for block in rest]
+        return hashes
+
+    def _straddling(self, previous: int, size: int, blocks: range) -> list[int]:
+        """The hashes of blocks of which one may hold parts of several that have names."""
+        own, hashes = self.block_tokens, []
         for block in blocks:
             start = block * size
             covered = range(start // own, (start + size - 1) // own + 1)
             content = (start % own, *(self._id(one) for one in covered))
-            previous = hash((previous, content if size != own else content[1])) & _KEPT_BITS
+            previous = hash((previous, content)) & _KEPT_BITS
             hashes.append(previous)
         return hashes
 
@@ -109,6 +133,8 @@ class Outline(Sequence[int]):
         return self.ids[block] if beyond < 0 else ~hash((self.own, block)) & _KEPT_BITS
 
     def _of_length(self, length: int) -> Outline:
+        if length == self._length:
+            return self
         return Outline(self.ids, length, block_tokens=self.block_tokens, own=self.own)
 
     def _key(self) -> tuple[tuple[int, ...], int, int, int]:
