@@ -1,0 +1,206 @@
+"""Reports as people and programs get them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from baton.bench.report import (
+    Curve,
+    Study,
+    Table,
+    Trade,
+    check_report_path,
+    plain,
+    print_study,
+    write_report,
+)
+from baton.bench.report.images import PlotsMissing
+from baton.bench.report.plots import panels_of
+from baton.bench.report.tables import objectives_text, tables_of
+from baton.bench.report.write import ReportUnwritable
+from baton.simulator.outcome import Objectives
+from tests.bench.studies import failure, outcome, result, steady, study
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def printed(shown: Study) -> str:
+    file = StringIO()
+    print_study(shown, file)
+    return file.getvalue()
+
+
+def rows(shown: Study, title: str) -> dict[str, list[str]]:
+    (found,) = (one for one in tables_of(shown) if one.title.startswith(title))
+    return {row[0].strip(): list(row[1:]) for row in found.rows}
+
+
+SWEPT = study(steady(rate=10.0), steady(rate=20.0, late=0.5), steady("other", rate=10.0, late=0.2))
+BARE = study(result(outcome(), outcome(1.0)), objectives=Objectives())
+
+
+# ------------------------------------------------------------------ tables
+
+
+def test_runs_stand_side_by_side_with_units() -> None:
+    found = rows(study(steady(), steady("other", late=0.2)), "Figures")
+    assert found["attainment"] == ["100 %", "80.0 %"]
+    assert found["TTFT p50 / p90 / p99"] == ["150 ms / 189 ms / 198 ms", "170 ms / 900 ms / 900 ms"]
+    assert found["handoffs"] == ["7", "7"]
+    assert found["rate, requests/s"] == ["10", "10"]
+    assert found["GPUs"] == ["2", "2"]
+
+
+def test_several_rates_have_a_table_of_their_own_the_lowest_first() -> None:
+    (by_rate,) = (one for one in tables_of(SWEPT) if one.title == "By rate")
+    assert [row[:3] for row in by_rate.rows] == [
+        ("predicted", "10", "5"),
+        ("predicted", "20", "10"),
+        ("other", "10", "5"),
+    ]
+    assert by_rate.columns[8] == "attainment"
+    assert [row[8] for row in by_rate.rows] == ["100 %", "50.0 %", "80.0 %"]
+
+
+def test_capacity_says_when_it_is_a_bound_of_what_was_tried() -> None:
+    below = Curve(name="below", points=((2.0, 0.5),))
+    above = Curve(name="above", points=((1.0, 0.99), (2.0, 0.95)))
+    found = rows(study(curves=(above, below, *_curve(SWEPT))), "Capacity")
+    assert found == {
+        "above": ["at least 2 (the highest rate tried)"],
+        "below": ["- (less than 2, the lowest rate tried)"],
+        "predicted": ["6"],
+    }
+
+
+def _curve(shown: Study) -> tuple[Curve, ...]:
+    from baton.bench.report.summary import curves_of
+
+    return curves_of(shown)
+
+
+def test_without_objectives_nothing_is_judged() -> None:
+    assert "attainment" not in printed(BARE)
+    assert "goodput" not in printed(BARE)
+    assert objectives_text(BARE) == "none"
+
+
+def test_objectives_are_said_with_units_and_the_target_as_given() -> None:
+    assert objectives_text(SWEPT) == "TTFT ≤ 500 ms, TPOT ≤ 50 ms for 90 % of requests"
+    sharp = study(steady(), target=0.999, objectives=Objectives(e2e_s=20.0))
+    assert objectives_text(sharp) == "E2E ≤ 20 s for 99.9 % of requests"
+
+
+def test_the_terminal_says_whether_figures_are_simulated_and_where_they_come_from() -> None:
+    text = printed(study(steady(), notes=("Engines are modelled.",)))
+    assert "figures: (S) simulated" in text
+    assert "seed: 7" in text
+    assert "Figures (S)" in text
+    assert "note: Engines are modelled." in text
+    assert "\x1b" not in text
+
+
+def test_what_is_in_brackets_is_text_and_not_markup() -> None:
+    table = Table(title="a [b]", columns=("[red]", "x"), rows=(("[/]", ":smile:"),))
+    text = printed(study(tables=(table,), title="[bold]t"))
+    assert all(part in text for part in ("a [b]", "[red]", "[/]", ":smile:", "[bold]t"))
+
+
+# ------------------------------------------------------------------ JSON
+
+
+def test_json_has_no_number_that_is_none() -> None:
+    report = plain(study(result(failure()), result(name="empty")))
+    text = json.dumps(report, allow_nan=False)
+    first = json.loads(text)["results"][0]
+    assert first["ttft"]["p50"] is None
+    assert first["failed"] == 1
+
+
+def test_json_says_its_version_where_it_comes_from_and_every_run() -> None:
+    report = json.loads(json.dumps(plain(SWEPT), allow_nan=False))
+    assert report["schema_version"] == 1
+    assert report["provenance"]["evidence"] == "simulated"
+    assert report["provenance"]["seed"] == "7"
+    assert report["provenance"]["command"] == SWEPT.command
+    assert report["objectives"] == {"ttft_s": 0.5, "tpot_s": 0.05, "e2e_s": None, "target": 0.9}
+    assert [one["name"] for one in report["results"]] == ["predicted", "predicted", "other"]
+    assert report["results"][1]["attainment"] == 0.5
+    assert report["results"][1]["counts"] == {"handoffs": 7}
+    (curve,) = report["attainment_by_rate"]
+    assert curve["rate_per_device_and_attainment"] == [[5.0, 1.0], [10.0, 0.5]]
+    assert curve["capacity_per_device"] == pytest.approx(6.0)
+
+
+# ------------------------------------------------------------------ plots and pages
+
+
+def test_a_study_has_the_plots_that_it_has_something_for() -> None:
+    titles = {
+        "rate": "Attainment against rate",
+        "scale": "Attainment against SLO scale",
+        "trades": "Throughput against interactivity",
+        "latencies": "Latencies",
+        "timeline": "Timeline",
+    }
+    assert [panel.title for panel in panels_of(SWEPT)] == list(titles.values())
+    assert [panel.title for panel in panels_of(BARE)] == [titles["latencies"], titles["timeline"]]
+    trade = Trade(name="a", user_tokens_per_s=1.0, device_tokens_per_s=2.0, best=True)
+    assert [panel.title for panel in panels_of(study(trades=(trade, trade)))] == [titles["trades"]]
+    assert panels_of(study()) == []
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("report") / "a.html"
+    write_report(SWEPT, file)
+    return file.read_text()
+
+
+def test_a_page_is_one_file_that_asks_for_nothing_else(page: str) -> None:
+    assert page.count("data:image/png;base64,iVBOR") == 5
+    assert not re.search(r"https?://|<script|<link|@import|url\(", page)
+
+
+def test_a_page_shows_the_figures_the_origin_and_what_words_mean(page: str) -> None:
+    assert "<h1>four &lt;engines&gt;" in page
+    assert "<code>baton simulate -c a.yaml --trace &#x27;b &amp; c.jsonl&#x27;</code>" in page
+    assert 'class="badge simulated">simulated (S)' in page
+    assert "<td>predicted</td><td>20</td>" in page
+    assert "Attainment: the share of arrived requests" in page
+
+
+def test_the_same_study_gives_the_same_page(page: str, tmp_path: Path) -> None:
+    write_report(SWEPT, tmp_path / "b.html")
+    assert (tmp_path / "b.html").read_text() == page
+
+
+def test_a_png_is_one_picture_of_all_plots_and_odd_studies_can_be_drawn(tmp_path: Path) -> None:
+    odd = study(result(failure(), outcome(output_tokens=1, tpot_s=0.0)), objectives=Objectives())
+    write_report(odd, tmp_path / "a.PNG")
+    assert (tmp_path / "a.PNG").read_bytes().startswith(PNG)
+    write_report(study(), tmp_path / "empty.png")
+    assert (tmp_path / "empty.png").read_bytes().startswith(PNG)
+
+
+def test_a_file_of_another_kind_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    with pytest.raises(ReportUnwritable, match=r"got '.pdf', wanted .html or .png"):
+        check_report_path(tmp_path / "a.pdf")
+    with pytest.raises(ReportUnwritable, match="no folder"):
+        write_report(SWEPT, tmp_path / "none" / "a.html")
+
+
+def test_without_what_draws_plots_the_error_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PlotsMissing) as caught:
+        write_report(SWEPT, tmp_path / "a.html")
+    assert "baton[report]" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
