@@ -1,0 +1,73 @@
+"""An engine's timing for decisions, from a model of its steps: what a pool has before it reports.
+
+Unlike the linear fit it sees that attention over a prompt grows with the prompt's square.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.perf.step_timing import StepBatch, StepTiming, chunk_pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelledTiming:
+    """`EngineTiming` over a `StepTiming`.
+
+    A prompt's first steps are full chunks and its last one is what is left. Few of them are looked
+    at: chunks of one size differ by what lies before them only, in which a step is linear, so the
+    first and the last full chunk tell the mean of all.
+    """
+
+    steps: StepTiming
+    max_batched_tokens: int
+    """How many tokens fit into one step, decodes included."""
+    host_block_s: float
+    """To bring one block from the host's memory."""
+
+    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+        """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes."""
+        if tokens <= 0:
+            return 0.0
+        room = max(1, self.max_batched_tokens - running)
+        full, left = divmod(tokens, room)
+        if not left:
+            full, left = full - 1, room
+        seconds = self._chunk_s(left, full * room, running, context_tokens, ends=True)
+        if full:
+            first_s = self._chunk_s(room, 0, running, context_tokens)
+            last_s = self._chunk_s(room, (full - 1) * room, running, context_tokens)
+            seconds += full * (first_s + last_s) / 2
+        return seconds
+
+    def step_s(self, *, running: int, context_tokens: int = 0) -> float:
+        """One step that decodes for `running` requests and prefills nothing."""
+        batch = StepBatch(decode_requests=running, decode_context_tokens=context_tokens)
+        return self.steps.step_s(batch)
+
+    def decode_request_s(self, *, context_tokens: int = 0) -> float:
+        """What one more request with so much context adds to each step.
+
+        To a step that decodes for one already: the first pays for reading the weights.
+        """
+        more = self.step_s(running=2, context_tokens=context_tokens + 1)
+        return max(0.0, more - self.step_s(running=1, context_tokens=1))
+
+    def host_load_s(self, blocks: int) -> float:
+        """To bring blocks from the host's memory into the KV cache."""
+        return max(0, blocks) * self.host_block_s
+
+    def _chunk_s(
+        self, tokens: int, before: int, running: int, context_tokens: int, *, ends: bool = False
+    ) -> float:
+        return self.steps.step_s(
+            StepBatch(
+                prefill_tokens=tokens,
+                prefill_requests=1,
+                prefill_pairs=chunk_pairs(tokens, before),
+                prefill_context_tokens=before,
+                decode_requests=running,
+                decode_context_tokens=context_tokens,
+                finished_prefills=int(ends),
+            )
+        )
