@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,7 @@ def seam_of(context: typer.Context) -> Seam:
     return context.obj if isinstance(context.obj, Seam) else Seam()
 
 
-def seconds(text: str) -> float:
+def seconds(text: str, option: str = "--timeout") -> float:
     """A duration option in seconds.
 
     Raises:
@@ -61,5 +62,19 @@ def seconds(text: str) -> float:
 
     duration_s = parse_quantity(text, Unit.SECONDS)
     if not duration_s:
-        raise typer.BadParameter(f"got {text!r}, wanted {Unit.SECONDS}", param_hint="--timeout")
+        raise typer.BadParameter(f"got {text!r}, wanted {Unit.SECONDS}", param_hint=option)
     return duration_s
+
+
+def command_line(context: typer.Context) -> str:
+    """The command with the options that were given, so that a report says how to make it again."""
+    words = ["baton", *context.command_path.split()[1:]]
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        given: object = context.params[parameter.name or ""]
+        option = [parameter.opts[0]] if parameter.opts[0].startswith("-") else []
+        for value in given if isinstance(given, list | tuple) else [given]:
+            words += option if isinstance(value, bool) else [*option, str(value)]
+    return shlex.join(words)

@@ -1,0 +1,332 @@
+"""What `baton simulate` runs: one configuration or several, at one rate or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import baton
+from baton.bench.report import Curve, Evidence, Moment, Result, Study
+from baton.bench.report.summary import SCALES, scaled
+from baton.bench.words import number_text, seconds_text
+from baton.cli.traces import load_trace, make_workload
+from baton.config.load import load_config
+from baton.config.scenario import Simulated, simulated
+from baton.config.schema import DeploymentConfig
+from baton.config.units import Unit, format_quantity
+from baton.domain.errors import ConfigInvalid, OperatorError
+from baton.simulator.happenings import Happening
+from baton.simulator.outcome import Objectives, attainment
+from baton.simulator.samples import Sample
+from baton.simulator.scenario import Run, simulate
+from baton.simulator.workloads import scaling
+from baton.simulator.workloads.trace import Trace
+
+_SHORT_PATHS = ("policy", "index", "disaggregate", "seed")
+"""Keys of the router, which may be compared without saying `router.`."""
+
+
+class CannotSimulate(OperatorError):
+    """What was asked for contradicts itself or the configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """Which requests to serve: a file, or a workload by name."""
+
+    file: Path | None = None
+    workload: str | None = None
+    rate_per_s: float | None = None
+    duration_s: float | None = None
+    most: int | None = None
+    """Requests, at most."""
+    scales: tuple[float, ...] = ()
+    """Mean rates to bring the trace to, one run for each."""
+    skip_bad: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """All that is asked for."""
+
+    files: Sequence[Path]
+    requests: Requests
+    environ: Mapping[str, str]
+    sets: Sequence[str] = ()
+    compare: Sequence[str] = ()
+    """`policy=dynamo` and the like, each another run of the same requests."""
+    model_config: Path | None = None
+    happenings: tuple[Happening, ...] = ()
+    target: float = 0.9
+    scale_sweep: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arm:
+    """One configuration among those that are compared."""
+
+    change: str
+    """What is different about it; nothing for the first."""
+    config: DeploymentConfig
+    deployment: Simulated
+
+    @property
+    def name(self) -> str:
+        """What it is called in a report."""
+        return self.change or str(self.config.router.policy)
+
+    @property
+    def placement(self) -> str:
+        """How it places, in words."""
+        router = self.config.router
+        return f"policy {router.policy}, index {router.index}, disaggregate {router.disaggregate}"
+
+
+Progress = Callable[[float], None]
+"""Hears the fraction of all the work that is done."""
+
+
+def study_of(order: Order, *, command: str, on_progress: Progress = lambda _: None) -> Study:
+    """Run everything that was asked for.
+
+    Raises:
+        ConfigInvalid: the configuration cannot be used, or its engines cannot be modelled.
+        CannotSimulate: something else that was asked for makes no sense.
+        TraceUnusable: the requests cannot be read or made.
+    """
+    traces = _traces(order.requests)
+    if order.scale_sweep and len(traces) > 1:
+        raise CannotSimulate(
+            "--slo-scale-sweep with several rates would take too long to be read",
+            "give one --scale, or leave out --slo-scale-sweep",
+        )
+    arms = [_arm(order, one) for one in ("", *order.compare)]
+    first = arms[0]
+    objectives = _objectives(first.config)
+    if order.scale_sweep and objectives == Objectives():
+        raise CannotSimulate(
+            "--slo-scale-sweep needs objectives, and slo.default has none",
+            "give --ttft or --tpot, or set slo.default in the configuration",
+        )
+    runs = len(arms) * (len(traces) + (len(SCALES) if order.scale_sweep else 0))
+    done = _Counter(runs, on_progress)
+    results = tuple(_result(arm, trace, done) for arm in arms for trace in traces)
+    scales = tuple(_sweep(arm, order, traces[0], done) for arm in arms if order.scale_sweep)
+    return Study(
+        title=f"{', '.join(file.name for file in order.files)} on {traces[0].name}",
+        evidence=Evidence.SIMULATED,
+        command=command,
+        facts=_facts(order, arms, traces),
+        notes=first.deployment.notes + _trace_notes(traces),
+        objectives=objectives,
+        target=order.target,
+        device=first.deployment.device,
+        results=results,
+        scales=scales,
+    )
+
+
+class _Counter:
+    """Turns the fractions of single runs into one of all."""
+
+    def __init__(self, runs: int, tell: Progress) -> None:
+        self._runs = runs
+        self._done = 0
+        self._tell = tell
+
+    def part(self, fraction: float) -> None:
+        """So much of the run under way is done."""
+        self._tell((self._done + fraction) / self._runs)
+
+    def run_ended(self) -> None:
+        """A run is over."""
+        self._done += 1
+        self.part(0.0)
+
+
+# ------------------------------------------------------------------ what is compared
+def _arm(order: Order, change: str) -> _Arm:
+    """The configuration with a change: `key=value`, several with commas."""
+    changes = [_full_path(one) for one in change.split(",") if one]
+    config = _loaded(order, changes)
+    try:
+        deployment = simulated(
+            config,
+            model_config=order.model_config,
+            seed=order.seed,
+            happenings=order.happenings,
+        )
+    except ConfigInvalid as error:
+        raise _of_arm(error, change) from error
+    except ValueError as error:
+        raise CannotSimulate(str(error), "correct --kill") from error
+    return _Arm(change=change, config=config, deployment=deployment)
+
+
+def _loaded(order: Order, changes: Sequence[str]) -> DeploymentConfig:
+    """The configuration with changes.
+
+    Policies of others do not decide whether to disaggregate. Where the configuration leaves that
+    open, and the change says nothing of it, they split whatever they can.
+    """
+    sets = [*order.sets, *changes]
+    try:
+        return load_config(order.files, env=order.environ, sets=sets).config
+    except ConfigInvalid as error:
+        undecided = [line for line in error.findings if "cannot decide about" in line]
+        said = any(one.startswith("router.disaggregate=") for one in changes)
+        if changes and undecided == list(error.findings) and not said:
+            sets.append("router.disaggregate=always")
+            return load_config(order.files, env=order.environ, sets=sets).config
+        raise _of_arm(error, ",".join(changes)) from error
+
+
+def _full_path(change: str) -> str:
+    key, found, value = change.partition("=")
+    if not found or not key or not value:
+        raise CannotSimulate(
+            f"--compare got {change!r}, wanted a key and a value such as policy=dynamo",
+            "write policy=NAME, disaggregate=never, or any path that --set takes",
+        )
+    return f"router.{key}={value}" if key in _SHORT_PATHS else change
+
+
+def _of_arm(error: ConfigInvalid, change: str) -> ConfigInvalid:
+    """The same error, saying which of the configurations is meant."""
+    if not change:
+        return error
+    return ConfigInvalid(tuple(f"with {change}: {line}" for line in error.findings))
+
+
+# ------------------------------------------------------------------ which requests
+def _traces(wanted: Requests) -> list[Trace]:
+    """The requests, once for each rate."""
+    if wanted.file is None:
+        rates: Sequence[float | None] = wanted.scales or (wanted.rate_per_s,)
+        return [_limited(_workload(wanted, rate), wanted) for rate in rates]
+    read = load_trace(
+        wanted.file, skip_bad=wanted.skip_bad, rate_per_s=wanted.rate_per_s, seed=wanted.seed
+    )
+    if not wanted.scales:
+        return [_limited(read, wanted)]
+    if len(read) < 2:  # noqa: PLR2004 - one request has no rate
+        raise CannotSimulate("--scale needs a trace of two requests or more", "leave it out")
+    return [
+        _limited(scaling.at_rate(read, rate, Random(wanted.seed)), wanted)  # noqa: S311 - a seed
+        for rate in wanted.scales
+    ]
+
+
+def _workload(wanted: Requests, rate_per_s: float | None) -> Trace:
+    if rate_per_s is None:
+        raise CannotSimulate("--workload needs a rate", "give --rate, in requests per second")
+    if wanted.duration_s is None and wanted.most is None:
+        raise CannotSimulate("--workload needs an end", "give --duration or --requests")
+    # A tenth more and a few, so that there are enough although arrivals are random.
+    long_s = 1.1 * (wanted.most or 0) / rate_per_s + 10 / rate_per_s
+    return make_workload(
+        wanted.workload or "",
+        rate_per_s=rate_per_s,
+        duration_s=long_s if wanted.duration_s is None else wanted.duration_s,
+        seed=wanted.seed,
+    )
+
+
+def _limited(trace: Trace, wanted: Requests) -> Trace:
+    if wanted.duration_s is not None:
+        trace = scaling.cut(trace, 0.0, wanted.duration_s)
+    if wanted.most is not None:
+        trace = scaling.first(trace, wanted.most)
+    if not len(trace):
+        raise CannotSimulate("no request is left", "give a longer --duration or more --requests")
+    return trace
+
+
+# ------------------------------------------------------------------ runs
+def _result(arm: _Arm, trace: Trace, done: _Counter) -> Result:
+    run = simulate(arm.deployment.scenario, trace, on_progress=done.part)
+    done.run_ended()
+    return Result(
+        name=arm.name,
+        outcomes=run.outcomes,
+        devices=_devices(arm, run),
+        offered_per_s=trace.rate_per_s or None,
+        moments=tuple(_moment(one) for one in run.timeline),
+        counts={"handoffs": run.handoffs, "resumes": run.resumes},
+    )
+
+
+def _devices(arm: _Arm, run: Run) -> float:
+    """On average over the run."""
+    if not arm.deployment.scenario.happenings or not run.ended_at_s:
+        return arm.deployment.devices
+    workers = {name: pool.parallel.workers for name, pool in arm.config.pools.items()}
+    seconds = sum(workers[name] * took_s for name, took_s in run.replica_seconds.items())
+    return seconds / run.ended_at_s
+
+
+def _moment(sample: Sample) -> Moment:
+    return Moment(
+        at_s=sample.at_s,
+        replicas={pool.pool: pool.replicas for pool in sample.pools},
+        queued=sum(pool.queued for pool in sample.pools),
+        running=sum(pool.running for pool in sample.pools),
+    )
+
+
+def _sweep(arm: _Arm, order: Order, trace: Trace, done: _Counter) -> Curve:
+    """Attainment by scale of the objectives, which the policy knows of in each run."""
+    objectives = _objectives(arm.config)
+    points = []
+    for scale in SCALES:
+        limits = scaled(objectives, scale)
+        known = replace(order, sets=[*order.sets, *_slo_sets(limits)])
+        there = _arm(known, arm.change).deployment.scenario
+        run = simulate(there, trace, on_progress=done.part)
+        done.run_ended()
+        points.append((scale, attainment(run.outcomes, limits)))
+    return Curve(name=arm.name, points=tuple(points))
+
+
+def _slo_sets(limits: Objectives) -> list[str]:
+    named = (("ttft", limits.ttft_s), ("tpot", limits.tpot_s))
+    return [
+        f"slo.default.{name}={format_quantity(limit, Unit.SECONDS)}"
+        for name, limit in named
+        if limit is not None
+    ]
+
+
+def _objectives(config: DeploymentConfig) -> Objectives:
+    objectives = config.slo.default
+    return Objectives(ttft_s=objectives.ttft_s, tpot_s=objectives.tpot_s)
+
+
+# ------------------------------------------------------------------ in words
+def _facts(order: Order, arms: Sequence[_Arm], traces: Sequence[Trace]) -> dict[str, str]:
+    first, *others = arms
+    return {
+        "requests": "; ".join(_trace_text(trace) for trace in traces),
+        "model": first.config.models[first.config.model_name].source,
+        **{f"pool {name}": text for name, text in first.deployment.pools.items()},
+        "placement": first.placement,
+        **{f"with {one.name}": one.placement for one in others},
+        "seed": str(order.seed),
+        "baton": baton.__version__,
+    }
+
+
+def _trace_text(trace: Trace) -> str:
+    return (
+        f"{trace.name}: {len(trace):,} in {seconds_text(trace.span_s)},"
+        f" {number_text(trace.rate_per_s)}/s"
+    )
+
+
+def _trace_notes(traces: Sequence[Trace]) -> tuple[str, ...]:
+    skipped = max(trace.skipped_lines for trace in traces)
+    return (f"{skipped} lines of the trace were bad and left out.",) if skipped else ()

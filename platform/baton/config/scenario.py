@@ -1,0 +1,310 @@
+"""From a configuration to the same deployment in virtual time.
+
+Placement, limits and index are built from the same keys, by the same functions, as in a deployment
+that serves. Engines are modelled: simulated ones by the times that their configuration states, real
+ones by their accelerator's data sheet and their model's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import assert_never
+
+from baton.config.derive import coordinator_limits, index_options, sim_settings
+from baton.config.policies import build_placer, router_rng
+from baton.config.schema import (
+    DeploymentConfig,
+    EngineConfig,
+    EngineKind,
+    ModelConfig,
+    PoolConfig,
+    TransferConfig,
+)
+from baton.config.schema import Dtype as ModelDtype
+from baton.config.shapes import SourceShape, shape_at
+from baton.config.sim_steps import SimSteps
+from baton.domain.errors import ConfigInvalid, DoesNotFit, UnknownAccelerator, UnknownModel
+from baton.perf.catalogue import accelerator
+from baton.perf.hardware import Accelerator, Dtype
+from baton.perf.memory import MemoryFit, fit
+from baton.perf.roofline import Roofline
+from baton.policy.placement import Placer
+from baton.simulator.happenings import Happening
+from baton.simulator.scenario import PoolPlan, Scenario
+from baton.simulator.v1.settings import V1Settings
+
+VLLM_BLOCK_TOKENS = 16
+VLLM_MAX_NUM_SEQS = 128
+VLLM_MAX_BATCHED_TOKENS = 2048
+VLLM_UTILIZATION = 0.9
+"""What an engine takes where the configuration says nothing; baton starts engines without a usage
+context, for which vLLM has these and not the larger ones of its API server.
+Source: vllm 0.33, vllm/config/scheduler.py (DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS),
+vllm/config/cache.py (gpu_memory_utilization), vllm/engine/arg_utils.py."""
+
+_ANY_NUMBER_OF_PULLS = 1_000_000
+_QUANTIZED = frozenset({Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A deployment that can be simulated, and what a reader must know of it."""
+
+    scenario: Scenario
+    devices: int
+    """GPUs of all pools as they start, or engines where they are simulated ones."""
+    device: str
+    pools: dict[str, str] = field(default_factory=dict)
+    """What each pool is, in words."""
+    notes: tuple[str, ...] = ()
+
+
+def simulated(
+    config: DeploymentConfig,
+    *,
+    model_config: Path | None = None,
+    seed: int = 0,
+    happenings: tuple[Happening, ...] = (),
+) -> Simulated:
+    """The deployment as it is when `baton up` has started it, and what happens to it.
+
+    `model_config` is the model's `config.json`, where its source is no folder and its name unknown.
+
+    Raises:
+        ConfigInvalid: engines cannot be modelled: no accelerator named, the model's shape is not
+            known, or it does not fit; or the user's own policy cannot be loaded.
+    """
+    modelled = _modelled(config, model_config)
+    build_placer(config, router_rng(config, "simulated"))  # a policy that cannot be loaded, now
+    kinds = {pool.engine.kind for pool in config.pools.values()}
+    workers = [pool.replicas.start * pool.parallel.workers for pool in config.pools.values()]
+    return Simulated(
+        scenario=Scenario(
+            pools=tuple(
+                PoolPlan(
+                    name=name,
+                    role=pool.role,
+                    replicas=pool.replicas.start,
+                    settings=modelled[name].settings,
+                )
+                for name, pool in config.pools.items()
+            ),
+            placer=_placers(config),
+            coordinators=config.server.replicas.min,
+            index=index_options(config),
+            limits=coordinator_limits(config),
+            seed=seed,
+            happenings=happenings,
+            model=config.model_name,
+        ),
+        devices=sum(workers),
+        device="engine" if EngineKind.SIM in kinds else "GPU",
+        pools={name: _described(config.pools[name], one) for name, one in modelled.items()},
+        notes=tuple(_notes(config)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Modelled:
+    settings: V1Settings
+    what: str
+
+
+def _placers(config: DeploymentConfig) -> Callable[[], Placer]:
+    """Each coordinator's own, in order; they draw as those of a deployment would."""
+    numbers = count()
+    return lambda: build_placer(config, router_rng(config, f"simulated-{next(numbers)}"))
+
+
+def _modelled(config: DeploymentConfig, model_config: Path | None) -> dict[str, _Modelled]:
+    """Each pool's engine; everything that is wrong is said at once."""
+    findings: list[str] = []
+    found: dict[str, _Modelled] = {}
+    shape = _shape(config, model_config, findings)
+    for name, pool in config.pools.items():
+        engine, model = pool.engine, config.models[pool.model]
+        match engine.kind:
+            case EngineKind.SIM:
+                found[name] = _sim_engine(engine, model, config.transfer)
+            case EngineKind.VLLM:
+                made = _vllm_engine(config, name, shape, findings)
+                if made is not None:
+                    found[name] = made
+            case _:
+                assert_never(engine.kind)
+    if findings:
+        raise ConfigInvalid(tuple(findings))
+    return found
+
+
+def _shape(
+    config: DeploymentConfig, model_config: Path | None, findings: list[str]
+) -> SourceShape | None:
+    if all(pool.engine.kind is EngineKind.SIM for pool in config.pools.values()):
+        return None
+    try:
+        return shape_at(config.models[config.model_name].source, model_config)
+    except UnknownModel as error:
+        findings.append(f"models.{config.model_name}.source: {error}")
+        return None
+
+
+# ---------------------------------------------------------------------- simulated engines
+def _sim_engine(engine: EngineConfig, model: ModelConfig, transfer: TransferConfig) -> _Modelled:
+    settings = sim_settings(engine, model, transfer)
+    made = V1Settings(
+        timing=SimSteps(settings),
+        kv_blocks=settings.kv_blocks,
+        kv_block_bytes=settings.kv_block_bytes,
+        block_size_tokens=settings.block_size_tokens,
+        max_len_tokens=settings.max_len_tokens,
+        max_running_requests=settings.max_running_requests,
+        max_batched_tokens=settings.max_batched_tokens,
+        prefix_caching=engine.prefix_caching,
+        lease_s=settings.lease_s,
+        transfer_bytes_per_s=settings.wire_bytes_per_s,
+        transfer_setup_s=settings.transfer_setup_s / settings.speed,
+        max_waiting_requests=settings.max_waiting_requests,
+        max_pulls=transfer.max_concurrent_pulls or _ANY_NUMBER_OF_PULLS,
+        layout=settings.layout(model.source),
+    )
+    return _Modelled(settings=made, what="simulated engine as configured")
+
+
+# ---------------------------------------------------------------------- vLLM's engines
+def _vllm_engine(
+    config: DeploymentConfig, name: str, model: SourceShape | None, findings: list[str]
+) -> _Modelled | None:
+    """The engine of a pool; None when something is missing, which is then among the findings."""
+    pool = config.pools[name]
+    device = _device(pool, f"pools.{name}.resources.accelerator", findings)
+    if device is None or model is None:
+        return None
+    try:
+        return _on(device, model, config.models[pool.model], pool, config.transfer)
+    except DoesNotFit as error:
+        findings.append(f"pools.{name}: {error}")
+        return None
+
+
+def _device(pool: PoolConfig, key: str, findings: list[str]) -> Accelerator | None:
+    named = pool.resources.accelerator
+    if named is None:
+        findings.append(
+            f"{key}: missing, wanted the name of an accelerator such as H100 (and gpus:"
+            f" {pool.parallel.workers}): without it nobody knows how fast the engine is"
+        )
+        return None
+    try:
+        return accelerator(named)
+    except UnknownAccelerator as error:
+        findings.append(f"{key}: {error}")
+        return None
+
+
+def _on(
+    device: Accelerator,
+    model: SourceShape,
+    served: ModelConfig,
+    pool: PoolConfig,
+    transfer: TransferConfig,
+) -> _Modelled:
+    engine, parallel, shape = pool.engine, pool.parallel, model.shape
+    weights, kv = _weights(engine, model.weights), _kv_cache(engine)
+    block_tokens = engine.block_size_tokens or VLLM_BLOCK_TOKENS
+    max_batched_tokens = engine.max_num_batched_tokens or VLLM_MAX_BATCHED_TOKENS
+    max_running_requests = engine.max_num_seqs or min(VLLM_MAX_NUM_SEQS, max_batched_tokens)
+    room = fit(
+        shape,
+        device,
+        tp=parallel.tp,
+        pp=parallel.pp,
+        weights=weights,
+        kv=kv,
+        utilization=engine.gpu_memory_utilization or VLLM_UTILIZATION,
+        max_batched_tokens=max_batched_tokens,
+        max_running_requests=max_running_requests,
+    )
+    made = V1Settings(
+        timing=Roofline(shape, device, tp=parallel.tp, pp=parallel.pp, weights=weights, kv=kv),
+        kv_blocks=_kv_blocks(room, engine, block_tokens),
+        kv_block_bytes=round(shape.kv_bytes(block_tokens, kv)),
+        block_size_tokens=block_tokens,
+        max_len_tokens=served.max_len_tokens or shape.max_len_tokens,
+        max_running_requests=max_running_requests,
+        max_batched_tokens=max_batched_tokens,
+        prefix_caching=engine.prefix_caching,
+        pipeline_stages=parallel.pp,
+        lease_s=transfer.lease_s,
+        transfer_bytes_per_s=device.network_bytes_per_s * parallel.workers,
+        max_pulls=transfer.max_concurrent_pulls or _ANY_NUMBER_OF_PULLS,
+        layout=f"{shape.name}/{kv}/{block_tokens}",
+    )
+    split = f", TP {parallel.tp}, PP {parallel.pp}" if parallel.workers > 1 else ""
+    return _Modelled(settings=made, what=f"{device.name}{split}, {weights} weights, {kv} KV cache")
+
+
+def _weights(engine: EngineConfig, stored: Dtype | None) -> Dtype:
+    """How weights are held: as quantized, else as the configuration says, else as they are."""
+    quantization = str(engine.extra.get("quantization", "")).lower()
+    if "fp8" in quantization:
+        return Dtype.FP8
+    if any(scheme in quantization for scheme in ("awq", "gptq")):
+        return Dtype.INT4
+    if stored in _QUANTIZED:
+        return stored
+    return _plain(engine.dtype) or stored or Dtype.BF16
+
+
+def _kv_cache(engine: EngineConfig) -> Dtype:
+    """With `auto`, vLLM takes the type of activations: 16 bits, also where weights are narrower."""
+    if str(engine.extra.get("kv_cache_dtype", "auto")).startswith("fp8"):
+        return Dtype.FP8
+    return _plain(engine.dtype) or Dtype.BF16
+
+
+def _plain(dtype: ModelDtype) -> Dtype | None:
+    match dtype:
+        case ModelDtype.AUTO:
+            return None
+        case ModelDtype.BFLOAT16:
+            return Dtype.BF16
+        case ModelDtype.FLOAT16:
+            return Dtype.FP16
+        case ModelDtype.FLOAT32:
+            return Dtype.FP32
+        case _:
+            assert_never(dtype)
+
+
+def _kv_blocks(room: MemoryFit, engine: EngineConfig, block_tokens: int) -> int:
+    """Of the whole replica: what memory leaves, or the share of it that was asked for."""
+    blocks = room.kv_blocks(block_tokens)
+    if engine.kv_cache_bytes is None:
+        return blocks
+    return max(1, int(blocks * engine.kv_cache_bytes / room.kv_bytes))
+
+
+# ---------------------------------------------------------------------- in words
+def _described(pool: PoolConfig, one: _Modelled) -> str:
+    tokens = one.settings.kv_blocks * one.settings.block_size_tokens
+    return f"{pool.replicas.start} x {one.what}, KV cache of {tokens:,} tokens each"
+
+
+def _notes(config: DeploymentConfig) -> Iterable[str]:
+    kinds = {pool.engine.kind for pool in config.pools.values()}
+    if EngineKind.VLLM in kinds:
+        yield (
+            "Engines are modelled from data sheets and the model's shape, not measured; check the"
+            " model with 'baton fit --rows' against your own measurements."
+        )
+    if EngineKind.SIM in kinds:
+        yield "Engines are as fast as the configuration says, which is no statement about hardware."
+    if any(pool.engine.offload.host_memory_bytes for pool in config.pools.values()):
+        yield "The tier in the host's memory (engine.offload) is not simulated."
+    if config.admission.max_prompt_tokens is not None:
+        limit = config.admission.max_prompt_tokens
+        yield f"Prompts of more than {limit:,} tokens are refused, as configured, and have failed."

@@ -1,0 +1,234 @@
+"""A configuration in virtual time: the same keys, the same placement, modelled engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.config import DeploymentConfig, coordinator_limits, load_config
+from baton.config.scenario import simulated
+from baton.config.shapes import shape_at
+from baton.config.sim_steps import SimSteps
+from baton.domain.errors import ConfigInvalid, UnknownModel
+from baton.domain.fleet import Role
+from baton.perf.hardware import Dtype
+from baton.perf.step_timing import StepBatch
+from baton.policy.choosing import ChooserPlacer
+from baton.policy.predicted import PredictedPlacer
+from baton.simulator.engine.settings import SimSettings
+from baton.simulator.happenings import Kill
+from baton.simulator.v1.settings import V1Settings
+
+ROOT = Path(__file__).parents[2]
+GPU = ROOT / "configs" / "gpu-example.yaml"
+SIM = ROOT / "configs" / "sim.yaml"
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+
+
+def config(file: Path, *sets: str) -> DeploymentConfig:
+    return load_config([file], sets=sets).config
+
+
+def settings(file: Path, pool: str, *sets: str) -> V1Settings:
+    made = simulated(config(file, *sets))
+    (plan,) = (plan for plan in made.scenario.pools if plan.name == pool)
+    assert isinstance(plan.settings, V1Settings)
+    return plan.settings
+
+
+# ------------------------------------------------------------------ the deployment
+
+
+def test_pools_limits_index_and_objectives_are_the_configurations_own() -> None:
+    loaded = config(GPU)
+    made = simulated(loaded, seed=5)
+    scenario = made.scenario
+    assert [(plan.name, plan.role, plan.replicas) for plan in scenario.pools] == [
+        ("prefill", Role.PREFILL, 2),
+        ("decode", Role.DECODE, 3),
+    ]
+    assert scenario.limits == coordinator_limits(loaded)
+    assert scenario.index is not None
+    assert scenario.index.mode is loaded.router.index
+    assert (scenario.seed, scenario.coordinators) == (5, 1)
+    assert (made.devices, made.device) == (5, "GPU")
+    placer = scenario.placer()
+    assert isinstance(placer, PredictedPlacer)
+    assert placer is not scenario.placer()
+
+
+def test_another_policy_places_in_virtual_time_too() -> None:
+    sets = ("router.policy=random", "router.disaggregate=never")
+    placer = simulated(config(GPU, *sets)).scenario.placer()
+    assert isinstance(placer, ChooserPlacer)
+
+
+def test_what_happens_to_replicas_is_passed_on() -> None:
+    kill = Kill(at_s=3.0, replica_id="decode-0")
+    assert simulated(config(SIM), happenings=(kill,)).scenario.happenings == (kill,)
+
+
+def test_gpus_are_counted_with_all_workers_of_each_replica() -> None:
+    sets = ("pools.decode.parallel.tp=2", "pools.decode.resources.gpus=2")
+    assert simulated(config(GPU, *sets)).devices == 2 * 1 + 3 * 2
+
+
+# ------------------------------------------------------------------ engines of vLLM
+
+
+def test_a_vllm_engine_gets_its_memory_from_the_model_and_its_accelerator() -> None:
+    made = settings(GPU, "decode")
+    assert made.kv_block_bytes == 16 * 131072  # 128 KiB a token: 32 layers, 8 x 128, K and V, bf16
+    kv_bytes = made.kv_blocks * made.kv_block_bytes
+    assert 45e9 < kv_bytes < 61e9  # 0.9 of 80 GiB less 16 GB of weights and what steps need
+    assert made.max_len_tokens == 16384
+    assert made.max_running_requests == 256
+    assert made.lease_s == 30.0
+    assert made.max_pulls == 8
+
+
+def test_a_faster_accelerator_steps_faster_and_two_share_the_work() -> None:
+    decode = StepBatch(decode_requests=8, decode_context_tokens=8000)
+    alone = settings(GPU, "decode").timing.step_s(decode)
+    faster = settings(GPU, "decode", "pools.decode.resources.accelerator=B200").timing
+    split = settings(GPU, "decode", "pools.decode.parallel.tp=2", "pools.decode.resources.gpus=2")
+    assert faster.step_s(decode) < alone
+    assert split.timing.step_s(decode) < alone
+    assert split.transfer_bytes_per_s == 2 * settings(GPU, "decode").transfer_bytes_per_s
+
+
+def test_what_the_configuration_leaves_open_is_as_baton_starts_vllm() -> None:
+    made = settings(GPU, "prefill")
+    assert made.max_running_requests == 128
+    open_ = ("pools.decode.engine.max_num_seqs=null", "models.llama-8b.engine.block_size=null")
+    assert settings(GPU, "decode", *open_).max_batched_tokens == 2048
+    assert settings(GPU, "decode", *open_).block_size_tokens == 16
+
+
+def test_narrower_weights_and_cache_leave_more_room() -> None:
+    plain = settings(GPU, "decode")
+    fp8 = settings(GPU, "decode", "models.llama-8b.engine.extra.quantization=fp8")
+    small = settings(GPU, "decode", "models.llama-8b.engine.extra.kv_cache_dtype=fp8_e4m3")
+    assert fp8.kv_blocks > plain.kv_blocks
+    assert fp8.kv_block_bytes == plain.kv_block_bytes
+    assert small.kv_block_bytes == plain.kv_block_bytes // 2
+    assert small.layout != plain.layout
+
+
+def test_a_model_that_was_published_in_fp8_is_held_in_fp8_though_it_computes_in_16_bits() -> None:
+    named = "models.llama-8b.source=meta-llama/Llama-3.1-8B-Instruct-FP8"
+    assert settings(GPU, "decode", named).kv_blocks > settings(GPU, "decode").kv_blocks
+
+
+def test_a_share_of_the_memory_for_kv_blocks_can_be_asked_for() -> None:
+    made = settings(GPU, "decode", "pools.decode.engine.kv_cache=8GiB")
+    assert made.kv_blocks * made.kv_block_bytes == pytest.approx(8 * 1024**3, rel=0.01)
+
+
+# ------------------------------------------------------------------ simulated engines
+
+
+def test_a_simulated_engine_is_as_its_configuration_says() -> None:
+    made = settings(SIM, "decode")
+    assert (made.kv_blocks, made.block_size_tokens, made.max_batched_tokens) == (4096, 16, 2048)
+    assert made.transfer_bytes_per_s == 25e9
+    assert simulated(config(SIM)).device == "engine"
+    assert simulated(config(SIM)).devices == 4
+    # 20k tokens/s, and 1 ms for every step; 8 ms for a decode step, and 50 us a request.
+    assert made.timing.step_s(StepBatch(prefill_tokens=200)) == pytest.approx(0.011)
+    assert made.timing.step_s(StepBatch(decode_requests=2)) == pytest.approx(0.0091)
+
+
+def test_a_faster_clock_makes_everything_of_a_simulated_engine_faster() -> None:
+    made = settings(SIM, "decode", "model.engine.sim.speed=4")
+    assert made.timing.step_s(StepBatch(prefill_tokens=200)) == pytest.approx(0.011 / 4)
+    assert made.transfer_bytes_per_s == 100e9
+    assert made.transfer_setup_s == pytest.approx(0.002 / 4)
+
+
+def test_the_fill_of_a_simulated_cache_is_what_decodes_attend_to() -> None:
+    timing = SimSteps(SimSettings(decode_kv_s=0.01, kv_blocks=1000, max_len_tokens=2048))
+    empty = timing.step_s(StepBatch(decode_requests=1))
+    half = timing.step_s(StepBatch(decode_requests=1, decode_context_tokens=8000))
+    more = timing.step_s(StepBatch(decode_requests=1, decode_context_tokens=90_000))
+    assert half - empty == pytest.approx(0.005)
+    assert more - empty == pytest.approx(0.01)
+
+
+# ------------------------------------------------------------------ what cannot be modelled
+
+
+def findings(file: Path, *sets: str, model_config: Path | None = None) -> list[str]:
+    with pytest.raises(ConfigInvalid) as caught:
+        simulated(config(file, *sets), model_config=model_config)
+    return list(caught.value.findings)
+
+
+def test_every_pool_without_an_accelerator_is_named_and_what_to_write() -> None:
+    lines = findings(
+        GPU,
+        "pools.prefill.resources.accelerator=null",
+        "pools.decode.resources.accelerator=H1000",
+    )
+    assert len(lines) == 2
+    assert lines[0].startswith("pools.prefill.resources.accelerator: missing, wanted the name of")
+    assert "H100" in lines[0]
+    assert lines[1].startswith("pools.decode.resources.accelerator: there is no accelerator")
+    assert "h100" in lines[1].lower()
+
+
+def test_an_unknown_model_is_said_once_and_asks_for_its_config() -> None:
+    lines = findings(GPU, "models.llama-8b.source=acme/unheard-of")
+    assert len(lines) == 1
+    assert lines[0].startswith("models.llama-8b.source: the shape of 'acme/unheard-of' is not")
+    assert "config.json" in lines[0]
+
+
+def test_a_model_that_does_not_fit_says_in_which_pool_and_how_it_would() -> None:
+    lines = findings(GPU, "models.llama-8b.source=meta-llama/Llama-3.1-70B-Instruct")
+    assert [line.split(":")[0] for line in lines] == ["pools.prefill", "pools.decode"]
+    assert "TP" in lines[0].upper()
+
+
+def test_a_policy_that_cannot_be_loaded_is_said_before_anything_runs() -> None:
+    sets = ("router.policy=no.such:thing", "router.disaggregate=always")
+    assert "router.policy: cannot use 'no.such:thing'" in findings(SIM, *sets)[0]
+
+
+def test_what_is_not_simulated_is_said() -> None:
+    limited = simulated(config(GPU, "models.llama-8b.engine.offload.host_memory=64GiB"))
+    assert any("not simulated" in note for note in limited.notes)
+    assert any("16,000 tokens are refused" in note for note in limited.notes)
+    assert any("no statement about hardware" in note for note in simulated(config(SIM)).notes)
+
+
+# ------------------------------------------------------------------ shapes
+
+
+def test_a_folder_with_a_config_and_a_config_of_its_own_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    known = shape_at("meta-llama/Llama-3.1-8B")
+    assert shape_at(str(tmp_path)).shape.parameters == known.shape.parameters
+    assert shape_at("anything", tmp_path / "config.json").weights is Dtype.BF16
+    assert shape_at("anything", tmp_path).shape.name == "anything"
+
+
+@pytest.mark.parametrize("text", ["[]", "{", None])
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "config.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UnknownModel, match=r"config\.json: cannot be read"):
+        shape_at("anything", file)
