@@ -11,21 +11,14 @@ _KEPT = 1 - _STEP_AVERAGE_WEIGHT
 TRANSPORT = "sim"
 
 
-class Meters:
-    """Totals since the engine was made; they only grow, but for the average of a step's seconds."""
+class StepMeter:
+    """Steps since the engine was made, and the average of the last ones' seconds."""
 
-    __slots__ = ("_links", "_step_s", "_totals", "transfers")
+    __slots__ = ("_step_s", "_totals")
 
     def __init__(self) -> None:
         self._step_s = 0.0
         self._totals = StepTotals()
-        self.transfers = TransferTotals()
-        self._links: dict[str, LinkTotals] = {}
-
-    @property
-    def links(self) -> tuple[LinkTotals, ...]:
-        """Pulls by source, those pulled from first in front."""
-        return tuple(self._links.values())
 
     def stepped(self, stretch: Stretch, steps: int) -> None:
         """The first `steps` steps of a stretch are done."""
@@ -62,6 +55,21 @@ class Meters:
             kept = _KEPT ** (steps - 1)
             return kept * stretch.first_s + _weighted(last_s, stretch.slope_s, steps - 1)
         return _KEPT**steps * self._step_s + _weighted(last_s, stretch.slope_s, steps)
+
+
+class PullMeter:
+    """Pulls since the engine was made."""
+
+    __slots__ = ("_links", "transfers")
+
+    def __init__(self) -> None:
+        self.transfers = TransferTotals()
+        self._links: dict[str, LinkTotals] = {}
+
+    @property
+    def links(self) -> tuple[LinkTotals, ...]:
+        """Pulls by source, those pulled from first in front."""
+        return tuple(self._links.values())
 
     def pulled(self, source_id: str, *, moved_bytes: int, took_s: float) -> None:
         """A pull brought its blocks."""

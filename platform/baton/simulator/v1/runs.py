@@ -32,6 +32,7 @@ class Run:
         "computed",
         "hashes",
         "held",
+        "in_batch",
         "is_prefill",
         "leg",
         "leg_id",
@@ -77,6 +78,8 @@ class Run:
         self.cached_tokens = -1
         """Tokens that it had not to compute itself; -1 before it first ran."""
         self.reported = False
+        self.in_batch = False
+        """Whether a pipeline's batch with it is under way."""
         self.state = RunState.WAITING
 
     @property

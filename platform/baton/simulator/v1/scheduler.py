@@ -10,6 +10,10 @@ tokens; but only blocks for the tokens of this step are taken. A leg whose block
 takes them all beforehand, and only if what running prompts still need stays free.
 Source: vLLM 0.32, v1/core/sched/scheduler.py `schedule` and v1/core/kv_cache_manager.py
 `allocate_slots`, with their defaults (scheduler_reserve_full_isl, no watermark).
+
+`Scheduling.PREFILL_FIRST` is how it was done before: newcomers' whole prompts in steps of their
+own, and decodes in steps in which nobody can be admitted.
+Source: vLLM 0.2.6, core/scheduler.py; DistServe, arXiv 2401.09670, §2.
 """
 
 from __future__ import annotations
@@ -21,10 +25,10 @@ from itertools import chain as concatenate
 from typing import NamedTuple
 
 from baton.simulator.engine.blocks import expect
-from baton.simulator.engine.orders import FreeSource, Order, StartPull
+from baton.simulator.engine.orders import FreeSource, Order, SimTicket, StartPull
 from baton.simulator.v1.memory import V1Memory
 from baton.simulator.v1.runs import Run, RunState
-from baton.simulator.v1.settings import V1Settings
+from baton.simulator.v1.settings import Scheduling, V1Settings
 
 
 class Blocked(Enum):
@@ -66,6 +70,7 @@ class Scheduler:
         self._memory = memory
         self._orders = orders
         self._pulls = 0
+        self._longest = settings.max_batched_tokens
         self._chunked: set[Run] = set()
         """Running legs of whose known tokens some are left after the step under way."""
 
@@ -79,12 +84,22 @@ class Scheduler:
         self.held.append(run)
         self._let_pull()
 
-    def arrived(self, run: Run) -> None:
+    def _arrived(self, run: Run) -> None:
         """A leg whose blocks were on the way waits no longer for them."""
         del self.transfers[run.leg_id]
         run.ticket = None
         run.state = RunState.READY
         self.ready.append(run)
+
+    def settle(self, run: Run, there: int | None) -> None:
+        """A pull left `there` tokens here, or None: the leg was aborted."""
+        if there is None:
+            self.leave(run)
+        elif run.state is RunState.TRANSFER:
+            self._memory.publish(run, there)
+            # The last token is always computed here: its logits pick the next one.
+            run.computed = min(there, run.tokens - 1)
+            self._arrived(run)
 
     def leave(self, run: Run) -> None:
         """A leg is over: take it out of where it is, and free what it holds."""
@@ -128,9 +143,18 @@ class Scheduler:
         yield from self.transfers.values()
 
     # ------------------------------------------------------------------ a step
-    def choose(self) -> list[Run]:
-        """Whom the next step computes for, in order; how much is in `Run.scheduled`."""
-        if not self._chunked and (work := self._all_decode()) is not None:
+    def choose(self, *, share: int = 1) -> list[Run]:
+        """Whom the next step computes for, in order; how much is in `Run.scheduled`.
+
+        With a `share` of n, running legs that are in no batch, and of all running ones an n-th.
+        """
+        self._longest = self._longest_chunk()
+        mine = self.running
+        if share > 1:
+            mine = [run for run in mine if not run.in_batch][: -(-len(mine) // share)]
+        if self._settings.scheduling is Scheduling.PREFILL_FIRST:
+            return self._prompts_first(mine)
+        if not self._chunked and (work := self._all_decode(mine)) is not None:
             decodes = len(work)
             if self.ready or self.waiting:
                 self._admit(work, self._settings.max_batched_tokens - decodes)
@@ -140,42 +164,62 @@ class Scheduler:
             return work
         self.only_decodes = False
         preempted = self.preemptions
-        work, budget = self._continue_running()
+        work, budget = self._continue_running(mine)
         if self.preemptions > preempted:
             self.blocked = Blocked.PREEMPTED
         else:
             self._admit(work, budget)
         return work
 
-    def _all_decode(self) -> list[Run] | None:
-        """The running legs, all a token further; None when there is not room for all."""
-        running = self.running
-        if len(running) > self._settings.max_batched_tokens:
+    def _prompts_first(self, mine: list[Run]) -> list[Run]:
+        """Newcomers' whole prompts if any fit into the step, else the decodes."""
+        newcomers: list[Run] = []
+        self._admit(newcomers, self._settings.max_batched_tokens)
+        prompts = [run for run in newcomers if run.tokens - run.computed > 1]
+        self.only_decodes = all(run.reported for run in mine)
+        if prompts:
+            return prompts
+        decodes = mine if newcomers and mine is self.running else mine + newcomers
+        if (work := self._all_decode(decodes)) is not None:
+            return work
+        self.only_decodes = False
+        self.blocked = Blocked.PREEMPTED
+        return self._continue_running(decodes)[0]
+
+    def _all_decode(self, runs: list[Run]) -> list[Run] | None:
+        """These legs, all a token further; None when there is not room for all."""
+        if len(runs) > self._settings.max_batched_tokens:
             return None
         size = self._settings.block_size_tokens
-        full = [run for run in running if run.computed == (run.held + run.private) * size]
+        full = [run for run in runs if run.computed == (run.held + run.private) * size]
         if full:
             if len(full) > self._memory.blocks.available:
                 return None
             self._memory.blocks.take(len(full))
             for run in full:
                 run.private += 1
-        return running.copy()
+        return runs.copy()
 
-    def _continue_running(self) -> tuple[list[Run], int]:
+    def _continue_running(self, runs: list[Run]) -> tuple[list[Run], int]:
         budget = self._settings.max_batched_tokens
-        longest = self._longest_chunk()
         work: list[Run] = []
-        running = self.running
-        while len(work) < len(running) and budget:
-            run = running[len(work)]
-            tokens = min(run.tokens - run.computed, longest, budget)
+        for run in runs.copy():
+            if run.state is not RunState.RUNNING or not budget:
+                break
+            tokens = min(run.tokens - run.computed, self._longest, budget)
             if not self._make_room(run, run.computed + tokens):
                 break
             self._compute(run, tokens)
             work.append(run)
             budget -= tokens
         return work, budget
+
+    def _portion(self, missing: int, budget: int) -> int:
+        """How many of a leg's missing tokens the next step computes; 0 when it has to wait."""
+        if self._settings.scheduling is Scheduling.PREFILL_FIRST:
+            fits = missing <= budget or budget == self._settings.max_batched_tokens
+            return missing if fits else 0  # one longer than a step's tokens has a step of its own
+        return min(missing, budget, self._longest)
 
     def _longest_chunk(self) -> int:
         """Of one prompt, in tokens; without others there is nobody to keep waiting."""
@@ -186,7 +230,8 @@ class Scheduler:
     def _make_room(self, run: Run, tokens: int) -> bool:
         """Let a running leg have blocks for so many tokens; False if it was preempted instead."""
         while not self._memory.grow(run, tokens):
-            victim = self.running.pop()
+            victim = next(one for one in reversed(self.running) if not one.in_batch)
+            self.running.remove(victim)
             self._preempt(victim)
             if victim is run:
                 return False
@@ -212,17 +257,15 @@ class Scheduler:
 
     # ------------------------------------------------------------------ newcomers
     def _admit(self, work: list[Run], budget: int) -> None:
-        longest = self._longest_chunk()
         seats = self._settings.max_running_requests
-        while budget:
+        while budget > 0:
             if not (self.ready or self.waiting):
                 self.blocked = Blocked.EMPTY
                 return
             if len(self.running) >= seats:
                 self.blocked = Blocked.SEATS
                 return
-            admit = self._admit_ready if self.ready else self._admit_waiting
-            run = admit(budget, longest)
+            run = self._admit_ready(budget) if self.ready else self._admit_waiting(budget)
             if run is None:
                 self.blocked = Blocked.MEMORY
                 return
@@ -230,52 +273,50 @@ class Scheduler:
                 continue
             if run.cached_tokens < 0:
                 run.cached_tokens = run.computed
-            tokens = min(run.tokens - run.computed, longest, budget)
             run.state = RunState.RUNNING
             self.running.append(run)
-            self._compute(run, tokens)
+            self._compute(run, run.scheduled)
             work.append(run)
-            budget -= tokens
+            budget -= run.scheduled
         self.blocked = Blocked.BUDGET
 
-    def _admit_ready(self, budget: int, longest: int) -> Run | None:
+    def _admit_ready(self, budget: int) -> Run | None:
         run = self.ready[0]
-        tokens = min(run.tokens - run.computed, longest, budget)
-        if not self._memory.grow(run, run.computed + tokens):
+        run.scheduled = self._portion(run.tokens - run.computed, budget)
+        if not run.scheduled or not self._memory.grow(run, run.computed + run.scheduled):
             return None
         return self.ready.popleft()
 
-    def _admit_waiting(self, budget: int, longest: int) -> Run | None:
+    def _admit_waiting(self, budget: int) -> Run | None:
         """Take the first waiting leg, with its blocks for this step or for its pull; or None."""
         run, memory = self.waiting[0], self._memory
         cached, idle = memory.lookup(run)
-        if run.ticket is not None and run.ticket.blocks <= cached:
-            self._orders.append(FreeSource(ticket=run.ticket))
-            run.ticket = None
-            self.pull_over(run)
         needed = memory.blocks_for(run.tokens) - cached + idle
-        if run.ticket is not None:
+        ticket = run.ticket
+        to_pull = ticket is not None and ticket.blocks > cached
+        if to_pull:
             needed += self._promised_blocks()
-        if needed > memory.blocks.available:
+        computed = run.tokens - 1 if run.arrived else cached * self._settings.block_size_tokens
+        tokens = self._portion(run.tokens - computed, budget)
+        if needed > memory.blocks.available or not tokens:
             return None
         self.waiting.popleft()
-        if run.ticket is not None:
-            memory.place(run, cached, run.ticket.tokens)
-            self._start_pull(run, run.ticket.blocks - cached)
-        elif run.arrived:
-            memory.place(run, cached, run.tokens)
-            run.computed = run.tokens - 1
-        else:
-            computed = cached * self._settings.block_size_tokens
-            memory.place(run, cached, computed + min(run.tokens - computed, longest, budget))
+        if ticket is not None and to_pull:
+            memory.place(run, cached, ticket.tokens)
+            self._start_pull(run, ticket, ticket.blocks - cached)
+            return run
+        if ticket is not None:
+            self._orders.append(FreeSource(ticket=ticket))
+            run.ticket = None
+        memory.place(run, cached, computed + tokens)
+        run.computed = computed
+        run.scheduled = tokens
         return run
 
-    def _start_pull(self, run: Run, blocks: int) -> None:
-        if run.ticket is None:
-            raise AssertionError(f"leg {run.leg_id} pulls without a ticket")
+    def _start_pull(self, run: Run, ticket: SimTicket, blocks: int) -> None:
         run.state = RunState.TRANSFER
         self.transfers[run.leg_id] = run
-        self._orders.append(StartPull(leg_id=run.leg_id, ticket=run.ticket, blocks=blocks))
+        self._orders.append(StartPull(leg_id=run.leg_id, ticket=ticket, blocks=blocks))
 
     def _promised_blocks(self) -> int:
         """What prompts that are being computed or pulled still need for all their tokens."""
