@@ -92,7 +92,8 @@ class VirtualFleet:
         address = f"{replica_id}:{next(self._lives)}"
         engine = engine_of(settings, engine_id=replica_id, model=model, address=address)
         said = engine.facts(replica_id=replica_id, side_channel=address)
-        facts = replace(said, pool=pool, role=role)
+        tells = said.cache_events and self._options.reporting.cached
+        facts = replace(said, pool=pool, role=role, cache_events=tells)
         replica = VirtualReplica(facts, engine, wiring(settings), self._world)
         self.replicas[replica_id] = replica
         for ingress in self.ingresses:

@@ -32,6 +32,8 @@ nobody can take a request at all, it is given up after an hour."""
 
 _REPORTS_PER_S = 400.0
 _BEAT_S = 0.25
+_UNSAID_S = 10.0
+"""How long changes are gathered that nobody is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class Scenario:
     coordinators: int = 1
     """Ingress replicas; requests go to one after the other."""
     index: IndexOptions | None = None
+    """None: the coordinator's own; or none at all for a trace whose prompts share nothing."""
     limits: CoordinatorLimits = GENEROUS
     seed: int = 0
     latency_s: float = 0.000_2
@@ -101,15 +104,18 @@ class Scenario:
         return tuple(f"{pool}-{number}" for pool, all_ in made.items() for number in range(all_))
 
 
-def economical(replicas: int, coordinators: int) -> Reporting:
+def economical(replicas: int, coordinators: int, *, shared: bool = True) -> Reporting:
     """Reports as the live link sends them, four a second, but no more than 400 a second in all.
 
     With one coordinator that is so for up to 100 replicas; 1,000 replicas report every 2.5 s. Who
     has nothing new to say is silent. What a coordinator has sent itself it knows without a report,
-    so with one coordinator little is lost by this.
+    so with one coordinator little is lost by this. Where no prompts are `shared`, nobody says what
+    is cached: it would be of use to nobody.
     """
     beat_s = max(_BEAT_S, replicas * coordinators / _REPORTS_PER_S)
-    return Reporting(beat_s=beat_s, always=False)
+    if shared:
+        return Reporting(beat_s=beat_s, always=False)
+    return Reporting(beat_s=beat_s, always=False, cached=False, cache_every_s=_UNSAID_S)
 
 
 def priors_of(scenario: Scenario) -> Mapping[str, EngineTiming]:

@@ -387,11 +387,13 @@ class VirtualReplica:
     def _flush(self) -> None:
         self._flush_due = False
         update = self.engine.take_cache_update() if self.alive else None
-        if update is not None:
+        if update is not None and self._world.reporting.cached:
             self._say_to_all(CacheChanged(replica_id=self.facts.replica_id, update=update))
 
     def _send_snapshot(self, session: Session) -> None:
         update = self.engine.take_cache_update()
+        if not self._world.reporting.cached:
+            return
         if update is not None:
             self._say_to_all(CacheChanged(replica_id=self.facts.replica_id, update=update))
         snapshot = self.engine.cache_snapshot()

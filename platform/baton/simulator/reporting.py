@@ -17,5 +17,7 @@ class Reporting:
     """How long cache changes are gathered before they are sent."""
     always: bool = True
     """Report even if nothing has happened since the last time, as the fleet link does."""
+    cached: bool = True
+    """Say what is cached."""
     patience_s: float = 1.0
     """The longest jump of an engine: so old may the tokens be that a client has not been sent."""

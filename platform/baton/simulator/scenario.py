@@ -16,6 +16,7 @@ from typing import assert_never
 from baton.control.coordinator import Coordinator
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Request
+from baton.policy.prefix_index import IndexMode, IndexOptions
 from baton.simulator.audience import Audience
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from baton.simulator.happenings import (
@@ -110,11 +111,12 @@ class _Stage:
         self._starting = dict.fromkeys(self._plans, 0)
         self._held_since_s: dict[str, float] = {}
         self._held_s = dict.fromkeys(self._plans, 0.0)
+        shared = scenario.index is not None or any(one.block_ids for one in trace.requests)
+        self._index = scenario.index if shared else IndexOptions(mode=IndexMode.EVENTS)
         replicas = len(scenario.replica_ids())
+        reporting = scenario.reporting or economical(replicas, scenario.coordinators, shared=shared)
         options = FleetOptions(
-            seed=scenario.seed,
-            latency_s=scenario.latency_s,
-            reporting=scenario.reporting or economical(replicas, scenario.coordinators),
+            seed=scenario.seed, latency_s=scenario.latency_s, reporting=reporting
         )
         first_s = trace.requests[0].at_s if trace.requests else 0.0
         self._begun_at_s = min(0.0, first_s)
@@ -147,7 +149,7 @@ class _Stage:
             coordinator = Coordinator(
                 limits=scenario.limits,
                 placer=scenario.placer(),
-                index=scenario.index,
+                index=self._index,
                 priors=priors,
                 seed=scenario.seed + number,
             )
