@@ -111,7 +111,7 @@ class Coordinator:
             self._journeys.deadlines.next_at_s(),
             self._legs.next_deadline_at_s(),
             self._journeys.retry_at_s,
-            self._prober.next_deadline_at_s(),
+            self._prober.next_deadline_at_s() if self._probes_pairs else None,
         )
         return min((at_s for at_s in times if at_s is not None), default=None)
 

@@ -111,12 +111,24 @@ class FleetTable:
             if view.load.queued_requests > 0:
                 self._queued_at_s[replica_id] = now_s
             unseen = self._sent[replica_id].unseen
-            for leg_id, (number, _) in tuple(unseen.items()):
-                if received_legs is not None and number > received_legs:
+            while unseen:
+                leg_id = next(iter(unseen))
+                if received_legs is not None and unseen[leg_id][0] > received_legs:
                     break
                 del unseen[leg_id]
-            view = replace(view, load=load, load_at_s=now_s)
-            self._put(replica_id, _with_unseen(view, unseen))
+            self._put(
+                replica_id,
+                ReplicaView(
+                    facts=view.facts,
+                    load=load,
+                    load_at_s=now_s,
+                    draining=view.draining,
+                    inflight_legs=view.inflight_legs,
+                    inflight_tokens=view.inflight_tokens,
+                    unseen_legs=len(unseen),
+                    unseen_tokens=sum([tokens for _, tokens in unseen.values()]) if unseen else 0,
+                ),
+            )
 
     def begin(self, replica_id: str, leg_id: str, tokens: int) -> None:
         """A leg was sent to a replica, which must compute so many prompt tokens for it."""
@@ -124,28 +136,16 @@ class FleetTable:
             sent = self._sent[replica_id]
             sent.legs += 1
             sent.unseen[leg_id] = (sent.legs, tokens)
-            view = replace(
-                view,
-                inflight_legs=view.inflight_legs + 1,
-                inflight_tokens=view.inflight_tokens + tokens,
-                unseen_legs=view.unseen_legs + 1,
-                unseen_tokens=view.unseen_tokens + tokens,
-            )
-            self._put(replica_id, view)
+            self._put(replica_id, _with_more(view, (1, tokens), (1, tokens)))
 
     def end(self, replica_id: str, leg_id: str, tokens: int) -> None:
         """A leg that was begun is over."""
         if view := self._views.get(replica_id):
             unseen = self._sent[replica_id].unseen
             was_unseen = unseen.pop(leg_id, None) is not None
-            view = replace(
-                view,
-                inflight_legs=view.inflight_legs - 1,
-                inflight_tokens=view.inflight_tokens - tokens,
-                unseen_legs=view.unseen_legs - was_unseen,
-                unseen_tokens=view.unseen_tokens - was_unseen * tokens,
+            self._put(
+                replica_id, _with_more(view, (-1, -tokens), (-was_unseen, -was_unseen * tokens))
             )
-            self._put(replica_id, view)
 
     def unsent(self, replica_id: str, leg_id: str) -> None:
         """A leg that was begun never left: the replica will not count it."""
@@ -190,6 +190,22 @@ class FleetTable:
 def _reported_legs(view: ReplicaView) -> int:
     load = view.load
     return load.running_requests + load.queued_requests + load.pulling_requests
+
+
+def _with_more(
+    view: ReplicaView, inflight: tuple[int, int], unseen: tuple[int, int]
+) -> ReplicaView:
+    """A view with so many more legs and tokens. Spelled out: `replace` takes four times as long."""
+    return ReplicaView(
+        facts=view.facts,
+        load=view.load,
+        load_at_s=view.load_at_s,
+        draining=view.draining,
+        inflight_legs=view.inflight_legs + inflight[0],
+        inflight_tokens=view.inflight_tokens + inflight[1],
+        unseen_legs=view.unseen_legs + unseen[0],
+        unseen_tokens=view.unseen_tokens + unseen[1],
+    )
 
 
 def _with_unseen(view: ReplicaView, unseen: dict[str, tuple[int, int]]) -> ReplicaView:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import sub
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
 from baton.perf.corrected import CorrectedTiming, Correction, busy_s
@@ -85,10 +86,11 @@ class TimingBook:
         """Learn from a replica's load report."""
         steps, base = load.steps, self._bases.get(facts.replica_id)
         self._bases[facts.replica_id] = steps
-        if base is None or _went_back(base, steps) or steps.steps == base.steps:
+        if base is None or steps.steps == base.steps:
             return
-        pool = self._pool(facts)
-        pool.learn(_difference(base, steps), now_s)
+        done = StepTotals(*map(sub, steps, base))
+        if min(done) >= 0:  # or else the engine has started again
+            self._pool(facts).learn(done, now_s)
 
     def observe_output(self, tokens: int, max_tokens: int) -> None:
         """A request that was allowed `max_tokens` ended by itself after `tokens`."""
@@ -236,19 +238,3 @@ class _Pool:
         # An engine that decodes and never says of how much context has it in the other terms.
         silent = self._decodes_seen and not self._context_seen
         return replace(costs, context_token_s=0.0) if silent else costs
-
-
-def _went_back(base: StepTotals, now: StepTotals) -> bool:
-    return any(later < earlier for earlier, later in zip(base, now, strict=True))
-
-
-def _difference(base: StepTotals, now: StepTotals) -> StepTotals:
-    return StepTotals(
-        steps=now.steps - base.steps,
-        busy_s=now.busy_s - base.busy_s,
-        prefill_tokens=now.prefill_tokens - base.prefill_tokens,
-        decode_tokens=now.decode_tokens - base.decode_tokens,
-        context_tokens=now.context_tokens - base.context_tokens,
-        prefill_steps=now.prefill_steps - base.prefill_steps,
-        decode_steps=now.decode_steps - base.decode_steps,
-    )
