@@ -1,0 +1,205 @@
+"""What engines can carry at best: rates in closed form, for means, without queues.
+
+Steady state and no headroom: an engine that prefills does so one prompt after the other; one that
+decodes keeps the largest batch that is fast enough and fits; one that does both spreads prompts
+evenly over its steps. The true rates at which objectives are met are lower, because arrivals come
+in bursts and lengths differ; how much lower is for the simulator to say.
+
+Source: rate matching of DistServe (OSDI'24) section 4 and TokenScale's token velocities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp
+
+from baton.perf.step_timing import StepBatch, StepTiming, chunk_pairs
+from baton.simulator.v1.settings import V1Settings
+
+_FINE = 24
+"""Halvings when a share of a step is sought: to one part in 16 million."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """The mean request."""
+
+    prompt_tokens: float
+    output_tokens: float
+    cached_tokens: float = 0.0
+    """Of the prompt, found in the prefix cache."""
+
+    @property
+    def computed_tokens(self) -> float:
+        """Of the prompt, that must be computed: one at least."""
+        return max(1.0, self.prompt_tokens - self.cached_tokens)
+
+    @property
+    def context_tokens(self) -> float:
+        """What a stream attends to, on average over its life."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+    @property
+    def kept_tokens(self) -> float:
+        """What a request needs room for in the KV cache in the end."""
+        return self.prompt_tokens + self.output_tokens
+
+
+def prefill_s(
+    timing: StepTiming, tokens: int, *, cached_tokens: int = 0, budget_tokens: int = 8192
+) -> float:
+    """One prompt of `tokens`, alone, in chunks: until its first token."""
+    done, took_s = min(cached_tokens, tokens - 1), 0.0
+    while done < tokens:
+        chunk = min(budget_tokens, tokens - done)
+        took_s += timing.step_s(
+            StepBatch(
+                prefill_tokens=chunk,
+                prefill_requests=1,
+                prefill_pairs=chunk_pairs(chunk, done),
+                prefill_context_tokens=done,
+                finished_prefills=int(done + chunk == tokens),
+            )
+        )
+        done += chunk
+    return took_s
+
+
+def decode_s(timing: StepTiming, batch: int, context_tokens: float) -> float:
+    """One step for `batch` streams that attend to `context_tokens` each."""
+    return timing.step_s(
+        StepBatch(decode_requests=batch, decode_context_tokens=round(batch * context_tokens))
+    )
+
+
+def largest_batch(
+    timing: StepTiming, *, context_tokens: float, tpot_s: float | None, most: int
+) -> int:
+    """The most streams, up to `most`, of which a step is no longer than `tpot_s`; 0 when none."""
+    if tpot_s is None:
+        return max(0, most)
+    limit_s = tpot_s
+    return _last(lambda batch: decode_s(timing, batch, context_tokens) <= limit_s, most)
+
+
+def room_requests(settings: V1Settings, mix: Mix) -> int:
+    """How many mean requests an engine has room for at once: KV cache and scheduler."""
+    tokens = settings.kv_blocks * settings.block_size_tokens
+    return min(settings.max_running_requests, int(tokens / mix.kept_tokens))
+
+
+def prefill_rate(settings: V1Settings, mix: Mix) -> float:
+    """Prompts per second."""
+    took_s = prefill_s(
+        settings.timing,
+        max(1, round(mix.prompt_tokens)),
+        cached_tokens=round(mix.prompt_tokens - mix.computed_tokens),
+        budget_tokens=settings.max_batched_tokens,
+    )
+    return settings.pipeline_stages / took_s
+
+
+def decode_rate(settings: V1Settings, mix: Mix, tpot_s: float | None) -> float:
+    """Requests per second of which every token comes within `tpot_s`; 0 when one is too slow."""
+    stages = settings.pipeline_stages
+    batch = largest_batch(
+        settings.timing,
+        context_tokens=mix.context_tokens,
+        tpot_s=tpot_s,
+        most=room_requests(settings, mix) // stages,
+    )
+    if not batch:
+        return 0.0
+    step_s = decode_s(settings.timing, batch, mix.context_tokens)
+    return stages * batch / step_s / mix.output_tokens
+
+
+def mixed_rate(settings: V1Settings, mix: Mix, tpot_s: float | None) -> float:
+    """Requests per second of an engine that prefills and decodes in the same steps.
+
+    With x requests a step in the mean, a step has x prompts' tokens to compute and one token for
+    each of x times the output's length streams; x is as large as the step may be long and as the
+    budget and the room allow.
+    """
+    stages, each = settings.pipeline_stages, mix.computed_tokens + mix.output_tokens
+    most = min(
+        settings.max_batched_tokens / each,
+        room_requests(settings, mix) / stages / mix.output_tokens,
+    )
+    low, high = most / (1 << _FINE), most
+    if tpot_s is not None and settings.timing.step_s(_mixed_batch(mix, low)) > tpot_s:
+        return 0.0
+    for _ in range(_FINE):
+        share = (low + high) / 2
+        if tpot_s is None or settings.timing.step_s(_mixed_batch(mix, share)) <= tpot_s:
+            low = share
+        else:
+            high = share
+    return stages * low / settings.timing.step_s(_mixed_batch(mix, low))
+
+
+def balance(prefill: V1Settings, decode: V1Settings, mix: Mix, tpot_s: float | None) -> float:
+    """Prefill replicas per decode replica that keep both busy; infinite when nobody can decode."""
+    carried = decode_rate(decode, mix, tpot_s)
+    return carried / prefill_rate(prefill, mix) if carried else float("inf")
+
+
+def _mixed_batch(mix: Mix, share: float) -> StepBatch:
+    computed = mix.computed_tokens
+    streams = share * mix.output_tokens
+    return StepBatch(
+        prefill_tokens=round(share * computed),
+        prefill_requests=round(share + 0.5),
+        prefill_pairs=share * chunk_pairs(round(computed), round(mix.prompt_tokens - computed)),
+        prefill_context_tokens=round(share * mix.prompt_tokens / 2),
+        decode_requests=round(streams),
+        decode_context_tokens=round(streams * mix.context_tokens),
+        finished_prefills=round(share),
+    )
+
+
+def _last(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` for which it holds, where it holds up to some number."""
+    low, high = 0, max(0, most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """How long one engine is busy with a prompt, over the prompts of a workload."""
+
+    mean_s: float
+    spread: float
+    """The variance of that over the square of the mean."""
+
+    @staticmethod
+    def of(times_s: Sequence[float]) -> Service:
+        """Of some prompts' times."""
+        mean_s = sum(times_s) / len(times_s)
+        variance = sum((one - mean_s) ** 2 for one in times_s) / len(times_s)
+        return Service(mean_s=mean_s, spread=variance / mean_s**2)
+
+    def rate_within(self, wait_s: float, share: float) -> float:
+        """Prompts per second of which that share waits no longer; 0 when there is no time to wait.
+
+        Source: Kingman's exponential tail of the wait in heavy traffic (1962) with Poisson
+        arrivals: P(W > t) = rho * exp(-2 (1 - rho) t / (S (1 + cv^2))).
+        """
+        if wait_s <= 0:
+            return 0.0
+        scale = 2 * wait_s / (self.mean_s * (1 + self.spread))
+        low, high = 0.0, 1.0
+        for _ in range(_FINE):
+            busy = (low + high) / 2
+            if busy * exp(-scale * (1 - busy)) <= 1 - share:
+                low = busy
+            else:
+                high = busy
+        return low / self.mean_s
