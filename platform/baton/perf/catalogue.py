@@ -101,11 +101,11 @@ _NVIDIA_ADA = (
         memory_bytes_per_s=864e9,
         flops=_teraflops(bf16=362.05, fp32=91.6, fp8=733, int8=733),
         peer_bytes_per_s=_PCIE_4,
-        network_bytes_per_s=_NIC_50,
+        network_bytes_per_s=_PCIE_4,
         host_bytes_per_s=_PCIE_4,
         price_per_hour=0.86,
-        source="NVIDIA L40S data sheet; network as in the OVX reference design with one 400"
-        " Gbit/s interface a device",
+        source="NVIDIA L40S data sheet; an interface of 400 Gbit/s a device, as far as PCIe 4.0"
+        " lets it",
     ),
     Accelerator(
         name="l4",

@@ -8,12 +8,33 @@ from baton.domain.errors import UnknownModel
 from baton.perf.hardware import Dtype
 
 _NOT_GATED = frozenset(
-    {"gpt2", "gpt_bigcode", "gptj", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "RefinedWeb"}
+    {
+        "gpt2",
+        "gpt_bigcode",
+        "gptj",
+        "gpt_neo",
+        "codegen",
+        "gpt_neox",
+        "opt",
+        "bloom",
+        "falcon",
+        "RefinedWeb",
+    }
     | {"RefinedWebModel", "mpt", "phi", "starcoder2", "nemotron"}
 )
 """Model types whose feed-forward has two matrices."""
 _FOUR_TIMES = frozenset(
-    {"gpt2", "gpt_bigcode", "gptj", "gpt_neo", "bloom", "falcon", "RefinedWeb", "RefinedWebModel"}
+    {
+        "gpt2",
+        "gpt_bigcode",
+        "gptj",
+        "gpt_neo",
+        "codegen",
+        "bloom",
+        "falcon",
+        "RefinedWeb",
+        "RefinedWebModel",
+    }
     | {"mpt"}
 )
 """Model types whose feed-forward is four times as wide as the hidden state unless they say so."""
@@ -29,6 +50,15 @@ _NO_TRANSFORMER = frozenset(
     | {"t5", "mt5", "umt5", "bart", "mbart", "whisper", "bert", "roberta", "deberta", "lfm2"}
 )
 """Model types with layers that are not attention, or that are no decoders."""
+_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+    },
+}
+"""What the smaller models of a family leave out, because its configuration class says so."""
 
 _QUANTIZED = {
     "fp8": Dtype.FP8,
@@ -53,7 +83,7 @@ _TORCH = {
 class ConfigJson:
     """One file, or the part of it that describes the language model."""
 
-    __slots__ = ("_config", "_name", "_outer")
+    __slots__ = ("_config", "_defaults", "_name", "_outer")
 
     def __init__(self, config: Mapping[str, object], name: str) -> None:
         self._outer = config
@@ -67,6 +97,7 @@ class ConfigJson:
             None,
         )
         self._config: Mapping[str, object] = nested if isinstance(nested, Mapping) else config
+        self._defaults = _DEFAULTS.get(self.model_type, {})
         if self.model_type in _NO_TRANSFORMER:
             raise UnknownModel(
                 f"{name}: got model_type {self.model_type!r}, wanted a decoder whose layers all"
@@ -95,18 +126,18 @@ class ConfigJson:
         return found
 
     def optional_count(self, *names: str) -> int | None:
-        """The same; None when there is none of them, or it is null."""
+        """The same; None when there is none of them, or it is null or 0."""
         for key in names:
-            value = self._config.get(key)
+            value = self._config.get(key, self._defaults.get(key))
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UnknownModel(
                     f"{self._name}: its config has {key!r}: got {value!r},"
                     " wanted a whole number above 0",
                     "use the config.json that came with the weights",
                 )
-            return value
+            return value or None
         return None
 
     # ------------------------------------------------------------------ attention
@@ -169,10 +200,10 @@ class ConfigJson:
         """Of a layer without experts; Llama 4 has its own key for those."""
         if self.model_type == "mpt":
             return hidden * (self.optional_count("expansion_ratio") or 4)
-        names = (
-            *("intermediate_size_mlp", "ffn_dim", "intermediate_size", "n_inner"),
-            *("ffn_hidden_size", "feed_forward_dim"),
-        )
+        names = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "feed_forward_dim")
+        between_experts = self.optional_count("intermediate_size_mlp")
+        if between_experts is not None:
+            return between_experts
         if self.model_type in _FOUR_TIMES:
             return self.optional_count(*names) or 4 * hidden
         return self.count(*names)
@@ -180,7 +211,8 @@ class ConfigJson:
     @property
     def gated_ffn(self) -> bool:
         """Whether the feed-forward has a gate."""
-        return self.model_type not in _NOT_GATED
+        squared = self._config.get("hidden_act") == "relu2"
+        return self.model_type not in _NOT_GATED and not squared
 
     def shared_experts(self, width: int) -> int:
         """Experts that every token goes through, in widths of a routed one."""
@@ -232,7 +264,14 @@ class ConfigJson:
         return Dtype.BF16
 
 
-_WINDOW_PERIODS: Mapping[str, int] = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2}
+_WINDOW_PERIODS: Mapping[str, int] = {
+    "gemma2": 2,
+    "gpt_oss": 2,
+    "llama4_text": 4,
+    "cohere2": 4,
+    "gemma3": 6,
+    "gemma3_text": 6,
+}
 """One layer in so many attends to everything, where older configs do not list them."""
 _BITS_OF_INT8 = 8
 _LEAST_LEN = 2048

@@ -226,7 +226,7 @@ def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
     """
     read = ConfigJson(config, name)
     hidden = read.count("hidden_size", "n_embd", "d_model")
-    heads = read.count("num_attention_heads", "n_head", "n_heads")
+    heads = read.count("num_attention_heads", "n_head", "n_heads", "num_heads")
     layers = read.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     latent = _latent(read)
     window_tokens, windowed_layers = read.windows(layers)
@@ -274,7 +274,7 @@ def _experts(read: ConfigJson, layers: int) -> Experts | None:
     if count is None or count == 1:
         return None
     active = read.count(
-        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk"
+        "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"
     )
     width = read.count("moe_intermediate_size", "expert_hidden_size", "intermediate_size")
     return Experts(

@@ -1,0 +1,559 @@
+"""What configs and names say of models, against what their authors publish."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.errors import UnknownModel
+from baton.perf.hardware import Dtype
+from baton.perf.known_models import KNOWN_MODELS, dtype_hint, shape_of
+from baton.perf.model_shape import ModelShape, from_config, weights_dtype
+
+LLAMA_8B: Mapping[str, object] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK_V3: Mapping[str, object] = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "num_hidden_layers": 61,
+    "vocab_size": 129280,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 163840,
+    "quantization_config": {"quant_method": "fp8"},
+}
+GPT_OSS_120B: Mapping[str, object] = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 36,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+QWEN3_30B: Mapping[str, object] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_hidden_layers": 48,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "max_window_layers": 48,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+OPT_13B: Mapping[str, object] = {
+    "model_type": "opt",
+    "hidden_size": 5120,
+    "ffn_dim": 20480,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "vocab_size": 50272,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float16",
+}
+BLOOM: Mapping[str, object] = {
+    "model_type": "bloom",
+    "n_embed": 14336,
+    "hidden_size": 14336,
+    "n_head": 112,
+    "n_layer": 70,
+    "vocab_size": 250880,
+    "seq_length": 2048,
+}
+FALCON_40B: Mapping[str, object] = {
+    "model_type": "falcon",
+    "hidden_size": 8192,
+    "num_attention_heads": 128,
+    "num_kv_heads": 8,
+    "new_decoder_architecture": True,
+    "num_hidden_layers": 60,
+    "vocab_size": 65024,
+}
+GPT_2: Mapping[str, object] = {
+    "model_type": "gpt2",
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "n_inner": None,
+    "vocab_size": 50257,
+}
+NEOX: Mapping[str, object] = {
+    "model_type": "gpt_neox",
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 44,
+    "vocab_size": 50432,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+}
+MIXTRAL: Mapping[str, object] = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+}
+GEMMA_2_9B: Mapping[str, object] = {
+    "model_type": "gemma2",
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "num_hidden_layers": 42,
+    "sliding_window": 4096,
+    "vocab_size": 256000,
+    "max_position_embeddings": 8192,
+}
+MAVERICK: Mapping[str, object] = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 48,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 8192,
+        "no_rope_layers": [],
+        "vocab_size": 202048,
+        "max_position_embeddings": 1048576,
+    },
+    "vision_config": {"hidden_size": 1408},
+    "tie_word_embeddings": False,
+}
+QWEN2_57B: Mapping[str, object] = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "moe_intermediate_size": 2560,
+    "shared_expert_intermediate_size": 20480,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 28,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "sliding_window": 65536,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+}
+GEMMA_3_4B: Mapping[str, object] = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+        "max_position_embeddings": 131072,
+    },
+}
+PHI_3_MINI: Mapping[str, object] = {
+    "model_type": "phi3",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_hidden_layers": 32,
+    "sliding_window": None,
+    "vocab_size": 32064,
+    "max_position_embeddings": 131072,
+}
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "config"),
+    [
+        ("meta-llama/Llama-3.1-8B", LLAMA_8B),
+        ("deepseek-ai/DeepSeek-V3", DEEPSEEK_V3),
+        ("openai/gpt-oss-120b", GPT_OSS_120B),
+        ("Qwen/Qwen3-30B-A3B", QWEN3_30B),
+        ("Qwen/Qwen2-57B-A14B", QWEN2_57B),
+        ("facebook/opt-13b", OPT_13B),
+        ("bigscience/bloom", BLOOM),
+        ("tiiuae/falcon-40b", FALCON_40B),
+        ("openai-community/gpt2", GPT_2),
+        ("EleutherAI/gpt-neox-20b", NEOX),
+        ("mistralai/Mixtral-8x7B-v0.1", MIXTRAL),
+        ("google/gemma-2-9b", GEMMA_2_9B),
+        ("google/gemma-3-4b", GEMMA_3_4B),
+        ("meta-llama/Llama-4-Maverick-17B-128E", MAVERICK),
+        ("microsoft/Phi-3-mini-128k", PHI_3_MINI),
+    ],
+)
+def test_a_config_and_a_name_describe_the_same_model(
+    hub_id: str, config: Mapping[str, object]
+) -> None:
+    assert from_config(config, name=hub_id) == KNOWN_MODELS[hub_id]
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "billions", "active_billions"),
+    [
+        ("meta-llama/Llama-2-13b-hf", 13.0, 13.0),
+        ("meta-llama/Llama-3.1-8B", 8.03, 8.03),
+        ("meta-llama/Llama-3.1-70B", 70.6, 70.6),
+        ("meta-llama/Llama-3.1-405B", 405.9, 405.9),
+        ("meta-llama/Llama-3.2-1B", 1.24, 1.24),
+        ("meta-llama/Llama-4-Maverick-17B-128E", 400, 17.2),
+        ("Qwen/Qwen2.5-7B", 7.62, 7.62),
+        ("Qwen/Qwen3-32B", 32.8, 32.8),
+        ("Qwen/Qwen3-30B-A3B", 30.5, 3.3),
+        ("Qwen/Qwen3-235B-A22B", 235, 22),
+        ("Qwen/Qwen2-57B-A14B", 57.4, 14.2),
+        ("mistralai/Mistral-7B-v0.1", 7.24, 7.24),
+        ("mistralai/Mistral-Large-2407", 122.6, 122.6),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.7, 12.9),
+        ("mistralai/Mixtral-8x22B-v0.1", 141, 39.1),
+        ("deepseek-ai/DeepSeek-V2", 236, 21.4),
+        ("deepseek-ai/DeepSeek-V3", 671, 37.5),
+        ("moonshotai/Kimi-K2", 1026, 32.9),
+        ("openai/gpt-oss-20b", 20.9, 4.2),
+        ("openai/gpt-oss-120b", 116.8, 5.7),
+        ("facebook/opt-13b", 12.85, 12.85),
+        ("facebook/opt-66b", 65.7, 65.7),
+        ("facebook/opt-175b", 175, 175),
+        ("bigscience/bloom", 176.2, 176.2),
+        ("google/gemma-2-9b", 9.24, 9.24),
+        ("google/gemma-3-27b", 27.0, 27.0),
+        ("microsoft/phi-4", 14.7, 14.7),
+        ("EleutherAI/gpt-neox-20b", 20.6, 20.6),
+    ],
+)
+def test_models_have_as_many_parameters_as_their_authors_say(
+    hub_id: str, billions: float, active_billions: float
+) -> None:
+    shape = shape_of(hub_id)
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert shape.active_parameters / 1e9 == pytest.approx(active_billions, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "kv_bytes"),
+    [
+        ("meta-llama/Llama-2-7b-hf", 524_288),
+        ("meta-llama/Llama-2-13b-hf", 819_200),
+        ("facebook/opt-13b", 819_200),
+        ("meta-llama/Llama-3.1-8B", 131_072),
+        ("mistralai/Mistral-7B-v0.3", 131_072),
+        ("mistralai/Mixtral-8x7B-v0.1", 131_072),
+        ("meta-llama/Llama-2-70b-hf", 327_680),
+        ("meta-llama/Llama-3.1-70B", 327_680),
+        ("meta-llama/Llama-3.1-405B", 516_096),
+        ("Qwen/Qwen3-32B", 262_144),
+        ("Qwen/Qwen3-30B-A3B", 98_304),
+        ("Qwen/Qwen3-235B-A22B", 192_512),
+        ("openai/gpt-oss-120b", 73_728),
+        ("deepseek-ai/DeepSeek-R1", 70_272),
+        ("facebook/opt-66b", 2_359_296),
+        ("facebook/opt-175b", 4_718_592),
+    ],
+)
+def test_a_token_takes_as_many_bytes_of_kv_cache_as_the_field_computes(
+    hub_id: str, kv_bytes: int
+) -> None:
+    shape = shape_of(hub_id)
+    assert shape.kv_token_bytes(Dtype.FP16) == kv_bytes
+    assert shape.kv_token_bytes(Dtype.FP8) == kv_bytes / 2
+
+
+def test_the_worked_figures_of_the_field_come_out() -> None:
+    llama_70b, llama_405b = shape_of("Llama-3-70B"), shape_of("Llama-3.1-405B")
+    assert llama_70b.kv_token_bytes(Dtype.FP16) == 320 * 1024
+    assert llama_70b.kv_bytes(4000, Dtype.FP16) / 1e9 == pytest.approx(1.31, abs=0.005)
+    assert llama_405b.parameters * 2 / 1e9 == pytest.approx(810, rel=0.005)
+
+
+def test_without_grouped_heads_a_token_takes_eight_times_the_kv_cache() -> None:
+    grouped = shape_of("meta-llama/Llama-3.1-70B")
+    ungrouped = replace(grouped, kv_heads=grouped.heads)
+    assert ungrouped.kv_token_bytes(Dtype.BF16) == 8 * grouped.kv_token_bytes(Dtype.BF16)
+
+
+def test_layers_with_a_window_keep_their_window_only() -> None:
+    shape = shape_of("openai/gpt-oss-120b")
+    token_bytes = shape.kv_token_bytes(Dtype.BF16)
+    assert shape.kv_bytes(100, Dtype.BF16) == 100 * token_bytes
+    assert shape.kv_bytes(128, Dtype.BF16) == 128 * token_bytes
+    assert shape.kv_bytes(1128, Dtype.BF16) == (128 + 1000 / 2) * token_bytes
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_more_tokens_never_take_fewer_bytes(one: int, more: int) -> None:
+    shape = shape_of("google/gemma-2-9b")
+    before, after = (shape.kv_bytes(tokens, Dtype.BF16) for tokens in (one, one + more))
+    assert before <= after <= before + more * shape.kv_token_bytes(Dtype.BF16)
+
+
+# --------------------------------------------------------------------------- experts
+
+
+@pytest.mark.parametrize("hub_id", ["mistralai/Mixtral-8x7B-v0.1", "deepseek-ai/DeepSeek-V3"])
+def test_one_token_touches_its_own_experts_and_many_tokens_touch_all(hub_id: str) -> None:
+    shape = shape_of(hub_id)
+    assert shape.touched_parameters(0) == shape.common_layer_parameters
+    assert shape.touched_parameters(1) == pytest.approx(shape.active_layer_parameters, rel=1e-9)
+    assert shape.touched_parameters(10_000) == pytest.approx(shape.layer_parameters, rel=1e-9)
+    touched = [shape.touched_parameters(tokens) for tokens in range(1, 200)]
+    assert touched == sorted(touched)
+
+
+def test_two_tokens_touch_the_experts_that_counting_expects() -> None:
+    """8 experts, 2 each: 2 + 2 * 6/8 = 3.5 are chosen by one of the two tokens."""
+    shape = shape_of("mistralai/Mixtral-8x7B-v0.1")
+    expected = shape.common_layer_parameters + 32 * 3.5 * shape.expert_parameters
+    assert shape.touched_parameters(2) == expected
+
+
+def test_a_dense_model_is_touched_whole_by_every_step() -> None:
+    shape = shape_of("meta-llama/Llama-3.1-8B")
+    assert shape.touched_parameters(1) == shape.touched_parameters(500) == shape.layer_parameters
+    assert shape.active_parameters == shape.parameters
+
+
+def test_tied_embeddings_are_stored_once_and_still_multiplied_with() -> None:
+    tied = shape_of("meta-llama/Llama-3.2-1B")
+    untied = replace(tied, tied_embeddings=False)
+    assert untied.parameters - tied.parameters == tied.output_parameters == 128_256 * 2048
+
+
+def test_latent_attention_decodes_wider_than_it_prefills() -> None:
+    """128 heads of (128 + 64 + 128) / 2 when unpacked, of (2 x 512 + 64) / 2 when absorbed."""
+    shape = shape_of("deepseek-ai/DeepSeek-V3")
+    assert (shape.attention_width, shape.decode_attention_width) == (128 * 160, 128 * 544)
+    plain = shape_of("meta-llama/Llama-3.1-70B")
+    assert plain.attention_width == plain.decode_attention_width == plain.hidden
+
+
+# --------------------------------------------------------------------------- configs
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "intermediate_size"],
+)
+def test_a_config_that_lacks_a_key_is_refused_by_its_name(key: str) -> None:
+    config = {name: value for name, value in LLAMA_8B.items() if name != key}
+    with pytest.raises(UnknownModel, match=f"^mine: its config has no '{key}'"):
+        from_config(config, name="mine")
+
+
+@pytest.mark.parametrize("value", [-1, "32", 3.5, True])
+def test_a_senseless_value_is_refused_with_what_it_is(value: object) -> None:
+    with pytest.raises(UnknownModel, match=f"'num_hidden_layers': got {value!r}"):
+        from_config({**LLAMA_8B, "num_hidden_layers": value}, name="mine")
+
+
+@pytest.mark.parametrize("key", ["qk_rope_head_dim", "v_head_dim", "num_experts_per_tok"])
+def test_half_a_latent_attention_or_mixture_is_refused(key: str) -> None:
+    config = {name: value for name, value in DEEPSEEK_V3.items() if name != key}
+    with pytest.raises(UnknownModel, match=key):
+        from_config(config, name="mine")
+
+
+def test_heads_that_do_not_divide_the_hidden_size_need_a_dimension_of_their_own() -> None:
+    config = {**LLAMA_8B, "num_attention_heads": 30, "num_key_value_heads": 10}
+    with pytest.raises(UnknownModel, match="4096 cannot be split among 30 heads"):
+        from_config(config, name="mine")
+    assert from_config({**config, "head_dim": 128}, name="mine").head_dim == 128
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "qwen3_next", "t5", "jamba"])
+def test_what_is_no_decoder_of_attention_layers_is_refused(model_type: str) -> None:
+    with pytest.raises(UnknownModel, match=f"got model_type '{model_type}'"):
+        from_config({**LLAMA_8B, "model_type": model_type}, name="mine")
+
+
+def shaped(**changes: object) -> ModelShape:
+    return from_config({**LLAMA_8B, **changes}, name="mine")
+
+
+def test_without_a_word_on_kv_heads_every_head_has_its_own() -> None:
+    assert shaped(num_key_value_heads=None).kv_heads == 32
+
+
+def test_a_window_counts_for_all_layers_unless_the_config_says_which() -> None:
+    assert shaped(sliding_window=4096).windowed_layers == 32
+    some = ["full_attention"] * 20 + ["sliding_attention"] * 12
+    assert shaped(sliding_window=4096, layer_types=some).windowed_layers == 12
+    assert shaped(sliding_window=4096, sliding_window_pattern=6).windowed_layers == 27
+    none = shaped(sliding_window=4096, layer_types=["full_attention"] * 32)
+    assert (none.window_tokens, none.windowed_layers) == (None, 0)
+
+
+def test_qwen_has_a_window_only_where_it_is_switched_on_and_behind_its_first_layers() -> None:
+    qwen = {"model_type": "qwen2", "sliding_window": 4096, "max_window_layers": 20}
+    assert shaped(**qwen).window_tokens is None
+    assert shaped(**qwen, use_sliding_window=True).windowed_layers == 12
+
+
+def test_falcon_shares_one_head_of_keys_unless_it_is_grouped() -> None:
+    old = {**FALCON_40B, "new_decoder_architecture": False, "multi_query": True}
+    assert from_config(old, name="mine").kv_heads == 1
+    assert from_config({**old, "multi_query": False}, name="mine").kv_heads == 128
+
+
+def test_dense_layers_are_the_first_the_listed_and_those_between() -> None:
+    def dense(**changes: object) -> int:
+        experts = from_config({**QWEN3_30B, **changes}, name="mine").experts
+        assert experts is not None
+        return experts.dense_layers
+
+    assert dense() == 0
+    assert dense(mlp_only_layers=[0, 1, 2]) == 3
+    assert dense(decoder_sparse_step=2) == 24
+    assert dense(first_k_dense_replace=4) == 4
+
+
+@pytest.mark.parametrize(
+    ("said", "dtype"),
+    [
+        ({}, Dtype.BF16),
+        ({"torch_dtype": "float16"}, Dtype.FP16),
+        ({"dtype": "float32"}, Dtype.FP32),
+        ({"quantization_config": {"quant_method": "fp8"}}, Dtype.FP8),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, Dtype.INT4),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, Dtype.INT8),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, Dtype.FP4),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, Dtype.FP4),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}},
+                }
+            },
+            Dtype.INT8,
+        ),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}},
+                }
+            },
+            Dtype.FP8,
+        ),
+        ({"text_config": {"model_type": "llama", "torch_dtype": "float16"}}, Dtype.FP16),
+    ],
+)
+def test_a_config_says_how_weights_are_stored(said: dict[str, object], dtype: Dtype) -> None:
+    assert weights_dtype(said) is dtype
+
+
+# --------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("said", "hub_id", "dtype"),
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B", None),
+        ("META-LLAMA/llama-3.1-70b", "meta-llama/Llama-3.1-70B", None),
+        ("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8", "meta-llama/Llama-3.1-70B", Dtype.FP8),
+        ("nvidia/Llama-3.1-405B-Instruct-FP4", "meta-llama/Llama-3.1-405B", Dtype.FP4),
+        ("Qwen/Qwen2.5-32B-Instruct-AWQ", "Qwen/Qwen2.5-32B", Dtype.INT4),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen/Qwen3-235B-A22B", Dtype.FP8),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "mistralai/Mistral-7B-v0.1", None),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistralai/Mistral-7B-v0.2", None),
+        ("mixtral-8x7b", "mistralai/Mixtral-8x7B-v0.1", None),
+        ("llama2-70b", "meta-llama/Llama-2-70b-hf", None),
+        ("bloom-176b", "bigscience/bloom", None),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-R1", Dtype.FP8),
+        ("openai/gpt-oss-120b", "openai/gpt-oss-120b", Dtype.FP4),
+        (
+            "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+            "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+            None,
+        ),
+    ],
+)
+def test_a_name_is_understood_with_what_people_add_to_it(
+    said: str, hub_id: str, dtype: Dtype | None
+) -> None:
+    assert shape_of(said).name == hub_id
+    assert dtype_hint(said) is dtype
+
+
+@pytest.mark.parametrize("hub_id", KNOWN_MODELS)
+def test_every_known_model_is_found_by_its_own_id(hub_id: str) -> None:
+    assert shape_of(hub_id) is KNOWN_MODELS[hub_id]
+
+
+@pytest.mark.parametrize("shape", KNOWN_MODELS.values(), ids=list(KNOWN_MODELS))
+def test_known_shapes_are_consistent(shape: ModelShape) -> None:
+    assert shape.heads % shape.kv_heads == 0
+    assert 0 <= shape.windowed_layers <= shape.layers
+    assert (shape.window_tokens is None) == (shape.windowed_layers == 0)
+    assert shape.active_parameters <= shape.parameters
+    assert shape.experts is None or shape.experts.active <= shape.experts.count
+
+
+def test_an_unknown_model_is_answered_with_near_names() -> None:
+    with pytest.raises(UnknownModel) as caught:
+        shape_of("meta-llama/Llama-3.1-71B")
+    assert "'meta-llama/Llama-3.1-71B'" in caught.value.why
+    assert "meta-llama/Llama-3.1-70B" in caught.value.remedy
+    assert "config.json" in caught.value.remedy
+
+
+def test_nothing_is_hinted_of_a_model_that_nobody_knows() -> None:
+    assert dtype_hint("someone/something") is None
+    assert dtype_hint("someone/something-fp8") is Dtype.FP8
