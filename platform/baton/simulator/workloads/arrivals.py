@@ -47,7 +47,12 @@ def varying(steps: Iterable[RateStep], until_s: float, rng: random.Random) -> It
         end_s = min(following.from_s, until_s)
         if step.rate_per_s > 0 and step.from_s < end_s:
             times_s = (step.from_s + at_s for at_s in poisson(step.rate_per_s, rng))
-            yield from takewhile(end_s.__gt__, times_s)
+            yield from before(end_s, times_s)
+
+
+def before(end_s: float, times_s: Iterable[float]) -> Iterator[float]:
+    """The times before one."""
+    return takewhile(lambda at_s: at_s < end_s, times_s)
 
 
 def _positive(value: float, what: str) -> float:

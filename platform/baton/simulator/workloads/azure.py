@@ -12,6 +12,7 @@ from baton.simulator.workloads.lines import (
     NS_PER_S,
     assembled,
     finite,
+    nanoseconds,
     numbered,
     parsed,
     since_first,
@@ -53,7 +54,7 @@ def seconds_ns(text: str) -> int:
     Raises:
         ValueError: it is no number.
     """
-    return round(finite(text, "time") * NS_PER_S)
+    return nanoseconds(finite(text, "time"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,12 @@ def since_first(times_ns: Sequence[int]) -> list[float]:
     return [(at - first) / NS_PER_S for at in times_ns]
 
 
+def nanoseconds(seconds: float) -> int:
+    """Whole nanoseconds, rounded after the seconds, which multiplied would lose the last digits."""
+    whole = math.floor(seconds)
+    return whole * NS_PER_S + round((seconds - whole) * NS_PER_S)
+
+
 def mapping(line: str) -> dict[str, object]:
     """The JSON object on a line.
 

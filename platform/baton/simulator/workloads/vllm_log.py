@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from baton.simulator.workloads.lines import (
-    NS_PER_S,
     assembled,
     finite,
     mapping,
+    nanoseconds,
     numbered,
     parsed,
     since_first,
@@ -39,7 +39,7 @@ def _parse(line: str) -> tuple[int, int, int]:
     if "arrival_time_ns" in fields:
         at_ns = round(finite(fields["arrival_time_ns"], "arrival_time_ns"))
     else:
-        at_ns = round(finite(fields.get("arrival_time"), "arrival_time") * NS_PER_S)
+        at_ns = nanoseconds(finite(fields.get("arrival_time"), "arrival_time"))
     return (
         at_ns,
         tokens(fields.get("input_toks"), "input_toks", at_least=1),

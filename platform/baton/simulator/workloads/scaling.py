@@ -1,0 +1,130 @@
+"""Makes traces rarer, denser or shorter without changing what they are like.
+
+To change the rate, requests are left out or copies of the trace are laid over each other. Squeezing
+time would keep the bursts' shape but change how long they last in steps of an engine; `compressed`
+does it for those who want to see just that. Source: ServeGen's and DistServe's way to scale traces.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator
+
+from baton.simulator.workloads.trace import Trace, TraceRequest
+
+
+def thin(trace: Trace, keep: float, rng: random.Random) -> Trace:
+    """Each request stays with chance `keep`; those of a session stay or go together.
+
+    With the same `rng`, what stays at a smaller `keep` also stays at a larger one. Prompts that
+    shared blocks with one another without a session share less afterwards.
+    """
+    if not 0 <= keep <= 1:
+        raise ValueError(f"keep is {keep}, wanted a share from 0 to 1")
+    return _with(trace, _kept(trace.requests, keep, rng))
+
+
+def superpose(trace: Trace, copies: float, rng: random.Random) -> Trace:
+    """The trace and copies of it, shifted in time; of a fractional copy that share is kept.
+
+    A copy is shifted by a random time and what sticks out is put in front, so that the rate is the
+    same all the time. Copies share no blocks and no sessions with each other. With the same `rng`,
+    fewer copies are a part of more.
+    """
+    if not 0 < copies < math.inf:
+        raise ValueError(f"copies is {copies}, wanted a number above 0")
+    whole = math.ceil(copies)
+    requests: list[TraceRequest] = []
+    for number in range(whole):
+        own = random.Random(rng.getrandbits(64))  # noqa: S311 - seeded, not secret
+        share = 1.0 if number < whole - 1 else copies - number
+        shift_s = own.random() * _period_s(trace) if number else 0.0
+        requests += _copy(trace, number, shift_s, share, own)
+    requests.sort(key=lambda one: one.at_s)
+    return _with(trace, requests)
+
+
+def at_rate(trace: Trace, rate_per_s: float, rng: random.Random) -> Trace:
+    """The trace, thinned or superposed so that on average so many requests arrive each second.
+
+    With the same `rng`, the requests at a lower rate are a part of those at a higher one: what is
+    found at one rate is not undone at the next by other luck.
+    """
+    if not trace.rate_per_s:
+        raise ValueError(f"trace {trace.name!r} has no rate to scale: all arrive at once")
+    return superpose(trace, rate_per_s / trace.rate_per_s, rng)
+
+
+def compressed(trace: Trace, factor: float) -> Trace:
+    """All arrivals `factor` times as fast. This changes what bursts do: see the module."""
+    if not 0 < factor < math.inf:
+        raise ValueError(f"factor is {factor}, wanted a number above 0")
+    return _with(trace, (one._replace(at_s=one.at_s / factor) for one in trace.requests))
+
+
+def cut(trace: Trace, from_s: float = 0.0, until_s: float = math.inf) -> Trace:
+    """What arrives from one time until before another, counted from the former."""
+    return _with(
+        trace,
+        (
+            one._replace(at_s=one.at_s - from_s)
+            for one in trace.requests
+            if from_s <= one.at_s < until_s
+        ),
+    )
+
+
+def first(trace: Trace, requests: int) -> Trace:
+    """Its first requests."""
+    return _with(trace, trace.requests[:requests])
+
+
+def _with(trace: Trace, requests: Iterable[TraceRequest]) -> Trace:
+    return Trace(
+        name=trace.name,
+        requests=tuple(requests),
+        block_tokens=trace.block_tokens,
+        skipped_lines=trace.skipped_lines,
+        reordered_lines=trace.reordered_lines,
+    )
+
+
+def _kept(
+    requests: Iterable[TraceRequest], keep: float, rng: random.Random
+) -> Iterator[TraceRequest]:
+    sessions: dict[str, float] = {}
+    for one in requests:
+        luck = rng.random()
+        if one.session_id is not None:
+            luck = sessions.setdefault(one.session_id, luck)
+        if luck < keep:
+            yield one
+
+
+def _copy(
+    trace: Trace, number: int, shift_s: float, share: float, rng: random.Random
+) -> Iterator[TraceRequest]:
+    if not number:
+        yield from _kept(trace.requests, share, rng)
+        return
+    first_s = trace.requests[0].at_s if trace.requests else 0.0
+    ids_offset, period_s = number * _ids_span(trace), _period_s(trace)
+    for one in _kept(trace.requests, share, rng):
+        session = one.session_id
+        yield one._replace(
+            at_s=first_s + (one.at_s - first_s + shift_s) % period_s,
+            block_ids=tuple(block + ids_offset for block in one.block_ids),
+            session_id=session if session is None else f"{session}~{number}",
+        )
+
+
+def _ids_span(trace: Trace) -> int:
+    lowest = min((min(one.block_ids) for one in trace.requests if one.block_ids), default=0)
+    highest = max((max(one.block_ids) for one in trace.requests if one.block_ids), default=0)
+    return highest - lowest + 1
+
+
+def _period_s(trace: Trace) -> float:
+    """One mean gap longer than its span, so that laid end to end it goes on at its rate."""
+    return trace.span_s + 1 / trace.rate_per_s if trace.rate_per_s else 1.0

@@ -1,0 +1,108 @@
+"""What a trace is like, in numbers: rate, bursts, lengths, and how much prompts share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, pstdev
+
+from baton.simulator.outcome import quantile
+from baton.simulator.workloads.trace import Trace, TraceRequest
+
+PEAK_WINDOW_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How some numbers are distributed."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceStatistics:
+    """What a trace is like."""
+
+    requests: int
+    span_s: float
+    rate_per_s: float
+    gap_cv: float
+    """Coefficient of variation of the time between arrivals: 1 is Poisson, above it bursts."""
+    peak_to_mean: float
+    """Requests in the busiest 10 s, counted from the first arrival, over those in the mean 10 s."""
+    prompt_tokens: Spread
+    output_tokens: Spread
+    reused_share: float
+    """Of all prompt tokens, those in front that an endless cache would have held already."""
+    reused_mean: float
+    """The mean over requests of that share of each."""
+
+
+def describe(trace: Trace) -> TraceStatistics:
+    """The statistics of a trace that has requests.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if not trace.requests:
+        raise ValueError(f"trace {trace.name!r} has no requests to describe")
+    arrivals_s = [one.at_s for one in trace.requests]
+    reused = reused_tokens(trace)
+    prompts = [one.prompt_tokens for one in trace.requests]
+    return TraceStatistics(
+        requests=len(trace),
+        span_s=trace.span_s,
+        rate_per_s=trace.rate_per_s,
+        gap_cv=_gap_cv(arrivals_s),
+        peak_to_mean=_peak_to_mean(arrivals_s),
+        prompt_tokens=spread(prompts),
+        output_tokens=spread([one.output_tokens for one in trace.requests]),
+        reused_share=sum(reused) / sum(prompts),
+        reused_mean=fmean(some / of for some, of in zip(reused, prompts, strict=True)),
+    )
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """How some numbers, at least one, are distributed."""
+    p50, p90, p99 = (quantile(values, q) for q in (0.5, 0.9, 0.99))
+    return Spread(mean=fmean(values), p50=p50, p90=p90, p99=p99, most=max(values))
+
+
+def reused_tokens(trace: Trace) -> list[int]:
+    """Of each request, how many tokens in front an endless cache would hold when it arrives.
+
+    A partly filled last block counts as far as it is filled.
+    """
+    seen: set[int] = set()
+    return [_reused(one, trace.block_tokens, seen) for one in trace.requests]
+
+
+def _reused(one: TraceRequest, block_tokens: int, seen: set[int]) -> int:
+    """Also adds the request's blocks, those of its output too, to what was `seen`."""
+    chain, hits, unbroken = 0, 0, True
+    for block in one.block_ids:
+        chain = hash((chain, block))
+        unbroken = unbroken and chain in seen
+        hits += unbroken
+        seen.add(chain)
+    return min(hits * block_tokens, one.prompt_tokens)
+
+
+def _gap_cv(arrivals_s: Sequence[float]) -> float:
+    gaps_s = [later - earlier for earlier, later in pairwise(arrivals_s)]
+    mean_s = fmean(gaps_s) if gaps_s else 0.0
+    return pstdev(gaps_s) / mean_s if mean_s else 0.0
+
+
+def _peak_to_mean(arrivals_s: Sequence[float]) -> float:
+    span_s = arrivals_s[-1] - arrivals_s[0]
+    if span_s < PEAK_WINDOW_S:
+        return 1.0
+    windows = Counter(int((at_s - arrivals_s[0]) / PEAK_WINDOW_S) for at_s in arrivals_s)
+    return max(windows.values()) / (len(arrivals_s) * PEAK_WINDOW_S / span_s)

@@ -1,0 +1,287 @@
+"""Traces as files: told apart, read, written, and what is said of a bad line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.errors import BadTrace
+from baton.simulator.workloads import azure, lengths, mooncake
+from baton.simulator.workloads.formats import TraceFormat, detect, read_trace
+from baton.simulator.workloads.lengths import Lengths
+from baton.simulator.workloads.trace import Trace, TraceRequest
+
+AZURE = [
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n",
+    "2023-11-16 18:17:03.9799600,4808,10\r\n",
+    "2023-11-16 18:17:04.0319600,3180,8\r\n",
+]
+MOONCAKE = [
+    '{"timestamp": 27000, "input_length": 955, "output_length": 52, "hash_ids": [46, 47]}\n'
+]
+LOG = [
+    '{"request_id": "b-0", "input_toks": 7, "output_toks": 5, "arrival_time": 1777142838.25}\n',
+    '{"request_id": "b-1", "input_toks": 9, "output_toks": 3, "arrival_time": 1777142838.75}\n',
+]
+LENGTHS = ["num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n", "18,243,261,13.5\n"]
+RATES = [
+    "t_s,req_per_s,active_clients,mean_input_tokens,mean_output_tokens\n",
+    "0,4.0,55,100,20\n",
+    "600,0.0,0,,\n",
+    "1200,8.0,54,300,40\n",
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        (AZURE, TraceFormat.AZURE),
+        (MOONCAKE, TraceFormat.MOONCAKE),
+        (LOG, TraceFormat.VLLM_LOG),
+        (LENGTHS, TraceFormat.LENGTHS),
+        (RATES, TraceFormat.RATE_SERIES),
+        (["arrived_at,num_prefill_tokens,num_decode_tokens"], TraceFormat.AZURE),
+        (["Timestamp,Model,Request tokens,Response tokens,Total tokens"], TraceFormat.AZURE),
+        (['\ufeff"TIMESTAMP","ContextTokens","GeneratedTokens"'], TraceFormat.AZURE),
+        (['{"input_toks": 12, '], TraceFormat.VLLM_LOG),
+        (["{oops"], TraceFormat.MOONCAKE),
+    ],
+)
+def test_a_format_is_told_by_the_first_line(lines: list[str], wanted: TraceFormat) -> None:
+    assert detect(lines[0], "f") is wanted
+
+
+@pytest.mark.parametrize("lines", [["a,b,c\n", "1,2,3\n"], ['{"prompt": "hello"}\n'], ["\n"], []])
+def test_an_unknown_format_is_refused_with_what_would_do(lines: list[str]) -> None:
+    with pytest.raises(BadTrace, match=r"wanted JSON lines|no known format has the fields prompt"):
+        read_trace("f", lines)
+
+
+def test_an_azure_trace_begins_with_its_first_arrival_to_the_tenth_of_a_microsecond() -> None:
+    trace = read_trace("conv", AZURE)
+    assert trace.requests == (TraceRequest(0.0, 4808, 10), TraceRequest(0.052, 3180, 8))
+
+
+@pytest.mark.parametrize(
+    ("date", "seconds"),
+    [
+        ("1970-01-02 00:00:01.5", 86401.5),
+        ("2024-03-01 00:00:00", 1709251200),
+        ("2024-02-29 23:59:59.25+00:00", 1709251199.25),
+        ("2024-03-01T01:30:00+01:30", 1709251200),
+        ("2024-02-29 19:00:00-05:00", 1709251200),
+        ("2024-03-01 00:00:00Z", 1709251200),
+    ],
+)
+def test_a_date_counts_from_1970(date: str, seconds: float) -> None:
+    assert azure.date_ns(date) == int(seconds * 4) * 250_000_000
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("2023-11-16 18:17:05,12", "2 cells, wanted 3"),
+        ("2023-11-16 18:17:05,1,2,3", "4 cells, wanted 3"),
+        ("2023-13-16 18:17:05,12,1", "month"),
+        ("2023-11-16 24:17:05,12,1", "no such hour"),
+        ("2023-11-16 12:17:61,12,1", "no such hour, minute or second"),
+        ("yesterday,12,1", "wanted a date"),
+        ("2023-11-16 18:17:05,0,1", "contexttokens is '0'"),
+        ("2023-11-16 18:17:05,12.5,1", "contexttokens is '12.5'"),
+        ("2023-11-16 18:17:05,12,-1", "generatedtokens is '-1'"),
+        ("2023-11-16 18:17:05,12,nan", "generatedtokens is 'nan'"),
+        ("2023-11-16 18:17:05,12,1e99", "generatedtokens is '1e99'"),
+        ("2023-11-16 18:17:05,,1", "contexttokens is ''"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_line_and_what_and_can_be_skipped(row: str, what: str) -> None:
+    lines = [*AZURE, "\n", row + "\n"]
+    with pytest.raises(BadTrace) as found:
+        read_trace("conv.csv", lines)
+    assert (found.value.name, found.value.line) == ("conv.csv", 5)
+    assert what in found.value.what
+    kept = read_trace("conv.csv", lines, skip_bad=True)
+    assert (len(kept), kept.skipped_lines) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "got list"),
+        ('{"timestamp": 1, "output_length": 3}', "input_length is missing"),
+        ('{"timestamp": NaN, "input_length": 2, "output_length": 3}', "timestamp is nan"),
+        ('{"input_length": 2, "output_length": 3}', "timestamp is missing"),
+        ('{"input_length": 2, "output_length": 3, "delay": 9}', "open loop"),
+        ('{"at_s": -1, "input_length": 2, "output_length": 3}', "at_s is -1"),
+        ('{"timestamp": 1, "input_length": true, "output_length": 3}', "input_length is True"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": ["a"]}', "hash_ids"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 3, "hash_ids": 4}', "hash_ids"),
+        ('{"timestamp": 1, "input_length": 2, "output_length": 3, "session_id": []}', "session_id"),
+    ],
+)
+def test_a_bad_json_line_is_named_too(line: str, what: str) -> None:
+    with pytest.raises(BadTrace, match="line 2") as found:
+        read_trace("t.jsonl", [*MOONCAKE, line])
+    assert what in found.value.what
+    assert read_trace("t.jsonl", [*MOONCAKE, line], skip_bad=True).skipped_lines == 1
+
+
+def test_a_trace_of_nothing_but_bad_lines_is_refused_even_when_they_may_be_skipped() -> None:
+    with pytest.raises(BadTrace, match="holds no requests, and 1 lines that were skipped"):
+        read_trace("t", ["{oops"], skip_bad=True)
+
+
+def test_requests_are_sorted_by_arrival_and_those_at_one_time_keep_their_order() -> None:
+    rows = [f"{at},{prompt},1" for at, prompt in ((5, 1), (2, 2), (5, 3), (2, 4), (9, 5))]
+    trace = azure.read(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows], "t")
+    assert [one.prompt_tokens for one in trace.requests] == [2, 4, 1, 3, 5]
+    assert trace.reordered_lines == 2
+
+
+def test_who_generated_nothing_counts_as_one_token() -> None:
+    trace = azure.read(["arrived_at,num_prefill_tokens,num_decode_tokens", "0,7,0"], "t")
+    assert trace.requests[0].output_tokens == 1
+
+
+def test_a_vllm_log_gives_arrivals_and_lengths() -> None:
+    assert read_trace("log", LOG).requests == (TraceRequest(0.0, 7, 5), TraceRequest(0.5, 9, 3))
+
+
+def test_lengths_alone_need_a_rate() -> None:
+    assert lengths.read(LENGTHS, "l") == ((Lengths(18, 243),), 0)
+    with pytest.raises(BadTrace, match="give a rate"):
+        read_trace("l", LENGTHS)
+    many = read_trace("l", [LENGTHS[0], *LENGTHS[1:] * 4000], rate_per_s=20.0)
+    assert len(many) == 4000
+    assert many.rate_per_s == pytest.approx(20.0, rel=0.06)
+
+
+def test_a_series_of_rates_becomes_arrivals_with_its_rates_and_mean_lengths() -> None:
+    trace = read_trace("r", RATES)
+    by_window = [
+        [one for one in trace.requests if start <= one.at_s < start + 600]
+        for start in (0, 600, 1200)
+    ]
+    assert sum(map(len, by_window)) == len(trace)
+    assert [len(one) for one in by_window] == pytest.approx([2400, 0, 4800], rel=0.07)
+    for requests, prompt, output in ((by_window[0], 100, 20), (by_window[2], 300, 40)):
+        mean_prompt = sum(one.prompt_tokens for one in requests) / len(requests)
+        mean_output = sum(one.output_tokens for one in requests) / len(requests)
+        assert (mean_prompt, mean_output) == pytest.approx((prompt, output), rel=0.1)
+
+
+def test_a_series_of_rates_is_scaled_to_the_mean_that_is_asked_for() -> None:
+    assert len(read_trace("r", RATES, rate_per_s=1.0)) == pytest.approx(1800, rel=0.1)
+
+
+def test_a_series_that_asks_for_more_than_memory_holds_says_at_what_rate_it_would_do() -> None:
+    with pytest.raises(BadTrace, match="scale it with a rate below"):
+        read_trace("r", [RATES[0], "0,100000,1,10,10", "600,1,1,10,10"])
+
+
+def ticking(*ticks_ms: int) -> list[str]:
+    return [
+        json.dumps({"timestamp": tick, "input_length": number + 1, "output_length": 1})
+        for number, tick in enumerate(ticks_ms)
+    ]
+
+
+def test_ticks_are_spread_evenly_and_keep_the_order_of_the_file() -> None:
+    ticks = [3000 * (number // 50) - (number // 50 % 2) for number in range(2000)]
+    trace = read_trace("m", ticking(*ticks))
+    assert [one.prompt_tokens for one in trace.requests] == list(range(1, 2001))
+    assert trace.reordered_lines == 0
+    inside = [one.at_s - tick / 1000 for one, tick in zip(trace.requests, ticks, strict=True)]
+    assert all(0 <= one < 3.002 for one in inside)
+    assert sum(inside) / len(inside) == pytest.approx(1.5, abs=0.1)
+    quarter = sum(one < 0.75 for one in inside) / len(inside)
+    assert quarter == pytest.approx(0.25, abs=0.04)
+
+
+def test_spreading_is_the_same_for_the_same_seed_only() -> None:
+    lines = ticking(0, 0, 0, 0, 3000, 3000, 3000, 3000)
+    assert read_trace("m", lines) == read_trace("m", lines)
+    assert read_trace("m", lines, seed=1) != read_trace("m", lines)
+
+
+def test_times_that_do_not_tick_are_left_alone() -> None:
+    sparse = mooncake.read(ticking(7000, 10000, 13000, 13000), "m")
+    assert [one.at_s for one in sparse.requests] == [0, 3, 6, 6]
+    told = mooncake.read(ticking(0, 0, 0, 0, 3000, 3000), "m", spread_s=0)
+    assert [one.at_s for one in told.requests] == [0, 0, 0, 0, 3, 3]
+    fine = mooncake.read(ticking(0, 0, 0, 0, 10, 10), "m")
+    assert fine.requests[-1].at_s == 0.01
+
+
+@pytest.mark.parametrize("size", [16, 64, 512])
+@pytest.mark.parametrize("full_only", [False, True])
+def test_the_size_of_blocks_is_found_in_the_lengths(size: int, *, full_only: bool) -> None:
+    lines = []
+    for prompt in range(600, 4000, 37):
+        blocks = prompt // size if full_only else -(-prompt // size)
+        ids = list(range(blocks))
+        lines.append(
+            json.dumps(
+                {"timestamp": 0, "input_length": prompt, "output_length": 1, "hash_ids": ids}
+            )
+        )
+    assert read_trace("m", lines).block_tokens == size
+
+
+def test_blocks_of_no_known_size_are_refused() -> None:
+    line = '{"timestamp": 0, "input_length": 900, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5]}'
+    with pytest.raises(BadTrace, match="block_tokens"):
+        read_trace("m", [line])
+    assert mooncake.read([line], "m", block_tokens=180).block_tokens == 180
+
+
+def test_ids_that_name_only_a_beginning_of_each_prompt_are_of_mooncakes_blocks() -> None:
+    line = '{"timestamp": 0, "input_length": 7000, "output_length": 1, "hash_ids": [1, 2, 3]}'
+    assert read_trace("m", [line]).block_tokens == 512
+
+
+REQUESTS = st.builds(
+    TraceRequest,
+    st.floats(0, 1e9, allow_nan=False),
+    st.integers(1, 10**6),
+    st.integers(1, 10**6),
+    st.lists(st.integers(-(2**60), 2**60), max_size=5).map(tuple),
+    st.none() | st.text(),
+    st.none() | st.text(),
+)
+
+
+@given(st.lists(REQUESTS, min_size=1, max_size=8), st.sampled_from((7, 16, 512)))
+def test_what_is_written_is_read_back_exactly(requests: list[TraceRequest], size: int) -> None:
+    requests.sort(key=lambda one: one.at_s)
+    block_tokens = size if any(one.block_ids for one in requests) else 512
+    trace = Trace(name="t", requests=tuple(requests), block_tokens=block_tokens)
+    assert read_trace("t", list(mooncake.write(trace))) == trace
+
+
+def test_readers_of_mooncake_files_find_all_they_need_in_what_is_written() -> None:
+    trace = Trace(name="t", requests=(TraceRequest(1.2345, 700, 9, (4, 5)),))
+    (line,) = mooncake.write(trace)
+    assert json.loads(line) == {
+        "timestamp": 1234,
+        "at_s": 1.2345,
+        "input_length": 700,
+        "output_length": 9,
+        "hash_ids": [4, 5],
+        "block_tokens": 512,
+    }
+
+
+@given(st.lists(st.text(max_size=40), max_size=6))
+def test_whatever_a_file_holds_it_is_read_or_refused_as_a_bad_trace(lines: list[str]) -> None:
+    for head in ([], [AZURE[0]], MOONCAKE, LOG, LENGTHS, RATES):
+        try:
+            trace = read_trace("f", [*head, *lines], rate_per_s=1.0)
+        except BadTrace as refused:
+            assert refused.name == "f"  # noqa: PT017 - either way is right
+        else:
+            assert trace.skipped_lines == 0

@@ -1,0 +1,208 @@
+"""Workloads that are made up: rates, lengths, what prompts share, and the same again by seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from itertools import islice, pairwise
+from statistics import fmean, pstdev
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.domain.outline import Outline
+from baton.simulator.workloads import arrivals
+from baton.simulator.workloads.arrivals import RateStep
+from baton.simulator.workloads.generators import Phase, ToolAgents, phased
+from baton.simulator.workloads.lengths import Lengths, Lognormal, among, empirical, fixed
+from baton.simulator.workloads.presets import WORKLOADS, synthetic
+from baton.simulator.workloads.sessions import Conversations
+from baton.simulator.workloads.trace import Trace, TraceRequest, as_request
+
+SHORT = Lognormal(40, 0.5)
+
+
+def conversations(**changes: float) -> Conversations:
+    return Conversations(
+        turns=changes.get("turns", 5.0),
+        system_tokens=int(changes.get("system_tokens", 100)),
+        message=SHORT,
+        output=SHORT,
+        think_s_mean=10.0,
+        most_context_tokens=int(changes.get("most_context_tokens", 1 << 15)),
+    )
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gamma_arrivals_have_the_rate_and_the_burstiness_of_vllms_benchmark(
+    burstiness: float,
+) -> None:
+    times = list(islice(arrivals.gamma(8.0, burstiness, random.Random(3)), 20_000))
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert fmean(gaps) == pytest.approx(1 / 8, rel=0.05)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(1 / math.sqrt(burstiness), rel=0.06)
+
+
+def test_constant_arrivals_are_evenly_spaced() -> None:
+    assert list(islice(arrivals.constant(4.0), 4)) == [0, 0.25, 0.5, 0.75]
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="rate_per_s"):
+        arrivals.poisson(rate, random.Random(1))
+
+
+def test_arrivals_follow_a_rate_that_changes() -> None:
+    steps = [RateStep(from_s=at, rate_per_s=rate) for at, rate in ((0, 20.0), (100, 0.0), (150, 5))]
+    times = list(arrivals.varying(steps, 350, random.Random(5)))
+    assert times == sorted(times)
+    counts = Counter("a" if at < 100 else "b" if at < 150 else "c" for at in times)
+    assert counts["a"] == pytest.approx(2000, rel=0.08)
+    assert counts["b"] == 0
+    assert counts["c"] == pytest.approx(1000, rel=0.1)
+    assert times[-1] < 350
+
+
+def test_lognormal_lengths_have_their_mean_and_spread() -> None:
+    rng = random.Random(7)
+    drawn = [Lognormal(1000, 0.8).draw(rng) for _ in range(20_000)]
+    assert fmean(drawn) == pytest.approx(1000, rel=0.03)
+    assert pstdev(drawn) / fmean(drawn) == pytest.approx(0.8, rel=0.06)
+
+
+@given(st.floats(1, 1e4), st.floats(0, 3), st.integers(1, 5000), st.integers())
+def test_lengths_are_at_least_one_and_never_above_their_limit(
+    mean: float, cv: float, most: int, seed: int
+) -> None:
+    assert 1 <= Lognormal(mean, cv, most).draw(random.Random(seed)) <= most
+
+
+def test_empirical_lengths_keep_prompt_and_output_together() -> None:
+    trace = Trace(name="t", requests=(TraceRequest(0, 1, 10), TraceRequest(0, 2, 20)))
+    rng = random.Random(2)
+    assert {empirical(trace)(rng) for _ in range(50)} == {Lengths(1, 10), Lengths(2, 20)}
+    with pytest.raises(ValueError, match="no lengths"):
+        among([])
+
+
+@settings(max_examples=30)
+@given(st.integers(), st.integers(0, 300), st.floats(1, 8))
+def test_a_turn_begins_with_all_that_was_said_before(
+    seed: int, system_tokens: int, turns: float
+) -> None:
+    made = conversations(system_tokens=system_tokens, turns=turns)
+    trace = made.generate("chat", [0.0, 1.0, 2.0], random.Random(seed))
+    sessions: dict[str | None, list[TraceRequest]] = defaultdict(list)
+    for one in trace.requests:
+        sessions[one.session_id].append(one)
+    shared = system_tokens // trace.block_tokens
+    assert len(sessions) == 3
+    for turns_of_it in sessions.values():
+        for one in turns_of_it:
+            said = one.prompt_tokens + one.output_tokens
+            assert len(one.block_ids) == -(-said // trace.block_tokens)
+            assert one.block_ids[:shared] == trace.requests[0].block_ids[:shared]
+        for one, following in pairwise(turns_of_it):
+            assert following.block_ids[: len(one.block_ids)] == one.block_ids
+            assert following.prompt_tokens > one.prompt_tokens + one.output_tokens
+            assert following.at_s > one.at_s
+    own = [set(turns_of_it[-1].block_ids[shared:]) for turns_of_it in sessions.values()]
+    assert len(own[0] | own[1] | own[2]) == sum(map(len, own))
+
+
+def test_what_an_engine_generated_is_the_front_of_the_next_turns_prompt() -> None:
+    trace = conversations().generate("chat", [0.0], random.Random(1))
+    first, second = (
+        as_request(one, number, block_tokens=trace.block_tokens)
+        for number, one in enumerate(trace.requests[:2])
+    )
+    outline, later = first.prompt_token_ids, second.prompt_token_ids
+    assert isinstance(outline, Outline)
+    assert isinstance(later, Outline)
+    said = outline.extended(trace.requests[0].output_tokens)
+    assert list(later[: len(said)]) == list(said)
+    assert later.chain(0, 16)[: len(said) // 16] == said.chain(0, 16)
+
+
+def test_conversations_have_their_mean_number_of_turns_and_think_in_between() -> None:
+    trace = conversations(turns=3.0).generate("chat", range(2000), random.Random(4))
+    assert len(trace) == pytest.approx(6000, rel=0.06)
+    sessions: dict[str | None, list[TraceRequest]] = defaultdict(list)
+    for one in trace.requests:
+        sessions[one.session_id].append(one)
+    thinking = [
+        later.at_s - one.at_s - one.output_tokens * 0.03
+        for turns in sessions.values()
+        for one, later in pairwise(turns)
+    ]
+    assert min(thinking) > 0
+    assert fmean(thinking) == pytest.approx(10.0, rel=0.06)
+
+
+def test_a_session_ends_before_its_context_is_too_long() -> None:
+    made = conversations(turns=1000.0, most_context_tokens=2000)
+    trace = made.generate("chat", range(20), random.Random(4))
+    longest = max(one.prompt_tokens + one.output_tokens for one in trace.requests)
+    assert 1500 < longest <= 2000
+
+
+def test_turns_that_would_come_too_late_are_left_out() -> None:
+    trace = conversations().generate("chat", range(30), random.Random(4), until_s=60.0)
+    assert len(trace) > 30
+    assert trace.requests[-1].at_s < 60
+
+
+def test_agents_share_prompts_by_a_zipf_law_and_nothing_else() -> None:
+    agents = ToolAgents(
+        shared_prompts=8, skew=1.0, shared=Lognormal(300, 0.5), own=SHORT, output=SHORT
+    )
+    trace = agents.generate("a", range(8000), random.Random(6))
+    by_front = Counter(one.block_ids[0] for one in trace.requests)
+    weights = [count for _, count in by_front.most_common()]
+    harmonic = sum(1 / k for k in range(1, 9))
+    assert weights == pytest.approx([8000 / harmonic / k for k in range(1, 9)], rel=0.15)
+    uses = Counter(block for one in trace.requests for block in one.block_ids)
+    for one in trace.requests[:200]:
+        assert len(one.block_ids) == -(-one.prompt_tokens // trace.block_tokens)
+        front = [uses[block] > 1 for block in one.block_ids]
+        assert front == sorted(front, reverse=True)
+        assert uses[one.block_ids[-1]] == 1
+
+
+def test_phases_change_the_rate_and_the_mix() -> None:
+    kinds = {"code": fixed(2000, 10), "conv": fixed(500, 200)}
+    phases = [
+        Phase(duration_s=100, rate_per_s=10, shares=(("code", 3), ("conv", 1))),
+        Phase(duration_s=100, rate_per_s=40, shares=(("conv", 1),)),
+    ]
+    trace = phased("p", phases, kinds, random.Random(9))
+    early = [one for one in trace.requests if one.at_s < 100]
+    late = trace.requests[len(early) :]
+    assert (len(early), len(late)) == pytest.approx((1000, 4000), rel=0.1)
+    assert sum(one.slo_class == "code" for one in early) / len(early) == pytest.approx(
+        0.75, abs=0.05
+    )
+    assert {one.slo_class for one in late} == {"conv"}
+    lengths = {"code": (2000, 10), "conv": (500, 200)}
+    assert all(lengths[one.slo_class or ""] == one[1:3] for one in trace.requests)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_named_workload_has_its_rate_and_is_the_same_for_the_same_seed(name: str) -> None:
+    made = synthetic(name, rate_per_s=4, duration_s=500, seed=1)
+    assert made == synthetic(name, rate_per_s=4, duration_s=500, seed=1)
+    assert made != synthetic(name, rate_per_s=4, duration_s=500, seed=2)
+    assert made.requests[-1].at_s < 500
+    # Sessions are still starting; and Azure's code comes in bursts.
+    loose = {"chat": 0.35, "code-bursty": 0.8}.get(name, 0.12)
+    assert len(made) == pytest.approx(2000, rel=loose)
+
+
+def test_an_unknown_workload_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match="wanted one of conv, code"):
+        synthetic("poems", rate_per_s=1, duration_s=1)
+    with pytest.raises(ValueError, match="duration_s"):
+        synthetic("conv", rate_per_s=1, duration_s=0)
