@@ -78,8 +78,7 @@ def simulate(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Serve a trace or a workload in virtual time, with the decisions of a live deployment.
 
-    No GPU is needed: engines are modelled from their accelerator's data sheet and the model's
-    shape, or, with simulated engines, as the configuration says.
+    No GPU is needed: engines are modelled.
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")

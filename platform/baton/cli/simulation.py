@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -121,7 +121,7 @@ def study_of(order: Order, *, command: str, on_progress: Progress = lambda _: No
         evidence=Evidence.SIMULATED,
         command=command,
         facts=_facts(order, arms, traces),
-        notes=first.deployment.notes + _trace_notes(traces),
+        notes=(*first.deployment.notes, *_trace_notes(first, traces)),
         objectives=objectives,
         target=order.target,
         device=first.deployment.device,
@@ -327,6 +327,15 @@ def _trace_text(trace: Trace) -> str:
     )
 
 
-def _trace_notes(traces: Sequence[Trace]) -> tuple[str, ...]:
-    skipped = max(trace.skipped_lines for trace in traces)
-    return (f"{skipped} lines of the trace were bad and left out.",) if skipped else ()
+def _trace_notes(arm: _Arm, traces: Sequence[Trace]) -> Iterator[str]:
+    if skipped := max(trace.skipped_lines for trace in traces):
+        lines = "line of the trace was" if skipped == 1 else "lines of the trace were"
+        yield f"{skipped:,} {lines} bad and left out."
+    longest = min(plan.settings.max_len_tokens for plan in arm.deployment.scenario.pools)
+    for trace in traces[:1]:
+        long = sum(one.prompt_tokens >= longest for one in trace.requests)
+        cut = sum(one.prompt_tokens + one.output_tokens > longest for one in trace.requests) - long
+        if long:
+            yield f"{long:,} prompts are longer than max_len ({longest:,}) leaves room for: failed."
+        if cut:
+            yield f"{cut:,} answers end early because max_len ({longest:,}) is reached."

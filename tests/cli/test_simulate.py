@@ -1,0 +1,196 @@
+"""`baton simulate`: what it runs, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from baton.cli.main import build_app
+from baton.cli.seam import Seam
+
+ROOT = Path(__file__).parents[2]
+SIM = str(ROOT / "configs" / "sim.yaml")
+GPU = str(ROOT / "configs" / "gpu-example.yaml")
+SMALL = ("--workload", "conv", "--rate", "4", "--requests", "12")
+LINE = '{{"timestamp": {at}, "input_length": 600, "output_length": 5, "hash_ids": [{first}, 7]}}\n'
+
+
+def simulate(*arguments: str, config: str = SIM) -> Result:
+    return CliRunner().invoke(
+        build_app(), ["simulate", "-c", config, *arguments], obj=Seam(environ={})
+    )
+
+
+def report_of(*arguments: str, config: str = SIM) -> dict[str, Any]:
+    result = simulate(*arguments, "-o", "json", config=config)
+    assert result.exit_code == 0, result.stderr
+    (line,) = result.stdout.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Twenty requests, four a second, of which every one shares its first block with another."""
+    file = tmp_path / "trace.jsonl"
+    file.write_text(
+        "".join(LINE.format(at=number * 250, first=number // 2) for number in range(20))
+    )
+    return file
+
+
+# ------------------------------------------------------------------ what is run
+
+
+def test_a_trace_is_served_and_every_request_is_judged(trace: Path) -> None:
+    report = report_of("--trace", str(trace), "--ttft", "2s", "--tpot", "50ms")
+    (run,) = report["results"]
+    assert (run["name"], run["requests"], run["failed"]) == ("predicted", 20, 0)
+    assert run["rate_per_s"] == pytest.approx(4.0)
+    assert run["attainment"] == 1.0
+    assert run["cached_share"] > 0.3
+    assert report["objectives"] == {"ttft_s": 2.0, "tpot_s": 0.05, "e2e_s": None, "target": 0.9}
+    assert report["device"] == "engine"
+
+
+def test_the_same_command_gives_the_same_figures_and_another_seed_others() -> None:
+    first, again, other = (report_of(*SMALL, "--seed", seed) for seed in ("1", "1", "2"))
+    assert first == again
+    assert first["results"] != other["results"]
+
+
+def test_engines_of_vllm_are_modelled_without_a_gpu() -> None:
+    report = report_of(*SMALL, "--compare", "disaggregate=never", config=GPU)
+    mixed, alone = report["results"]
+    assert report["device"] == "GPU"
+    assert (mixed["devices"], mixed["failed"]) == (5, 0)
+    assert alone["name"] == "disaggregate=never"
+    assert alone["counts"]["handoffs"] == 0
+    assert 0.001 < mixed["tpot"]["p50"] < 0.05
+    assert "h100" in report["provenance"]["pool decode"].lower()
+    assert any("data sheets" in note for note in report["notes"])
+
+
+def test_a_policy_of_others_is_compared_even_if_the_configuration_leaves_splitting_open() -> None:
+    report = report_of(*SMALL, "--compare", "policy=round-robin", config=GPU)
+    assert [one["name"] for one in report["results"]] == ["predicted", "policy=round-robin"]
+    assert report["provenance"]["with policy=round-robin"].endswith("disaggregate always")
+    assert report["results"][1]["counts"]["handoffs"] == 12
+
+
+def test_several_rates_make_a_curve_and_a_capacity(trace: Path) -> None:
+    arguments = ("--trace", str(trace), "--ttft", "2s", "--scale", "2", "--scale", "4")
+    report = report_of(*arguments)
+    (curve,) = report["attainment_by_rate"]
+    rates = [rate for rate, _ in curve["rate_per_device_and_attainment"]]
+    assert rates == pytest.approx([0.5, 1.0], rel=0.5)
+    assert rates == sorted(rates)
+    assert curve["capacity_per_device"] == rates[-1]
+
+
+def test_only_the_first_so_many_and_so_long_are_served(trace: Path) -> None:
+    assert report_of("--trace", str(trace), "--requests", "5")["results"][0]["requests"] == 5
+    assert report_of("--trace", str(trace), "--duration", "1s")["results"][0]["requests"] == 4
+
+
+def test_a_sweep_of_objectives_is_a_run_for_each_that_the_policy_knows_of() -> None:
+    report = report_of(*SMALL, "--ttft", "100ms", "--slo-scale-sweep")
+    (curve,) = report["attainment_by_slo_scale"]
+    assert curve["a_run_for_each"] is True
+    assert len(curve["scale_and_attainment"]) == 9
+    assert dict(curve["scale_and_attainment"])[1.0] == report["results"][0]["attainment"]
+
+
+def test_a_replica_that_is_killed_takes_no_request_with_it(trace: Path) -> None:
+    report = report_of("--trace", str(trace), "--kill", "decode-0@1s")
+    (run,) = report["results"]
+    assert run["failed"] == 0
+    assert run["devices"] < 4
+
+
+def test_prompts_that_are_too_long_are_counted_and_said() -> None:
+    report = report_of(*SMALL, "--set", "model.max_len=800")
+    assert report["results"][0]["failed"] > 0
+    assert any("longer than max_len (800) leaves" in note for note in report["notes"])
+
+
+def test_bad_lines_are_left_out_when_asked_and_counted(trace: Path) -> None:
+    trace.write_text(trace.read_text() + "{broken\n")
+    refused = simulate("--trace", str(trace))
+    assert refused.exit_code == 1
+    assert f"error: {trace}, line 21: " in refused.stderr
+    assert "next: correct the line, or leave out all that are bad with --skip-bad" in refused.stderr
+    report = report_of("--trace", str(trace), "--skip-bad")
+    assert report["results"][0]["requests"] == 20
+    assert "1 line of the trace was bad and left out." in report["notes"]
+
+
+# ------------------------------------------------------------------ what is shown
+
+
+def test_people_get_tables_and_a_page_that_says_how_to_make_it_again(tmp_path: Path) -> None:
+    file = tmp_path / "a.html"
+    result = simulate(*SMALL, "--ttft", "1s", "--report", str(file))
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("sim.yaml on conv\nfigures: (S) simulated\n")
+    assert "TTFT p50 / p90 / p99" in result.stdout
+    assert result.stderr == f"report: {file}\n"
+    command = f"baton simulate --config {SIM} --workload conv --rate 4.0 --requests 12 --ttft 1s"
+    assert f"<code>{command} --report {file}</code>" in file.read_text()
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "give one of --trace and --workload"),
+        (("--trace", "a", "--workload", "conv"), "give one of --trace and --workload"),
+        ((*SMALL, "--duration", "10"), "wanted a duration such as"),
+        ((*SMALL, "--kill", "decode-0"), "wanted a replica and a time such as decode-0@30s"),
+        ((*SMALL, "--scale", "0"), "wanted more than 0"),
+        ((*SMALL, "--attainment", "90"), "--attainment"),
+    ],
+)
+def test_options_that_make_no_sense_are_wrong_usage(arguments: tuple[str, ...], says: str) -> None:
+    result = simulate(*arguments)
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--workload", "konv", "--rate", "1", "--requests", "5"), "workload 'konv' is not known"),
+        (("--workload", "conv", "--requests", "5"), "--workload needs a rate"),
+        (("--workload", "conv", "--rate", "5"), "--workload needs an end"),
+        (("--trace", "none.csv"), "none.csv: cannot be read"),
+        ((*SMALL, "--compare", "dynamo"), "wanted a key and a value such as policy=dynamo"),
+        ((*SMALL, "--kill", "decode-9@1s"), "'decode-9'"),
+        ((*SMALL, "--slo-scale-sweep"), "--slo-scale-sweep needs objectives"),
+        ((*SMALL, "--report", "a.pdf"), "wanted .html or .png"),
+    ],
+)
+def test_an_error_says_what_is_wrong_and_what_to_do(arguments: tuple[str, ...], says: str) -> None:
+    result = simulate(*arguments)
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("next: ")
+    assert result.stdout == ""
+
+
+def test_a_comparison_that_cannot_be_configured_says_which_it_is() -> None:
+    result = simulate(*SMALL, "--compare", "policy=dynamoo")
+    assert result.exit_code == 2
+    assert "with router.policy=dynamoo: --set: router.policy" in result.stderr
+
+
+def test_a_configuration_whose_engines_cannot_be_modelled_says_why() -> None:
+    result = simulate(*SMALL, "--set", "pools.decode.resources.accelerator=null", config=GPU)
+    assert result.exit_code == 2
+    assert "pools.decode.resources.accelerator: missing" in result.stderr
