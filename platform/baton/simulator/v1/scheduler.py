@@ -176,7 +176,8 @@ class Scheduler:
         newcomers: list[Run] = []
         self._admit(newcomers, self._settings.max_batched_tokens)
         prompts = [run for run in newcomers if run.tokens - run.computed > 1]
-        self.only_decodes = all(run.reported for run in mine)
+        # Prompts that are computed again have been reported, too.
+        self.only_decodes = not prompts and all(run.reported for run in mine)
         if prompts:
             return prompts
         decodes = mine if newcomers and mine is self.running else mine + newcomers
