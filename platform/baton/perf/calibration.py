@@ -25,7 +25,7 @@ from baton.perf.efficiency import Efficiency
 from baton.perf.roofline import StepParts
 from baton.perf.step_timing import StepBatch, chunk_pairs
 
-_ROUNDS = 4
+_ROUNDS = 3
 """Of predicting and fitting; factors move by less than a hundredth in the last."""
 _SWEEPS = 200
 _REWEIGHTINGS = 8
@@ -36,8 +36,8 @@ _ROBUST_ERRORS = 2.0
 deviations, which are 2 medians of the absolute error of a normal distribution."""
 _FURTHEST = 2.0
 """A calibrated model answers up to so many times beyond what was seen."""
-_FIRST_TOKEN_S = 0.05
-"""The most that may lie between an engine's first token and its client."""
+_FIRST_TOKEN_S = 0.02
+"""The most that may lie between an engine's first token and its client, but for queues."""
 
 
 class Kind(StrEnum):

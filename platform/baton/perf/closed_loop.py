@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from baton.perf.roofline import StepParts
 from baton.perf.step_timing import StepBatch, chunk_pairs
 
+_FOREVER = 1 << 40
 _ZERO = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -49,6 +50,10 @@ class Loop:
     """From an answer's last token to the client's next request being there: it misses a step."""
     skipped: int = 0
     """The first so many requests are not measured."""
+    gather_steps: int = 0
+    """New prompts wait for so many decode steps, so that more are computed together ..."""
+    gather_tokens: int = 0
+    """... unless so many tokens of prompts wait already."""
 
 
 class Seen(NamedTuple):
@@ -77,6 +82,7 @@ class _State:
     coming: list[tuple[float, int, _Request]] = field(default_factory=list)
     waiting: deque[_Request] = field(default_factory=deque)
     running: list[_Request] = field(default_factory=list)
+    gathered_steps: int = 0
     ttfts: list[StepParts] = field(default_factory=list)
     tpots: list[StepParts] = field(default_factory=list)
 
@@ -110,12 +116,29 @@ def _step(timing: PartedTiming, state: _State, loop: Loop) -> None:
         state.now_s = max(state.now_s, state.coming[0][0])
     while state.coming and state.coming[0][0] <= state.now_s:
         state.waiting.append(heapq.heappop(state.coming)[2])
-    chunks = _chunks(state, loop)
-    steps, spent = _spent(timing, state, chunks)
+    gathering = _gathering(state, loop)
+    chunks = [] if gathering else _chunks(state, loop)
+    patience = _patience(state, loop, gathering=gathering)
+    steps, spent = _spent(timing, state.running, chunks, patience)
+    state.gathered_steps = state.gathered_steps + steps if gathering else 0
     state.spent = _plus(state.spent, spent)
     state.now_s += sum(spent)
     _decoded(state, steps, loop)
     _prefilled(state, chunks, loop)
+
+
+def _gathering(state: _State, loop: Loop) -> bool:
+    """Whether prompts wait for others to come."""
+    if not state.waiting or not state.running or state.gathered_steps >= loop.gather_steps:
+        return False
+    waiting = sum(one.lengths.prompt_tokens - one.computed for one in state.waiting)
+    return waiting < loop.gather_tokens
+
+
+def _patience(state: _State, loop: Loop, *, gathering: bool) -> tuple[float, int]:
+    """Seconds and steps after which something else may have to be done."""
+    until_s = state.coming[0][0] - state.now_s if state.coming else math.inf
+    return until_s, loop.gather_steps - state.gathered_steps if gathering else _FOREVER
 
 
 def _chunks(state: _State, loop: Loop) -> list[tuple[_Request, int]]:
@@ -133,11 +156,14 @@ def _chunks(state: _State, loop: Loop) -> list[tuple[_Request, int]]:
 
 
 def _spent(
-    timing: PartedTiming, state: _State, chunks: list[tuple[_Request, int]]
+    timing: PartedTiming,
+    decoding: list[_Request],
+    chunks: list[tuple[_Request, int]],
+    patience: tuple[float, int],
 ) -> tuple[int, StepParts]:
     """How many steps are taken at once, and what they take."""
-    running = len(state.running)
-    context = sum(one.context for one in state.running)
+    running = len(decoding)
+    context = sum(one.context for one in decoding)
     if chunks:
         return 1, timing.parts(
             StepBatch(
@@ -150,11 +176,10 @@ def _spent(
                 finished_prefills=sum(_ends(one, chunk) for one, chunk in chunks),
             )
         )
-    steps = min(one.left for one in state.running)
+    until_s, most_steps = patience
     first = timing.parts(StepBatch(decode_requests=running, decode_context_tokens=context))
-    if state.coming:
-        until_s = state.coming[0][0] - state.now_s
-        steps = max(1, min(steps, math.ceil(until_s / sum(first))))
+    steps = min(most_steps, *(one.left for one in decoding))
+    steps = max(1, min(steps, math.ceil(min(until_s / sum(first), _FOREVER))))
     if steps == 1:
         return 1, first
     context += running * (steps - 1)
@@ -199,16 +224,22 @@ def _ends(request: _Request, chunk: int) -> bool:
     return request.computed + chunk >= request.lengths.prompt_tokens
 
 
+# Written out: a run adds parts up several times a step.
+
+
 def _plus(one: StepParts, other: StepParts) -> StepParts:
-    return StepParts(*(a + b for a, b in zip(one, other, strict=True)))
+    a, b, c, d, e, f = one
+    u, v, w, x, y, z = other
+    return StepParts(a + u, b + v, c + w, d + x, e + y, f + z)
 
 
 def _minus(one: StepParts, other: StepParts) -> StepParts:
-    return StepParts(*(a - b for a, b in zip(one, other, strict=True)))
+    return _plus(one, _scaled(other, -1.0))
 
 
 def _scaled(parts: StepParts, factor: float) -> StepParts:
-    return StepParts(*(part * factor for part in parts))
+    a, b, c, d, e, f = parts
+    return StepParts(a * factor, b * factor, c * factor, d * factor, e * factor, f * factor)
 
 
 def _mean(values: Sequence[StepParts]) -> StepParts:

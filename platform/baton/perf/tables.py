@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from baton.perf.efficiency import DEFAULT
 from baton.perf.step_timing import StepBatch
 
 T = TypeVar("T")
@@ -198,7 +199,7 @@ class LayerProfile:
     attention: Grid
     per_sequence: Mapping[str, Curve]
     """Seconds of the output layer and the sampler by sequences."""
-    step_overhead_s: float = 0.0
+    step_overhead_s: float = DEFAULT.step_s
     """What no part accounts for: scheduling, preparing inputs."""
     _by_tokens: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 

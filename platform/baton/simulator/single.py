@@ -6,6 +6,7 @@ is in `baton.simulator.scenario`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -36,17 +37,30 @@ def serve(
     *,
     block_tokens: int = 512,
     clients: int | None = None,
+    away_s: float = 0.0,
     phase: Served = Served.BOTH,
 ) -> list[Outcome]:
     """What becomes of the requests, in their order.
 
     They arrive when they say. With `clients`, as in closed-loop benchmarks, that is ignored: so
-    many are under way at a time, and each one's end is the next one's arrival.
+    many are under way at a time, and each one's end is the next one's arrival, `away_s` later.
     """
     if not any(one.block_ids for one in requests):
         settings = replace(settings, prefix_caching=False)  # there is nothing to be found
-    alone = _Alone(settings, requests, block_tokens=block_tokens, phase=phase, clients=clients)
-    return alone.run()
+    ready = None if clients is None else _Clients(clients, away_s)
+    return _Alone(settings, requests, block_tokens=block_tokens, phase=phase, clients=ready).run()
+
+
+class _Clients:
+    """When the clients of a closed loop are ready to ask again, in order."""
+
+    def __init__(self, count: int, away_s: float) -> None:
+        self.ready_at_s = deque([0.0] * count)
+        self._away_s = away_s
+
+    def answered(self, now_s: float) -> None:
+        """One of them has its answer."""
+        self.ready_at_s.append(now_s + self._away_s)
 
 
 class _Asked:
@@ -87,7 +101,7 @@ class _Alone:
         *,
         block_tokens: int,
         phase: Served,
-        clients: int | None,
+        clients: _Clients | None,
     ) -> None:
         self._core = V1Core(settings, engine_id="alone", model="alone", address="")
         self._requests = requests
@@ -125,19 +139,20 @@ class _Alone:
             if output.finish is not None:
                 del self._asked[output.leg_id]
                 self._outcomes[asked.number] = self._outcome(asked)
+                self._answered()
 
     def _next_at_s(self) -> float:
         """When the next request arrives, if that is known."""
-        if self._clients is not None or self._sent == len(self._requests):
+        if self._sent == len(self._requests):
             return inf
-        return self._requests[self._sent].at_s
+        if self._clients is None:
+            return self._requests[self._sent].at_s
+        return self._clients.ready_at_s[0] if self._clients.ready_at_s else inf
 
     def _send_due(self) -> None:
-        requests, clients = self._requests, self._clients
-        while self._sent < len(requests):
-            at_s = self._now_s if clients is not None else requests[self._sent].at_s
-            if at_s > self._now_s or (clients is not None and len(self._asked) >= clients):
-                return
+        while (at_s := self._next_at_s()) <= self._now_s:
+            if self._clients is not None:
+                self._clients.ready_at_s.popleft()
             self._send(self._sent, at_s)
             self._sent += 1
 
@@ -160,6 +175,11 @@ class _Alone:
             self._asked[leg.leg_id] = asked
         else:
             self._outcomes[number] = self._outcome(asked)
+            self._answered()
+
+    def _answered(self) -> None:
+        if self._clients is not None:
+            self._clients.answered(self._now_s)
 
     def _outcome(self, asked: _Asked) -> Outcome:
         first_s, last_s = asked.first_at_s, asked.last_at_s

@@ -1,0 +1,117 @@
+"""How published rows were measured: the client's lengths and requests, the engine's settings.
+
+Rows say how many tokens and clients there were, not how the benchmark was run. The recipes here are
+what the benchmarks' public scripts and the engines' documentation say; where there is neither, what
+is assumed is said. They do not depend on what was measured.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from baton.bench.measurements import MeasuredRow
+from baton.perf.closed_loop import Lengths, Loop
+from baton.perf.hardware import Dtype
+
+_INFERENCE_X = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
+"""The lengths of InferenceX. Source: InferenceMAX README, benchmark client configuration."""
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One way of measuring."""
+
+    name: str
+    kv: Dtype
+    shortest: float = 1.0
+    """Lengths are uniform from this share of the nominal one to all of it."""
+    requests_per_client: int = 10
+    under_way: bool = False
+    """Whether clients were at different points of their requests when measuring began, rather than
+    all at the beginning of the first: the first two of each are then left out of the means, and the
+    outputs of the very first are cut short, by anything."""
+    max_batched_tokens: int = 8192
+    taken_places: int = 0
+    """Of as many places as there are clients, those that no request gets."""
+    gather_steps: int = 0
+    gather_tokens: int = 0
+
+    def lengths(self, row: MeasuredRow) -> list[Lengths]:
+        """What the clients ask, in order; the same for the same row."""
+        rng = random.Random(_SEED)  # noqa: S311 - lengths, no secrets
+
+        def drawn(nominal: int) -> int:
+            return rng.randint(max(2, int(nominal * self.shortest)), max(2, nominal))
+
+        count = row.concurrency * self.requests_per_client
+        lengths = [
+            Lengths(drawn(row.prompt_tokens), drawn(row.output_tokens)) for _ in range(count)
+        ]
+        if self.under_way:
+            for number, one in enumerate(lengths[: row.concurrency]):
+                lengths[number] = Lengths(one.prompt_tokens, rng.randint(2, one.output_tokens))
+        return lengths
+
+    def loop(self, row: MeasuredRow) -> Loop:
+        """How the engine is loaded."""
+        return Loop(
+            clients=row.concurrency,
+            max_running_requests=max(1, row.concurrency - self.taken_places),
+            max_batched_tokens=self.max_batched_tokens,
+            skipped=2 * row.concurrency if self.under_way else 0,
+            gather_steps=self.gather_steps,
+            gather_tokens=self.gather_tokens,
+        )
+
+
+def recipe_of(row: MeasuredRow) -> Recipe:
+    """How this row was measured."""
+    if (row.prompt_tokens, row.output_tokens) in _INFERENCE_X:
+        return _inference_x(row)
+    return _fixed_lengths(row)
+
+
+def _inference_x(row: MeasuredRow) -> Recipe:
+    """Ten requests for each client, all clients at once, no warm-up, random lengths.
+
+    vLLM keeps keys and values in FP8 with FP8 and FP4 weights, but not on H100; TensorRT-LLM does
+    everywhere, and holds prompts of 1k/1k runs on fewer than eight devices for up to 20 steps.
+    Source: InferenceMAX, benchmarks/70b_fp8_{h100_docker,h200_slurm,b200_slurm,h200_trt_slurm}.sh.
+    """
+    narrow = row.weights in {Dtype.FP8, Dtype.FP4, Dtype.INT4, Dtype.INT8}
+    if row.backend != "trtllm":
+        plain = not narrow or row.system == "h100_sxm"
+        kv = Dtype.BF16 if plain else Dtype.FP8
+        return Recipe(name="InferenceX", kv=kv, shortest=0.8)
+    gathers = row.prompt_tokens == row.output_tokens and row.tp < 8  # noqa: PLR2004 - as above
+    return Recipe(
+        name="InferenceX, TensorRT-LLM",
+        kv=Dtype.FP8 if narrow else Dtype.BF16,
+        shortest=0.8,
+        max_batched_tokens=16384,
+        gather_steps=20 if gathers else 0,
+        gather_tokens=int(0.9 * 16384) if gathers else 0,
+    )
+
+
+def _fixed_lengths(row: MeasuredRow) -> Recipe:
+    """Runs of AIConfigurator's own: fixed lengths; how many requests is not published.
+
+    Assumed: ten for each client. TensorRT-LLM's rows show no trace of all clients beginning at
+    once, and show one client waiting at any time where its batch has as
+    many places as there are clients: one place is a dummy request's that pads CUDA graphs.
+    Keys and values as the engines keep them unless told: in FP8 where an NVIDIA checkpoint in FP8
+    says so, else in 16 bits.
+    """
+    kv = Dtype.FP8 if row.weights is Dtype.FP8 and row.model.startswith("nvidia/") else Dtype.BF16
+    if row.backend == "trtllm":
+        return Recipe(
+            name="fixed lengths, TensorRT-LLM",
+            kv=kv,
+            requests_per_client=6,
+            under_way=True,
+            taken_places=1,
+        )
+    return Recipe(name="fixed lengths", kv=kv)
