@@ -78,8 +78,18 @@ def test_engines_of_vllm_are_modelled_without_a_gpu() -> None:
 def test_a_policy_of_others_is_compared_even_if_the_configuration_leaves_splitting_open() -> None:
     report = report_of(*SMALL, "--compare", "policy=round-robin", config=GPU)
     assert [one["name"] for one in report["results"]] == ["predicted", "policy=round-robin"]
-    assert report["provenance"]["with policy=round-robin"].endswith("disaggregate always")
+    assert report["provenance"]["with policy=round-robin"].count("disaggregate always") == 1
     assert report["results"][1]["counts"]["handoffs"] == 12
+
+
+def test_colocated_means_that_every_replica_does_both() -> None:
+    report = report_of(*SMALL, "--compare", "colocated")
+    split, colocated = report["results"]
+    assert split["counts"]["handoffs"] == split["requests"]
+    assert colocated["counts"]["handoffs"] == 0
+    assert colocated["name"] == "colocated"
+    placement = report["provenance"]["with colocated"]
+    assert placement.endswith("disaggregate never; roles: prefill mixed, decode mixed")
 
 
 def test_several_rates_make_a_curve_and_a_capacity(trace: Path) -> None:
@@ -115,7 +125,7 @@ def test_a_replica_that_is_killed_takes_no_request_with_it(trace: Path) -> None:
 def test_prompts_that_are_too_long_are_counted_and_said() -> None:
     report = report_of(*SMALL, "--set", "model.max_len=800")
     assert report["results"][0]["failed"] > 0
-    assert any("longer than max_len (800) leaves" in note for note in report["notes"])
+    assert any("no room for an answer in max_len (800)" in note for note in report["notes"])
 
 
 def test_bad_lines_are_left_out_when_asked_and_counted(trace: Path) -> None:

@@ -10,6 +10,7 @@ from enum import IntEnum, StrEnum
 
 import typer
 
+from baton.bench.words import seconds_text
 from baton.domain.errors import (
     BatonError,
     ConfigInvalid,
@@ -128,10 +129,7 @@ def table_lines(rows: Sequence[Mapping[str, object]], indent: str = "") -> Itera
 
 def duration_text(duration_s: float | None) -> str:
     """Seconds as people write them, with their unit: `231 ms`, `1.24 s`, `600 s`; `-` for None."""
-    if duration_s is None:
-        return "-"
-    rounded_s = float(f"{duration_s:.3g}")
-    return f"{rounded_s:g} s" if abs(rounded_s) >= 1 else f"{rounded_s * 1000:.3g} ms"
+    return seconds_text(duration_s)
 
 
 def _text(value: object) -> str:

@@ -19,13 +19,16 @@ from baton.config.units import Unit, format_quantity
 from baton.domain.errors import ConfigInvalid, OperatorError
 from baton.simulator.happenings import Happening
 from baton.simulator.outcome import Objectives, attainment
-from baton.simulator.samples import Sample
 from baton.simulator.scenario import Run, simulate
 from baton.simulator.workloads import scaling
 from baton.simulator.workloads.trace import Trace
 
 _SHORT_PATHS = ("policy", "index", "disaggregate", "seed")
 """Keys of the router, which may be compared without saying `router.`."""
+
+
+COLOCATED = "colocated"
+"""To be compared: nothing is split, and every replica does both, also those meant to prefill."""
 
 
 class CannotSimulate(OperatorError):
@@ -83,7 +86,11 @@ class _Arm:
     def placement(self) -> str:
         """How it places, in words."""
         router = self.config.router
-        return f"policy {router.policy}, index {router.index}, disaggregate {router.disaggregate}"
+        roles = ", ".join(f"{name} {pool.role}" for name, pool in self.config.pools.items())
+        return (
+            f"policy {router.policy}, index {router.index}, disaggregate {router.disaggregate};"
+            f" roles: {roles}"
+        )
 
 
 Progress = Callable[[float], None]
@@ -104,7 +111,7 @@ def study_of(order: Order, *, command: str, on_progress: Progress = lambda _: No
             "--slo-scale-sweep with several rates would take too long to be read",
             "give one --scale, or leave out --slo-scale-sweep",
         )
-    arms = [_arm(order, one) for one in ("", *order.compare)]
+    arms = [_arm(order, change) for change in ("", *order.compare)]
     first = arms[0]
     objectives = _objectives(first.config)
     if order.scale_sweep and objectives == Objectives():
@@ -150,8 +157,8 @@ class _Counter:
 
 # ------------------------------------------------------------------ what is compared
 def _arm(order: Order, change: str) -> _Arm:
-    """The configuration with a change: `key=value`, several with commas."""
-    changes = [_full_path(one) for one in change.split(",") if one]
+    """The configuration with a change: `key=value` or `colocated`, several with commas."""
+    changes = [path for one in change.split(",") if one for path in _paths(order, one)]
     config = _loaded(order, changes)
     try:
         deployment = simulated(
@@ -185,14 +192,18 @@ def _loaded(order: Order, changes: Sequence[str]) -> DeploymentConfig:
         raise _of_arm(error, ",".join(changes)) from error
 
 
-def _full_path(change: str) -> str:
+def _paths(order: Order, change: str) -> list[str]:
+    """A change as `--set` takes it."""
+    if change == COLOCATED:
+        pools = load_config(order.files, env=order.environ, sets=order.sets).config.pools
+        return ["router.disaggregate=never", *(f"pools.{name}.role=mixed" for name in pools)]
     key, found, value = change.partition("=")
     if not found or not key or not value:
         raise CannotSimulate(
             f"--compare got {change!r}, wanted a key and a value such as policy=dynamo",
-            "write policy=NAME, disaggregate=never, or any path that --set takes",
+            f"write policy=NAME, disaggregate=never, {COLOCATED}, or any path that --set takes",
         )
-    return f"router.{key}={value}" if key in _SHORT_PATHS else change
+    return [f"router.{key}={value}" if key in _SHORT_PATHS else change]
 
 
 def _of_arm(error: ConfigInvalid, change: str) -> ConfigInvalid:
@@ -255,7 +266,7 @@ def _result(arm: _Arm, trace: Trace, done: _Counter) -> Result:
         outcomes=run.outcomes,
         devices=_devices(arm, run),
         offered_per_s=trace.rate_per_s or None,
-        moments=tuple(_moment(one) for one in run.timeline),
+        moments=tuple(_moments(run)),
         counts={"handoffs": run.handoffs, "resumes": run.resumes},
     )
 
@@ -269,13 +280,16 @@ def _devices(arm: _Arm, run: Run) -> float:
     return seconds / run.ended_at_s
 
 
-def _moment(sample: Sample) -> Moment:
-    return Moment(
-        at_s=sample.at_s,
-        replicas={pool.pool: pool.replicas for pool in sample.pools},
-        queued=sum(pool.queued for pool in sample.pools),
-        running=sum(pool.running for pool in sample.pools),
-    )
+def _moments(run: Run) -> Iterator[Moment]:
+    start_s = min((one.arrived_at_s for one in run.outcomes), default=0.0)
+    for sample in run.timeline:
+        if sample.at_s >= start_s:
+            yield Moment(
+                at_s=sample.at_s - start_s,
+                replicas={pool.pool: pool.replicas for pool in sample.pools},
+                queued=sum(pool.queued for pool in sample.pools),
+                running=sum(pool.running for pool in sample.pools),
+            )
 
 
 def _sweep(arm: _Arm, order: Order, trace: Trace, done: _Counter) -> Curve:
@@ -310,7 +324,7 @@ def _objectives(config: DeploymentConfig) -> Objectives:
 def _facts(order: Order, arms: Sequence[_Arm], traces: Sequence[Trace]) -> dict[str, str]:
     first, *others = arms
     return {
-        "requests": "; ".join(_trace_text(trace) for trace in traces),
+        "requests": f"{traces[0].name}: {'; '.join(map(_trace_text, traces))}",
         "model": first.config.models[first.config.model_name].source,
         **{f"pool {name}": text for name, text in first.deployment.pools.items()},
         "placement": first.placement,
@@ -321,10 +335,8 @@ def _facts(order: Order, arms: Sequence[_Arm], traces: Sequence[Trace]) -> dict[
 
 
 def _trace_text(trace: Trace) -> str:
-    return (
-        f"{trace.name}: {len(trace):,} in {seconds_text(trace.span_s)},"
-        f" {number_text(trace.rate_per_s)}/s"
-    )
+    rate = number_text(trace.rate_per_s)
+    return f"{len(trace):,} in {seconds_text(trace.span_s)}, {rate}/s"
 
 
 def _trace_notes(arm: _Arm, traces: Sequence[Trace]) -> Iterator[str]:
@@ -332,10 +344,14 @@ def _trace_notes(arm: _Arm, traces: Sequence[Trace]) -> Iterator[str]:
         lines = "line of the trace was" if skipped == 1 else "lines of the trace were"
         yield f"{skipped:,} {lines} bad and left out."
     longest = min(plan.settings.max_len_tokens for plan in arm.deployment.scenario.pools)
-    for trace in traces[:1]:
-        long = sum(one.prompt_tokens >= longest for one in trace.requests)
-        cut = sum(one.prompt_tokens + one.output_tokens > longest for one in trace.requests) - long
-        if long:
-            yield f"{long:,} prompts are longer than max_len ({longest:,}) leaves room for: failed."
-        if cut:
-            yield f"{cut:,} answers end early because max_len ({longest:,}) is reached."
+    allowed = arm.config.admission.max_prompt_tokens or longest
+    asked = traces[0].requests
+    long = sum(one.prompt_tokens >= longest for one in asked)
+    refused = sum(allowed < one.prompt_tokens < longest for one in asked)
+    cut = sum(one.prompt_tokens + one.output_tokens > longest for one in asked) - long
+    if long:
+        yield f"{long:,} prompts leave no room for an answer in max_len ({longest:,}): they fail."
+    if refused:
+        yield f"{refused:,} prompts are longer than max_prompt_tokens ({allowed:,}): refused."
+    if cut > refused:
+        yield f"Up to {cut - refused:,} answers end early, where max_len ({longest:,}) is reached."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,8 @@ def load_trace(
 
     try:
         with path.open(encoding="utf-8") as lines:
-            return read_trace(str(path), lines, skip_bad=skip_bad, rate_per_s=rate_per_s, seed=seed)
+            read = read_trace(str(path), lines, skip_bad=skip_bad, rate_per_s=rate_per_s, seed=seed)
+        return replace(read, name=path.name)
     except BadTrace as error:
         raise TraceUnusable(str(error), _remedy(error)) from error
     except UnicodeDecodeError as error:

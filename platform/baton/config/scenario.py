@@ -305,6 +305,3 @@ def _notes(config: DeploymentConfig) -> Iterable[str]:
         yield "Engines are as fast as the configuration says, which is no statement about hardware."
     if any(pool.engine.offload.host_memory_bytes for pool in config.pools.values()):
         yield "The tier in the host's memory (engine.offload) is not simulated."
-    if config.admission.max_prompt_tokens is not None:
-        limit = config.admission.max_prompt_tokens
-        yield f"Prompts of more than {limit:,} tokens are refused, as configured, and have failed."

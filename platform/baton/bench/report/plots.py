@@ -254,9 +254,9 @@ def _replicas(axes: Axes, one: Result, unit_s: float) -> None:
     counts = [[moment.replicas.get(pool, 0) for moment in one.moments] for pool in pools]
     colors = [_color(number + 2) for number in range(len(pools))]
     axes.stackplot(times, *counts, labels=pools, colors=colors, alpha=0.55, step="post")
-    axes.set_ylim(0, 1.25 * max(1, *(sum(column) for column in zip(*counts, strict=True))))
+    axes.set_ylim(0, 1.1 * max(1, *(sum(column) for column in zip(*counts, strict=True))))
     axes.set_ylabel("replicas\nin service")
-    axes.legend(loc="upper right", ncols=len(pools), fontsize=8)
+    _legend_above(axes)
 
 
 def _waiting(axes: Axes, results: Sequence[Result], length_s: float, unit_s: float) -> None:
@@ -276,7 +276,7 @@ def _waiting(axes: Axes, results: Sequence[Result], length_s: float, unit_s: flo
             axes.plot(at, values, label=label, color=_color(number), lw=1.3, ls=dashes)
     axes.set_ylabel("requests")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper right", ncols=2, fontsize=8)
+    _legend_above(axes)
 
 
 def _met(axes: Axes, results: Sequence[Result], study: Study, unit_s: float) -> None:
@@ -295,10 +295,20 @@ def _met(axes: Axes, results: Sequence[Result], study: Study, unit_s: float) -> 
     axes.set_ylim(0, 104)
     axes.set_ylabel("within\nobjectives, %" if study.judged else "finished, %")
     if len(results) > 1:
-        axes.legend(loc="lower right", ncols=len(results), fontsize=8)
+        _legend_above(axes)
 
 
 # ------------------------------------------------------------------ in common
+def _legend_above(axes: Axes) -> None:
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 0.97),
+        ncols=len(axes.get_legend_handles_labels()[1]),
+        fontsize=8,
+        borderaxespad=0.0,
+    )
+
+
 def _color(number: int) -> str:
     return COLORS[number % len(COLORS)]
 

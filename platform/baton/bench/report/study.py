@@ -26,7 +26,7 @@ class Moment:
     """A fleet at one time."""
 
     at_s: float
-    """Since the first request could arrive."""
+    """Since the first arrival."""
     replicas: Mapping[str, int]
     """That serve, by pool."""
     queued: int

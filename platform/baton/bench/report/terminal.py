@@ -38,6 +38,6 @@ def print_study(study: Study, file: TextIO, *, color: bool | None = None) -> Non
         console.print()
         console.print(Text(f"{one.title} ({study.evidence.mark})", style="bold"))
         console.print(table)
+    console.print()
     for note in study.notes:
-        console.print()
         console.print(Text(f"note: {note}", style="dim"))
