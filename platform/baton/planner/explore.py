@@ -76,7 +76,7 @@ class Explorer:
             return []
         ways = largest(kind, self.pairs(kind), self.stock)
         ranked = sorted(ways, key=lambda one: (-estimate(one, self.rates), one.gpus, one.label))
-        return ranked[: self.question.effort.verified]
+        return ranked[: self.question.effort.verified + (kind is Kind.HYBRID)]
 
     def least(self, kind: Kind, rate_per_s: float, *, stock: Stock | None = None) -> Fleet | None:
         """The cheapest that should carry a rate; None when what there is is too little."""

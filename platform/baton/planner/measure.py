@@ -20,6 +20,8 @@ from baton.simulator.single import Served, serve
 _LEAST_REQUESTS = 400
 _LONG_REQUESTS = 1200
 _SHORTER = 4
+_COARSER = 2
+"""Than what is asked of a fleet: these rates only choose which fleets are simulated."""
 _HOPELESS = -0.15
 """Below the target by this much."""
 
@@ -71,7 +73,7 @@ def measure(task: Task) -> Measured:
     return search_rate(
         lambda rate_per_s: run(task, rate_per_s),
         task.guess_per_s,
-        precision=task.effort.precision,
+        precision=_COARSER * task.effort.precision,
     )
 
 

@@ -56,12 +56,13 @@ class SloClass:
 class Effort:
     """How much is simulated: more takes longer and errs less."""
 
-    requests: int = 2_000
+    requests: int = 1_500
     """The most of one simulated run."""
     precision: float = 0.03
     """Rates are found within this fraction."""
-    verified: int = 2
-    """Fleets of each kind that are simulated as a whole."""
+    verified: int = 1
+    """Fleets of each kind that are simulated as a whole; of hybrids one more, whose estimates are
+    the roughest."""
     shapes: int = 3
     """Shapes for each duty that get as far as being measured."""
     cell: int = 8
@@ -70,7 +71,7 @@ class Effort:
     sensitivity: bool = True
 
 
-QUICK = Effort(requests=600, precision=0.08, verified=1, shapes=2, cell=5, sensitivity=False)
+QUICK = Effort(requests=600, precision=0.08, shapes=2, cell=5, sensitivity=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ _NEAR = 0.7
 """Of the best closed-form rate for its cost: what is below is not simulated."""
 _SAMPLED = 64
 """Prompts whose time is computed for a guess."""
-_HEADROOM = 0.85
+_HEADROOM = 0.95
 """Of what decoding could carry at best, where a search begins."""
 
 

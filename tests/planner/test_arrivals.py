@@ -1,0 +1,94 @@
+"""Samples of traffic: their rate, their lengths, and what stays shared."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from baton.planner.arrivals import Traffic
+from baton.simulator.workloads.presets import synthetic
+from baton.simulator.workloads.trace import Trace, TraceRequest
+
+CONV = synthetic("conv", rate_per_s=10, duration_s=200)
+
+
+@pytest.mark.parametrize("rate", [0.5, 3.0, 10.0, 47.0, 400.0])
+def test_a_sample_has_the_rate_and_about_the_number_that_were_asked_for(rate: float) -> None:
+    sample = Traffic(CONV).sample(rate, 2_000)
+
+    assert len(sample) == pytest.approx(2_000, rel=0.1)
+    assert sample.rate_per_s == pytest.approx(rate, rel=0.1)
+    assert sample.requests[0].at_s >= 0
+
+
+def test_a_sample_has_the_lengths_of_the_trace() -> None:
+    sample = Traffic(CONV).sample(50.0, 4_000)
+    mean = sum(one.prompt_tokens for one in sample.requests) / len(sample)
+    whole = sum(one.prompt_tokens for one in CONV.requests) / len(CONV)
+
+    assert mean == pytest.approx(whole, rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_sample_and_another_another() -> None:
+    assert Traffic(CONV, 1).sample(5.0, 300) == Traffic(CONV, 1).sample(5.0, 300)
+    assert Traffic(CONV, 1).sample(5.0, 300) != Traffic(CONV, 2).sample(5.0, 300)
+
+
+def test_a_little_more_rate_adds_requests_and_takes_none_away() -> None:
+    sparse, dense = (Traffic(CONV).sample(rate, 500) for rate in (4.0, 4.4))
+    end_s = min(sparse.requests[-1].at_s, dense.requests[-1].at_s)
+    kept = [{one for one in each.requests if one.at_s <= end_s} for each in (sparse, dense)]
+
+    assert kept[0] < kept[1]
+
+
+def test_a_trace_that_is_too_short_begins_anew_with_prompts_of_its_own() -> None:
+    short = Trace(
+        name="short",
+        requests=tuple(TraceRequest(float(n), 1024, 10, (n, n + 100), f"s{n}") for n in range(10)),
+    )
+    sample = Traffic(short).sample(1.0, 45)
+    blocks = [block for one in sample.requests for block in one.block_ids]
+
+    assert len(sample) == pytest.approx(45, abs=3)
+    assert len(set(blocks)) == len(blocks)
+    assert len({one.session_id for one in sample.requests}) == len(sample)
+
+
+def test_copies_share_nothing_but_what_they_shared_within() -> None:
+    twice = Trace(
+        name="twice",
+        requests=tuple(TraceRequest(n / 10, 1024, 10, (7, n)) for n in range(1_000)),
+    )
+    sample = Traffic(twice).sample(19.0, 100)  # two copies, neither of which ends
+
+    assert len({one.block_ids[0] for one in sample.requests}) == 2
+
+
+def test_half_a_conversation_is_never_drawn() -> None:
+    chat = synthetic("chat", rate_per_s=10, duration_s=300)
+    sample = Traffic(chat).sample(3.0, 300)
+    window_s = 100.0
+    by_session: dict[str, int] = {}
+    for one in sample.requests:
+        by_session[str(one.session_id)] = by_session.get(str(one.session_id), 0) + 1
+    # every turn that falls into the window comes with its session
+    first = min(one.at_s for one in chat.requests)
+    assert first >= 0
+    assert sum(by_session.values()) == pytest.approx(3.0 * window_s, rel=0.35)
+    assert any(turns > 1 for turns in by_session.values())
+    turns_of = {
+        session: [one.at_s for one in sample.requests if one.session_id == session]
+        for session in by_session
+    }
+    for times in turns_of.values():
+        assert all(later > earlier for earlier, later in pairwise(times))
+
+
+def test_scaled_traffic_keeps_arrivals_and_what_is_shared() -> None:
+    longer = Traffic(CONV).scaled(prompts=2.0, outputs=0.5).trace
+
+    assert [one.at_s for one in longer.requests] == [one.at_s for one in CONV.requests]
+    assert longer.requests[5].prompt_tokens == 2 * CONV.requests[5].prompt_tokens
+    assert longer.requests[5].output_tokens == max(1, round(CONV.requests[5].output_tokens / 2))
