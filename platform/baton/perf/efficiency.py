@@ -82,9 +82,8 @@ class Efficiency:
     gemm: float = 0.97
     """Factors on the seconds that the curves say."""
     attention: float = 1.11
-    communication: float = 0.36
-    """On the bytes of all-reduces, not on their launches. That it is far below 1: vLLM fuses large
-    ones with norms and lets the switches add, which the tables' plain NCCL does not."""
+    communication: float = 0.72
+    """On the bytes of all-reduces, not on their launches: vLLM fuses large ones with norms."""
     step_s: float = 1.05e-3
     """Per step, whatever is in it: scheduling, preparing inputs, launching, sampling."""
     request_s: float = 5.0e-6
@@ -105,8 +104,9 @@ class Efficiency:
     """The same, writing and reading an FP8 cache."""
     attention_launch_s: float = 11.5e-6
     """Per layer that attends. Source: tables above; 11.4 to 13 us on A100, H100 and H200."""
-    attention_request_s: float = 0.2e-6
-    """Per layer and decoding request. Source: tables above; 38 us for 128 requests of 2 tokens."""
+    attention_pair_s: float = 25e-9
+    """Per layer, decoding request and key head on the device. Source: tables above; 38 us for 128
+    requests of 2 tokens with 8 key heads."""
     decode_memory: float = 0.95
     """Share of the bandwidth at which keys and values are read. Source: tables above."""
     decode_compute: float = 0.43

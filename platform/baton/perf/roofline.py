@@ -162,11 +162,11 @@ class Roofline:
             return _NOTHING
         efficiency, vocab = self._efficiency, self._shape.vocab
         matrix = Matrix(inputs=self._shape.hidden, outputs=per_device(vocab, self._tp))
-        product_s = self._product_s(matrix, sampled, Dtype.BF16, Dtype.BF16)
+        seconds = product_s(self._device, matrix, sampled, weights=Dtype.BF16, inputs=Dtype.BF16)
         # A gather moves half of what an all-reduce of as many bytes does.
         exchange = all_reduce(sampled * vocab * _ACTIVATION_BYTES / 2, self._tp, self._device)
         return _ByTokens(
-            efficiency.gemm * product_s,
+            efficiency.gemm * seconds,
             efficiency.communication * exchange.wire_s,
             exchange.launch_s,
         )
@@ -185,10 +185,7 @@ class Roofline:
         )
 
     def _layer_products_s(self, kind: Kernels, tokens: int) -> float:
-        seconds = sum(
-            self._product_s(matrix, tokens, self._weights, self._activations)
-            for matrix in kind.matrices
-        )
+        seconds = sum(self._product_s(matrix, tokens) for matrix in kind.matrices)
         if kind.expert:
             seconds += self._experts_s(kind.expert, tokens)
         return seconds
@@ -205,24 +202,16 @@ class Roofline:
         missed = (1 - experts.active / experts.count) ** tokens
         touched = max(float(experts.active), experts.count * (1 - missed))
         rows = tokens * experts.active / touched
-        return sum(
-            self._product_s(matrix, rows, self._weights, self._activations, copies=touched)
-            for matrix in expert
-        )
+        return sum(self._product_s(matrix, rows, copies=touched) for matrix in expert)
 
-    def _product_s(
-        self, matrix: Matrix, rows: float, weights: Dtype, inputs: Dtype, *, copies: float = 1.0
-    ) -> float:
-        curve, device = gemm_curve(inputs), self._device
-        size = matrix.inputs * matrix.outputs * copies
-        arithmetic_s = 2 * rows * size / (device.flops_of(inputs) * curve.compute)
-        reading_s = size * BYTES[weights] / (device.memory_bytes_per_s * curve.memory)
-        moved = rows * copies * _moved_bytes(matrix, curve)
-        return (
-            curve.launch_s
-            + curve.depth_s * matrix.inputs
-            + moved / (device.memory_bytes_per_s * curve.io)
-            + _rounded_max(arithmetic_s, reading_s, curve.knee)
+    def _product_s(self, matrix: Matrix, rows: float, *, copies: float = 1.0) -> float:
+        return product_s(
+            self._device,
+            matrix,
+            rows,
+            weights=self._weights,
+            inputs=self._activations,
+            copies=copies,
         )
 
     def _prefill_attention_s(self, batch: StepBatch) -> float:
@@ -253,7 +242,7 @@ class Roofline:
             group = max(efficiency.decode_tile, -(-shape.heads // shape.kv_heads))
             token_flops = 4 * kv_heads * group * shape.head_dim
         else:
-            rank = latent.kv_rank + latent.rope_dim
+            kv_heads, rank = 1, latent.kv_rank + latent.rope_dim
             token_bytes = rank * width
             group = max(efficiency.decode_tile, per_device(shape.heads, self._tp))
             token_flops = 2 * group * (rank + latent.kv_rank)
@@ -268,7 +257,7 @@ class Roofline:
         if shape.window_tokens is not None:
             seen = min(context, requests * shape.window_tokens)
         launch_s = efficiency.attention_launch_s if not batch.prefill_tokens else 0.0
-        each_s = launch_s + requests * efficiency.attention_request_s
+        each_s = launch_s + requests * kv_heads * efficiency.attention_pair_s
         return shape.layers * each_s + (full * context + windowed * seen) * token_s
 
 
@@ -285,6 +274,29 @@ def activations_of(weights: Dtype, accelerator: Accelerator) -> Dtype:
             return weights if weights in accelerator.flops else Dtype.BF16
         case Dtype.INT4:
             return Dtype.BF16
+
+
+def product_s(
+    device: Accelerator,
+    matrix: Matrix,
+    rows: float,
+    *,
+    weights: Dtype,
+    inputs: Dtype,
+    copies: float = 1.0,
+) -> float:
+    """One matrix product by the curves, or `copies` of it with other weights in one launch."""
+    curve = gemm_curve(inputs)
+    size = matrix.inputs * matrix.outputs * copies
+    arithmetic_s = 2 * rows * size / (device.flops_of(inputs) * curve.compute)
+    reading_s = size * BYTES[weights] / (device.memory_bytes_per_s * curve.memory)
+    moved = rows * copies * _moved_bytes(matrix, curve)
+    return (
+        curve.launch_s
+        + curve.depth_s * matrix.inputs
+        + moved / (device.memory_bytes_per_s * curve.io)
+        + _rounded_max(arithmetic_s, reading_s, curve.knee)
+    )
 
 
 def _moved_bytes(matrix: Matrix, curve: GemmCurve) -> float:
