@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from baton.cli import config, demo, down, explain, fit, links, simulate, status, up, version
+from baton.cli import config, demo, down, explain, fit, links, replay, simulate, status, up, version
 
 
 def build_app() -> typer.Typer:
@@ -24,6 +24,7 @@ def build_app() -> typer.Typer:
     app.command("demo")(demo.demo)
     app.command("fit")(fit.fit)
     app.command("simulate")(simulate.simulate)
+    app.command("replay")(replay.replay)
     app.command("version")(version.version)
     group = typer.Typer(no_args_is_help=True, help="Look at a configuration.")
     group.command("validate")(config.validate)
