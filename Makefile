@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-fidelity bench-overhead bench-router-cost bench-routing bench-transfer clean
+.PHONY: help install demo demo-once test check bench-fidelity bench-hybrid bench-overhead bench-router-cost bench-routing bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,9 @@ check: install ## format, lint, types, layers, files
 
 bench-fidelity: install ## how far predictions are from measurements; ARGS="--data FOLDER [--part NAME]"
 	@.venv/bin/python -m benchmarks.fidelity $(ARGS)
+
+bench-hybrid: install ## baton's hybrid against colocation and static splits (simulated); ARGS="--data FOLDER"
+	@.venv/bin/python -m benchmarks.hybrid $(ARGS)
 
 bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
 	@.venv/bin/python -m benchmarks.overhead $(ARGS)

@@ -1,0 +1,231 @@
+"""Whether baton's hybrid keeps up with the better of colocation and the best static split.
+
+On the same eight replicas (Llama-3.1-70B in FP8, four H100 each), simulated: for three traces and a
+grid of 6 x 6 objectives, the highest rate at which 90 % of the requests meet both. Colocated
+replicas prefill in chunks (the better of 512 and 2,048 tokens a step); static splits send every
+prompt through the prefill pool (the best of 1:7 to 7:1). Hybrid is baton's placement aiming at the
+cell's objectives, with the pools of the best split of its cell, or of one or two prefill replicas
+fewer, or none at all; and requests split where that is predicted to be better.
+
+Objectives are multiples of what a request alone takes: of the time to the first token of a prompt
+longer than 90 % of the trace's, and of a step at its mean context. Prints one JSON object as the
+last line of stdout, writes it to `benchmarks/results/hybrid.json`. Progress goes to stderr.
+
+    python -m benchmarks.hybrid --data FOLDER [--trace NAME]... [--window-requests 800]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+
+from baton.perf.step_timing import StepBatch, chunk_pairs
+from baton.simulator.outcome import Objectives, attainment, quantile
+from baton.simulator.workloads.trace import Trace
+from benchmarks._figures import rounded
+from benchmarks._hybrid_runs import (
+    COLOCATED,
+    REPLICAS,
+    STATIC,
+    Arm,
+    Load,
+    capacity,
+    engine,
+    highest,
+    hybrid,
+    ladder,
+    read_loads,
+    run,
+    rungs,
+)
+from benchmarks._provenance import provenance
+from benchmarks.fidelity import DATA, data_folder
+
+RESULTS = Path(__file__).parent / "results" / "hybrid.json"
+TTFT_SCALES = (1.5, 2.0, 3.0, 5.0, 8.0, 15.0)
+TPOT_SCALES = (1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
+
+Cell = dict[str, float | str]
+
+
+def main() -> int:
+    """Run the grid; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--trace", action="append", default=[])
+    parser.add_argument("--window-requests", type=int, default=800)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    folder = data_folder(options.data, os.environ)
+    if folder is None:
+        parser.error(f"no data: --data or {DATA} must name a folder with perf/ and traces/")
+    began_s = time.monotonic()
+    traces = read_loads(folder)
+    names = options.trace or list(traces)
+    cells: dict[str, list[Cell]] = {}
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
+        for name in names:
+            cells[name] = grid(name, traces[name], pool, options.window_requests)
+    result = summarize(cells) | {"simulated": True, "took_s": time.monotonic() - began_s}
+    whole = rounded(result | {"cells": cells} | provenance(), 4)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(whole, indent=1) + "\n")
+    print(json.dumps(rounded(result, 4)))
+    return 0
+
+
+def summarize(cells: Mapping[str, Sequence[Cell]]) -> dict[str, object]:
+    """The worst cell, how many lose, and how many gain a fifth; cells that nobody serves apart."""
+    served = [
+        (name, cell) for name, grid_ in cells.items() for cell in grid_ if float(cell["better"]) > 0
+    ]
+    ratios = [float(cell["hybrid"]) / float(cell["better"]) for _, cell in served]
+    return {
+        "cells": sum(len(grid_) for grid_ in cells.values()),
+        "cells_that_somebody_serves": len(served),
+        "hybrid_worst_ratio": min(ratios, default=float("nan")),
+        "hybrid_median_ratio": quantile(ratios, 0.5),
+        "share_not_2_percent_under": _share(ratios, 0.98),
+        "share_a_fifth_over": _share(ratios, 1.2),
+        "losing": [
+            {"trace": name, **cell}
+            for (name, cell), ratio in zip(served, ratios, strict=True)
+            if ratio < 0.98  # noqa: PLR2004 - as documented
+        ],
+    }
+
+
+def _share(ratios: Sequence[float], least: float) -> float:
+    return fmean(ratio >= least for ratio in ratios) if ratios else float("nan")
+
+
+# -------------------------------------------------------------------- one trace
+
+
+def grid(name: str, trace: Trace, pool: ProcessPoolExecutor, window_requests: int) -> list[Cell]:
+    """Every cell of a trace."""
+    cells = objectives(trace)
+    most = bound(trace)
+    rates = rungs(most / 8, most * 1.5)
+    load = Load(trace=trace, window_s=window_requests / (most / 2))
+    say(f"{name}: at most about {most:.2f} requests/s; {load.window_s:.0f} s of it")
+    rivals = (*COLOCATED, *STATIC)
+    climbed = pool.map(partial(_climb, load=load, cells=cells, rates=rates), rivals)
+    sustained = {
+        arm: [capacity(share) for share in shares]
+        for arm, shares in zip(rivals, climbed, strict=True)
+    }
+    for arm, found in sustained.items():
+        say(f"{name}, {arm.name}: {' '.join(f'{one:.2f}' for one in found)}")
+    better = [
+        (_best(COLOCATED, sustained, number), _best(STATIC, sustained, number))
+        for number in range(len(cells))
+    ]
+    asked = [(cell, pair, rates, load) for cell, pair in zip(cells, better, strict=True)]
+    return list(pool.map(_compare, asked))
+
+
+def _climb(
+    arm: Arm, *, load: Load, cells: Sequence[Objectives], rates: Sequence[float]
+) -> list[dict[float, float]]:
+    return ladder(arm, load, cells, rates)
+
+
+Best = tuple[float, Arm]
+Asked = tuple[Objectives, tuple[Best, Best], list[float], Load]
+
+
+def _best(arms: Sequence[Arm], sustained: Mapping[Arm, Sequence[float]], number: int) -> Best:
+    return max(((sustained[arm][number], arm) for arm in arms), key=lambda one: one[0])
+
+
+def _compare(asked: Asked) -> Cell:
+    """One cell: both rivals, and the best of hybrid's pools."""
+    cell, ((colocated, together), (static, split)), rates, load = asked
+    better = max(colocated, static)
+    arms = [hybrid(0, together.budget)]
+    arms += [hybrid(count) for count in range(max(1, split.prefill - 2), split.prefill + 1)]
+    found = [(sustained_by(arm, cell, load, rates, near=better), arm.name) for arm in arms]
+    most, name = max(found)
+    say(f"  {cell.ttft_s:.2f} s, {cell.tpot_s:.3f} s: {better:.2f} -> {most:.2f} by {name}")
+    return {
+        "ttft_s": cell.ttft_s or 0.0,
+        "tpot_s": cell.tpot_s or 0.0,
+        "colocated": colocated,
+        "colocated_best": together.name,
+        "static": static,
+        "static_best": split.name,
+        "better": better,
+        "hybrid": most,
+        "hybrid_best": name,
+    }
+
+
+def sustained_by(
+    arm: Arm, cell: Objectives, load: Load, rates: Sequence[float], *, near: float
+) -> float:
+    """The highest rate that an arm aiming at a cell sustains."""
+    return highest(lambda rate: attainment(run(arm, load.at(rate), cell), cell), rates, near=near)
+
+
+# -------------------------------------------------------------------- what is asked for
+
+
+def objectives(trace: Trace) -> list[Objectives]:
+    """The grid."""
+    prompt = round(quantile([one.prompt_tokens for one in trace.requests], 0.9))
+    ttft_s, tpot_s = alone(prompt, round(_mean_context(trace)))
+    return [
+        Objectives(ttft_s=ttft * ttft_s, tpot_s=tpot * tpot_s)
+        for ttft, tpot in product(TTFT_SCALES, TPOT_SCALES)
+    ]
+
+
+def alone(prompt_tokens: int, context_tokens: int) -> tuple[float, float]:
+    """What a request alone takes until its first token, and for each one after that."""
+    steps = engine(8192, 16).timing
+    prompt = StepBatch(
+        prefill_tokens=prompt_tokens,
+        prefill_requests=1,
+        prefill_pairs=chunk_pairs(prompt_tokens, 0),
+        finished_prefills=1,
+    )
+    decode = StepBatch(decode_requests=1, decode_context_tokens=context_tokens)
+    return steps.step_s(prompt), steps.step_s(decode)
+
+
+def bound(trace: Trace) -> float:
+    """About the requests a second beyond which all replicas together cannot keep up."""
+    prompt = round(fmean(one.prompt_tokens for one in trace.requests))
+    output = fmean(one.output_tokens for one in trace.requests)
+    context = _mean_context(trace)
+    settings = engine(8192, 16)
+    room = settings.kv_blocks * settings.block_size_tokens
+    batch = max(1, min(256, int(room / context)))
+    decode = StepBatch(decode_requests=batch, decode_context_tokens=round(batch * context))
+    busy_s = alone(prompt, 1)[0] + output * settings.timing.step_s(decode) / batch
+    return REPLICAS / busy_s
+
+
+def _mean_context(trace: Trace) -> float:
+    return fmean(one.prompt_tokens + one.output_tokens / 2 for one in trace.requests)
+
+
+def say(line: str) -> None:
+    """Report progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from baton.simulator.outcome import Objectives
+from baton.simulator.workloads.trace import Trace, TraceRequest
+from benchmarks._hybrid_runs import Load, capacity, highest, rungs
+from benchmarks.hybrid import TPOT_SCALES, TTFT_SCALES, alone, bound, objectives, summarize
+
+RATES = rungs(1.0, 20.0)
+TRACE = Trace(
+    name="t", requests=tuple(TraceRequest(number / 4, 1000, 100) for number in range(400))
+)
+
+
+def test_rates_rise_by_the_same_ratio_until_the_highest_is_passed() -> None:
+    found = rungs(1.0, 2.0, ratio=1.5)
+    assert found == pytest.approx([1.0, 1.5, 2.25])
+
+
+def test_capacity_is_where_attainment_falls_through_the_target() -> None:
+    assert capacity({1.0: 1.0, 2.0: 0.95, 4.0: 0.85}) == pytest.approx(3.0)
+    assert capacity({1.0: 0.8, 2.0: 0.95}) == 0.0
+    assert capacity({1.0: 1.0, 2.0: 0.9}) == 2.0
+    assert capacity({}) == 0.0
+
+
+def test_capacity_ends_where_the_target_is_first_missed() -> None:
+    assert capacity({1.0: 1.0, 2.0: 0.8, 4.0: 1.0}) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("near", [0.0, 1.0, 5.0, 9.7, 100.0])
+def test_the_highest_rate_does_not_depend_on_the_guess(near: float) -> None:
+    def share(rate: float) -> float:
+        return 1 / (1 + math.exp(rate - 10))
+
+    every = {rate: share(rate) for rate in RATES}
+    assert highest(share, RATES, near=near) == pytest.approx(capacity(every))
+
+
+def test_a_target_that_is_missed_at_any_rate_gives_no_capacity() -> None:
+    assert highest(lambda _: 0.5, RATES, near=5.0) == 0.0
+
+
+def test_a_load_at_a_lower_rate_is_part_of_that_at_a_higher_one() -> None:
+    load = Load(trace=TRACE, window_s=50.0)
+    low, high = load.at(2.0), load.at(3.5)
+    assert set(low.requests) < set(high.requests)
+    assert high.requests[-1].at_s < 50.0
+    assert len(high) == pytest.approx(175, rel=0.15)
+
+
+def test_objectives_are_multiples_of_what_a_request_alone_takes() -> None:
+    ttft_s, tpot_s = alone(1000, 1050)
+    grid = objectives(TRACE)
+    assert len(grid) == 36
+    assert grid[0].ttft_s == pytest.approx(TTFT_SCALES[0] * ttft_s)
+    assert grid[-1] == Objectives(ttft_s=TTFT_SCALES[-1] * ttft_s, tpot_s=TPOT_SCALES[-1] * tpot_s)
+
+
+def test_longer_prompts_leave_room_for_fewer_requests() -> None:
+    longer = tuple(one._replace(prompt_tokens=4000) for one in TRACE.requests)
+    assert bound(Trace(name="l", requests=longer)) < bound(TRACE) / 3
+
+
+def test_cells_that_lose_are_shown_and_those_that_nobody_serves_are_not_counted() -> None:
+    def cell(better: float, hybrid: float) -> dict[str, float | str]:
+        return {"better": better, "hybrid": hybrid}
+
+    found = summarize(
+        {"a": [cell(1.0, 0.9), cell(1.0, 1.3)], "b": [cell(0.0, 0.0), cell(2.0, 2.0)]}
+    )
+    assert found["cells"] == 4
+    assert found["cells_that_somebody_serves"] == 3
+    assert found["hybrid_worst_ratio"] == pytest.approx(0.9)
+    assert found["share_not_2_percent_under"] == pytest.approx(2 / 3)
+    assert found["share_a_fifth_over"] == pytest.approx(1 / 3)
+    assert found["losing"] == [{"trace": "a", "better": 1.0, "hybrid": 0.9}]
