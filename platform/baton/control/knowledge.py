@@ -6,7 +6,7 @@ events are late, lost or off, answers get worse and nothing breaks.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -38,6 +38,8 @@ class Knowledge:
         self.reuse = Reuse()
         self._fleet = fleet
         self._families: dict[str, Family] = {}
+        self._members: Counter[Family] = Counter()
+        """How many replicas each family has."""
         self._sessions: OrderedDict[str, str] = OrderedDict()
 
     # -------------------------------------------------------------- facts
@@ -47,14 +49,17 @@ class Knowledge:
         self.index.join(facts.replica_id, capacity_blocks=facts.kv_blocks)
         self.links.leave(facts.replica_id)
         self.links.join(facts.replica_id)
-        self._families[facts.replica_id] = (facts.model, facts.block_size_tokens)
+        self._forget_family(facts.replica_id)
+        family = (facts.model, facts.block_size_tokens)
+        self._families[facts.replica_id] = family
+        self._members[family] += 1
 
     def lost(self, replica_id: str) -> None:
         """A replica is gone."""
         self.index.leave(replica_id)
         self.links.leave(replica_id)
         self.timings.leave(replica_id)
-        self._families.pop(replica_id, None)
+        self._forget_family(replica_id)
 
     def reported(self, replica_id: str, load: Load, now_s: float) -> bool:
         """Take in a load report; True when it shows that cache updates are missing."""
@@ -95,10 +100,9 @@ class Knowledge:
         )
 
     def _hits(self, entry: Entry, now_s: float) -> Hits:
-        families = set(self._families.values())
-        if not families or not entry.request.prompt_token_ids:
+        if not self._members or not entry.request.prompt_token_ids:
             return NO_HITS
-        found = [self.index.look_up(entry.hashes(family), now_s) for family in families]
+        found = [self.index.look_up(entry.hashes(family), now_s) for family in self._members]
         return found[0] if len(found) == 1 else _AnyFamily(found)
 
     def caches(self, now_s: float) -> dict[str, dict[str, object]]:
@@ -114,6 +118,7 @@ class Knowledge:
         counted = self.links.flows
         assert counted == flows, f"links count {counted} flows, requests {flows}"
         assert self._families.keys() == self._fleet.ids, "families of replicas that are not there"
+        assert Counter(self._families.values()) == self._members, "members are miscounted"
 
     # -------------------------------------------------------------- what came of it
 
@@ -156,6 +161,13 @@ class Knowledge:
             # The last token was sampled, never computed.
             tokens = len(request.prompt_token_ids) + len(entry.generated) - 1
             self.sent(entry, replica_id, tokens, now_s)
+
+    def _forget_family(self, replica_id: str) -> None:
+        family = self._families.pop(replica_id, None)
+        if family is not None:
+            self._members[family] -= 1
+            if not self._members[family]:
+                del self._members[family]
 
     @property
     def _events_count(self) -> bool:

@@ -11,6 +11,7 @@ of something else, and a placement by it would be no better for being scaled.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from baton.domain.fleet import StepTotals
 from baton.perf.step_costs import StepCosts
@@ -19,8 +20,50 @@ from baton.perf.timing import EngineTiming
 _MEMORY_REPORTS = 128.0
 _PRIOR_BUSY_S = 1.0
 _LEAST, _MOST = 0.25, 4.0
+_REMEMBERED = 4096
+"""Answers to each question."""
 _PROBE_TOKENS = 1024
 """Costs per token are read off between so many tokens and twice as many."""
+
+
+class RememberedTiming:
+    """An `EngineTiming` that does not ask another twice for the same, as far as it remembers.
+
+    Placement asks for each candidate, and much of what it asks depends on the request alone.
+    """
+
+    def __init__(self, model: EngineTiming) -> None:
+        remembered = lru_cache(maxsize=_REMEMBERED)
+        self._prefill_s = remembered(
+            lambda tokens, running, context_tokens: model.prefill_s(
+                tokens, running=running, context_tokens=context_tokens
+            )
+        )
+        self._step_s = remembered(
+            lambda running, context_tokens: model.step_s(
+                running=running, context_tokens=context_tokens
+            )
+        )
+        self._request_s = remembered(
+            lambda context_tokens: model.decode_request_s(context_tokens=context_tokens)
+        )
+        self._model = model
+
+    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+        """As the model says."""
+        return self._prefill_s(tokens, running, context_tokens)
+
+    def step_s(self, *, running: int, context_tokens: int = 0) -> float:
+        """As the model says."""
+        return self._step_s(running, context_tokens)
+
+    def decode_request_s(self, *, context_tokens: int = 0) -> float:
+        """As the model says."""
+        return self._request_s(context_tokens)
+
+    def host_load_s(self, blocks: int) -> float:
+        """As the model says."""
+        return self._model.host_load_s(blocks)
 
 
 @dataclass(frozen=True, slots=True)

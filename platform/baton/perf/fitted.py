@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from operator import sub
 
 from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
-from baton.perf.corrected import CorrectedTiming, Correction, busy_s
+from baton.perf.corrected import CorrectedTiming, Correction, RememberedTiming, busy_s
 from baton.perf.least_squares import Coefficient, LeastSquares
 from baton.perf.output_lengths import OutputLengths
 from baton.perf.step_costs import HOST_BYTES_PER_S, PRIOR_COSTS, FittedTiming, StepCosts
@@ -145,7 +145,7 @@ class _ModelledPool:
     """One pool with a model of its own, and how much it is off."""
 
     def __init__(self, prior: EngineTiming) -> None:
-        self.timing = CorrectedTiming(prior)
+        self.timing = CorrectedTiming(RememberedTiming(prior))
         self.ttfts = _Ttfts()
         self._correction = Correction()
         self._refused = 0

@@ -25,8 +25,6 @@ class Wiring:
     """Before the first byte of a pull."""
     host_block_s: float
     """To bring one block from the host's memory."""
-    max_pulls: int | None
-    """At the same time; None for any number."""
 
 
 def wiring(settings: EngineSettings) -> Wiring:
@@ -37,14 +35,12 @@ def wiring(settings: EngineSettings) -> Wiring:
                 bytes_per_s=settings.wire_bytes_per_s,
                 setup_s=settings.transfer_setup_s / settings.speed,
                 host_block_s=settings.host_load_s(1),
-                max_pulls=None,
             )
         case V1Settings():
             return Wiring(
                 bytes_per_s=settings.transfer_bytes_per_s,
                 setup_s=settings.transfer_setup_s,
                 host_block_s=0.0,
-                max_pulls=settings.max_pulls,
             )
         case _:
             assert_never(settings)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from baton.control.limits import CoordinatorLimits
 from baton.domain.fleet import Role
+from baton.perf.modelled import ModelledTiming
 from baton.perf.timing import EngineTiming
 from baton.policy.placement import Placer
 from baton.policy.prefix_index import IndexOptions
 from baton.simulator.engines import EngineSettings
 from baton.simulator.happenings import Happening, SetBandwidth, Start, Stop
 from baton.simulator.reporting import Reporting
+from baton.simulator.v1.settings import V1Settings
 
 _LONG_S = 1e6
 GENEROUS = CoordinatorLimits(
@@ -122,4 +124,12 @@ def priors_of(scenario: Scenario) -> Mapping[str, EngineTiming]:
     """What coordinators think of each pool's speed before they have seen it work."""
     if scenario.priors is not None:
         return scenario.priors
-    return {}
+    return {
+        pool.name: ModelledTiming(
+            steps=pool.settings.timing,
+            max_batched_tokens=pool.settings.max_batched_tokens,
+            host_block_s=0.0,
+        )
+        for pool in scenario.pools
+        if isinstance(pool.settings, V1Settings)
+    }

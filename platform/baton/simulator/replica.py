@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Protocol, assert_never
 
 from baton.domain.events import (
@@ -35,7 +34,6 @@ from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, StartPull
 from baton.simulator.engine.port import VirtualEngine
 from baton.simulator.engines import Wiring
-from baton.simulator.pulls import PullQueue
 from baton.simulator.reporting import Reporting
 from baton.simulator.tickets import read_ticket
 from baton.simulator.timeline import Timeline
@@ -93,7 +91,6 @@ class VirtualReplica:
         self._timeline = world.timeline
         self._sessions: list[Session] = []
         self._owners: dict[str, Session] = {}
-        self._pulls = PullQueue(wires.max_pulls)
         self._ends_at_s: float | None = None
         self._end_number = 0
         self._expiry_watched_s = float("inf")
@@ -306,12 +303,11 @@ class VirtualReplica:
         for order in self.engine.take_orders():
             match order:
                 case StartPull():
-                    self._pulls.ask(order.leg_id, partial(self._pull, order))
+                    self._pull(order)
                 case LoadBlocks():
                     self._load_blocks(order)
                 case CancelFetch():
                     self._world.transfers.cancel(self._key(order.leg_id))
-                    self._pulls.over(order.leg_id)
                 case FreeSource():
                     self._free_source(order.ticket.address, order.ticket.leg_id)
                 case _:
@@ -360,7 +356,6 @@ class VirtualReplica:
 
     def _pulled(self, order: StartPull) -> None:
         """A pull is over, one way or the other."""
-        self._pulls.over(order.leg_id)
         for session in self._sessions:
             session.pulled_from.add(order.ticket.engine_id)
         self._after_change()

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from baton.simulator.fleet import VirtualFleet
 
-_MOST = 1000
-"""Samples; with more, every other one is let go and the distance doubles."""
+_SAMPLES = 500
+_LOOKS = 100_000
+"""Replicas that are looked at, over all samples of the span: of 1,000 there are 100 samples."""
+_LEAST_S = 0.01
 
 
 class PoolSample(NamedTuple):
@@ -43,7 +45,8 @@ class Sampler:
         self,
         fleet: VirtualFleet,
         *,
-        every_s: float,
+        span_s: float,
+        replicas: int,
         starting: Mapping[str, int],
         counts: Callable[[], tuple[int, int]],
     ) -> None:
@@ -51,20 +54,26 @@ class Sampler:
 
         Args:
             fleet: whom.
-            every_s: how often, at first.
+            span_s: how long something is expected to happen.
+            replicas: how many there will be, about.
             starting: by pool, in the order of pools: replicas that are on their way.
             counts: requests that have arrived, and that have ended.
         """
         self._fleet = fleet
-        self._every_s = every_s
+        samples = max(1, min(_SAMPLES, _LOOKS // max(1, replicas)))
+        self._every_s = max(_LEAST_S, span_s / samples)
+        self._most = 2 * samples
         self._starting = starting
         self._counts = counts
         self._samples: list[Sample] = []
 
     def watch(self) -> None:
-        """Take a sample now, and from now on."""
+        """Take a sample now, and from now on.
+
+        When it takes twice as long as expected, every other sample is let go and they get rarer.
+        """
         self.look()
-        if len(self._samples) >= _MOST:
+        if len(self._samples) > self._most:
             del self._samples[1::2]
             self._every_s *= 2
         self._fleet.timeline.after(self._every_s, self.watch)

@@ -54,8 +54,6 @@ __all__ = [
 
 _SETTLE_S = 1.0
 """Replicas join so long before the trace begins."""
-_SAMPLES = 500
-_LEAST_SAMPLE_S = 0.01
 _PROGRESS_PARTS = 200
 
 
@@ -129,7 +127,8 @@ class _Stage:
         self._next_progress = 0
         self._sampler = Sampler(
             self._fleet,
-            every_s=max(_LEAST_SAMPLE_S, trace.span_s / _SAMPLES),
+            span_s=trace.span_s,
+            replicas=replicas,
             starting=self._starting,
             counts=lambda: (self._audience.arrived, self._audience.ended),
         )
