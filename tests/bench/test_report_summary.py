@@ -44,9 +44,13 @@ def test_whoever_never_got_a_token_misses_the_objectives_but_is_in_no_latency() 
 
 def test_a_request_of_one_token_has_no_time_between_tokens() -> None:
     one = outcome(output_tokens=1, tpot_s=0.0)
-    figures = summarize(result(one, outcome(1.0, tpot_s=0.04)), OBJECTIVES)
+    two = outcome(1.0, output_tokens=2, tpot_s=0.04)
+    figures = summarize(result(one, two), OBJECTIVES)
     assert figures.tpot.p50 == pytest.approx(0.04)
     assert figures.gap.p50 == pytest.approx(0.08)
+    # It is judged like any other all the same.
+    assert figures.attainment == 1.0
+    assert figures.goodput_per_s == pytest.approx(2 / figures.span_s)
 
 
 def test_each_objective_is_judged_alone_and_all_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from baton.bench.report.plots import STYLE, Panel, panels_of
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH_IN = 10.0
-_HEAD_IN = 1.3
+_HEAD_IN = 0.6
+_LINE_IN = 0.165
+_LINE_CHARS = 145
 _DPI = 120
 
 
@@ -51,15 +54,17 @@ def sheet(study: Study) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    panels = panels_of(study)
-    heights = [_HEAD_IN, *(panel.height_in + 0.45 for panel in panels)]
+    panels, origin = panels_of(study), _origin(study)
+    head_in = _HEAD_IN + _LINE_IN * len(origin)
+    heights = [head_in, *(panel.height_in + 0.45 for panel in panels)]
     with rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH_IN, sum(heights)), layout="constrained")
         head, *parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[
             :, 0
         ]
-        head.text(0.01, 0.86, study.title, fontsize=15, fontweight="bold", va="top")
-        head.text(0.01, 0.56, _origin(study), fontsize=8.5, va="top", color="#475569")
+        head.text(0.01, 1 - 0.15 / head_in, study.title, fontsize=15, fontweight="bold", va="top")
+        at = 1 - 0.5 / head_in
+        head.text(0.01, at, "\n".join(origin), fontsize=8.5, va="top", color="#475569")
         for panel, part in zip(panels, parts, strict=True):
             part.suptitle(
                 f"{panel.title} ({study.evidence.mark})", x=0.01, ha="left", fontweight="bold"
@@ -68,10 +73,14 @@ def sheet(study: Study) -> bytes:
         return _png(figure)
 
 
-def _origin(study: Study) -> str:
-    facts = " · ".join(f"{name}: {value}" for name, value in study.facts.items())
-    figures = f"({study.evidence.mark}) {study.evidence} · objectives: {objectives_text(study)}"
-    return "\n".join(line for line in (figures, facts, f"$ {study.command}") if line)
+def _origin(study: Study) -> list[str]:
+    """Where the figures come from, in lines that fit the sheet."""
+    lines = [
+        f"({study.evidence.mark}) {study.evidence} · objectives: {objectives_text(study)}",
+        *(f"{name}: {value}" for name, value in study.facts.items()),
+        f"$ {study.command}",
+    ]
+    return [part for line in lines for part in wrap(line, _LINE_CHARS)]
 
 
 def _png(figure: Figure) -> bytes:

@@ -15,6 +15,7 @@ from baton.bench.report.study import Result, Study
 from baton.bench.report.summary import (
     capacity,
     curves_of,
+    rate_of,
     scales_of,
     shown,
     span,
@@ -151,8 +152,9 @@ def _trades(figure: FigureBase, study: Study) -> None:
             axes.annotate(
                 one.label,
                 (one.user_tokens_per_s, one.device_tokens_per_s),
-                xytext=(5, 4),
+                xytext=(-5, -10) if number % 2 else (5, 4),
                 textcoords="offset points",
+                ha="right" if number % 2 else "left",
                 fontsize=8,
                 color=_color(number),
             )
@@ -190,8 +192,9 @@ def _latencies(figure: FigureBase, study: Study) -> None:
     _distribution(right, "time per output token (TPOT)", study.objectives.tpot_s)
     left.set_ylabel("requests, %")
     left.set_ylim(0, 102)
+    left.set_title(_at_rate(study), fontsize=9, fontweight="normal")
     if len(shown(study)) > 1:
-        left.legend(loc="lower right")
+        _legend_above(right)
 
 
 def _distribution(axes: Axes, label: str, limit_s: float | None) -> None:
@@ -236,6 +239,7 @@ def _timeline(figure: FigureBase, study: Study) -> None:
     every = figure.subplots(len(rows), 1, sharex=True)
     for draw, axes in zip(rows, every, strict=True):
         draw(axes)
+    every[0].set_title(_at_rate(study), fontsize=9, fontweight="normal")
     every[-1].set_xlim(0, length_s / unit_s)
     every[-1].set_xlabel(f"time since the first arrival, {unit}")
 
@@ -299,6 +303,14 @@ def _met(axes: Axes, results: Sequence[Result], study: Study, unit_s: float) -> 
 
 
 # ------------------------------------------------------------------ in common
+def _at_rate(study: Study) -> str:
+    """Which of several rates is shown; nothing where there is one."""
+    results = shown(study)
+    if len(study.results) == len(results):
+        return ""
+    return f"at {number_text(rate_of(results[0]))} requests/s"
+
+
 def _legend_above(axes: Axes) -> None:
     axes.legend(
         loc="lower right",
