@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from baton.cli.fit import prefill_s
 from baton.cli.main import build_app
+from baton.perf.step_timing import StepBatch
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 TINY = {
@@ -89,6 +91,26 @@ def test_a_long_prompt_is_computed_in_chunks_and_takes_longer() -> None:
     chunked = prefill_s("--context", "10000", "--max-num-batched-tokens", "1024")
     assert prefill_s("--context", "5000") < whole / 1.9
     assert whole < chunked < 2 * whole
+
+
+class Recorder:
+    """A timing in which each step takes a second; keeps the batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[StepBatch] = []
+
+    def step_s(self, batch: StepBatch) -> float:
+        self.batches.append(batch)
+        return 1.0
+
+
+def test_each_chunk_of_a_prompt_attends_to_those_before_it_and_the_last_one_ends_it() -> None:
+    timing = Recorder()
+    assert prefill_s(timing, 10, 4) == 3.0
+    assert [batch.prefill_tokens for batch in timing.batches] == [4, 4, 2]
+    assert [batch.prefill_context_tokens for batch in timing.batches] == [0, 4, 8]
+    assert sum(batch.prefill_pairs for batch in timing.batches) == 10 * 11 / 2
+    assert [batch.finished_prefills for batch in timing.batches] == [0, 0, 1]
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_smallest_shape_that_does() -> None:

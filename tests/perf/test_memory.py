@@ -262,6 +262,41 @@ def test_sampling_for_many_requests_takes_memory_on_the_last_stage_only() -> Non
     assert few.activation_bytes < many.activation_bytes == 1024 * 128_256 * 24
 
 
+def test_only_the_last_stage_samples() -> None:
+    asked = question("Llama-3.1-70B", max_batched_tokens=16, max_running_requests=1024)
+    split = Split(shape=asked.shape, tp=2, pp=3)
+    first, middle, last = (asked._at_stage(split, stage).activation_bytes for stage in range(3))
+    assert first == middle == split.forward_bytes(16) < last == split.sampler_bytes(1024)
+
+
+def test_a_step_is_widest_in_the_feed_forward_of_a_dense_model() -> None:
+    """Hidden state and residual, then both halves of the gated feed-forward and their product."""
+    dense, plain = Split(shape=shape_of("Llama-3.1-8B")), Split(shape=shape_of("opt-13b"), tp=2)
+    assert dense.forward_bytes(10) == 10 * 2 * (2 * 4096 + 3 * 14_336)
+    assert plain.forward_bytes(10) == 10 * 2 * (2 * 5120 + 2 * 20_480 / 2)
+
+
+def test_a_step_is_widest_where_tokens_are_copied_to_their_experts() -> None:
+    """Eight copies of the hidden state and eight times the width of an expert."""
+    mixed = Split(shape=shape_of("Qwen3-30B-A3B"))
+    assert mixed.forward_bytes(10) == 10 * 2 * (2 * 2048 + 8 * (2048 + 768))
+
+
+def test_a_dense_layer_among_experts_can_be_the_widest() -> None:
+    """Llama 4 Maverick: one expert of 8,192, but 16,384 in the layers between."""
+    shape = shape_of("Llama-4-Maverick-17B-128E")
+    assert Split(shape=shape).forward_bytes(10) == 10 * 2 * (2 * 5120 + 3 * 16_384)
+    scout = shape_of("Llama-4-Scout-17B-16E")
+    assert Split(shape=scout).forward_bytes(10) == 10 * 2 * (2 * 5120 + 3 * 8192)
+
+
+def test_attention_can_be_the_widest() -> None:
+    """With one KV head for each of two devices: queries and their output, keys and values."""
+    shape = replace(shape_of("Qwen3-32B"), ffn_width=1024, kv_heads=2)
+    found = Split(shape=shape, tp=4).forward_bytes(10)
+    assert found == 10 * 2 * (2 * 5120 + 2 * 64 * 128 / 4 + 2 * 128)
+
+
 def test_one_call_is_the_same_as_asking() -> None:
     asked = question("Llama-3.1-70B", utilization=0.8, max_batched_tokens=2048)
     asked = replace(asked, weights=Dtype.FP8, kv=Dtype.FP8, max_running_requests=64)
@@ -363,6 +398,10 @@ def test_all_splits_within_a_node_come_first_and_pipelines_are_of_whole_nodes() 
     assert splits == [(2, 1), (4, 1), (8, 1), (8, 2), (8, 3), (8, 4)]
     every = {(f.split.tp, f.split.pp) for f in question("Llama-3.1-70B").fits(8, whole_nodes=False)}
     assert every >= {(2, 1), (1, 2), (1, 3), (2, 4), (4, 2), (8, 1)}
+    ordered = [f.split for f in question("Llama-3.1-8B").fits(4, whole_nodes=False)]
+    assert [(one.tp, one.pp) for one in ordered] == [
+        *[(1, 1), (2, 1), (1, 2), (1, 3), (4, 1), (2, 2), (1, 4)],
+    ]
     assert every.isdisjoint({(1, 1), (8, 2), (3, 1)})
 
 

@@ -439,6 +439,11 @@ def test_a_window_counts_for_all_layers_unless_the_config_says_which() -> None:
     assert (none.window_tokens, none.windowed_layers) == (None, 0)
 
 
+def test_a_number_that_is_zero_or_null_is_none() -> None:
+    assert shaped(sliding_window=0).window_tokens is None
+    assert shaped(num_local_experts=0, num_key_value_heads=0) == shaped(num_key_value_heads=None)
+
+
 def test_qwen_has_a_window_only_where_it_is_switched_on_and_behind_its_first_layers() -> None:
     qwen = {"model_type": "qwen2", "sliding_window": 4096, "max_window_layers": 20}
     assert shaped(**qwen).window_tokens is None

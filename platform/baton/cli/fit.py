@@ -15,7 +15,7 @@ from baton.domain.errors import DoesNotFit
 
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
     from baton.perf.memory import MemoryQuestion
-    from baton.perf.roofline import Roofline
+    from baton.perf.step_timing import StepTiming
 
 _GIGA = 1e9
 _BLOCK_SIZE_TOKENS = 16
@@ -228,14 +228,15 @@ def _seconds(question: Question, at_once: float) -> dict[str, object]:
 
     running = max(1, min(int(at_once), memory.max_running_requests))
     return {
-        "prefill_s": _prefill_s(roofline, context, memory.max_batched_tokens),
+        "prefill_s": prefill_s(roofline, context, memory.max_batched_tokens),
         "decode_step_s": decode_s(1),
         "running": running,
         "full_decode_step_s": decode_s(running),
     }
 
 
-def _prefill_s(roofline: Roofline, tokens: int, max_batched_tokens: int) -> float:
+def prefill_s(timing: StepTiming, tokens: int, max_batched_tokens: int) -> float:
+    """Until a prompt is computed that has the engine to itself, in chunks."""
     from baton.perf.step_timing import StepBatch, chunk_pairs
 
     seconds = 0.0
@@ -248,7 +249,7 @@ def _prefill_s(roofline: Roofline, tokens: int, max_batched_tokens: int) -> floa
             prefill_context_tokens=before,
             finished_prefills=int(before + chunk == tokens),
         )
-        seconds += roofline.step_s(batch)
+        seconds += timing.step_s(batch)
     return seconds
 
 
