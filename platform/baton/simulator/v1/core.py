@@ -305,7 +305,7 @@ class V1Core:
             ticket.layout == self._settings.layout
             and 0 < ticket.tokens <= len(run.prompt)
             and ticket.blocks == self._memory.blocks_for(ticket.tokens)
-            and ticket.prompt_digest == self._memory.last_hash(run, ticket.tokens)
+            and self._memory.same_prompt(run, ticket)
         )
 
     def _in_transfer(self, leg_id: str) -> Run | None:

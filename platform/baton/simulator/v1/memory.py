@@ -9,6 +9,7 @@ from typing import NamedTuple
 from baton.domain.outline import Outline, TokenIds
 from baton.policy.block_hash import chain, chain_root
 from baton.simulator.engine.blocks import expect
+from baton.simulator.engine.orders import SimTicket
 from baton.simulator.v1.blocks import CountedBlocks
 from baton.simulator.v1.runs import Run, RunState
 from baton.simulator.v1.settings import V1Settings
@@ -46,12 +47,20 @@ class V1Memory:
         return -(-tokens // self._size)
 
     def last_hash(self, run: Run, tokens: int) -> bytes:
-        """What stands for the full blocks of a run's first tokens, and for its salt."""
+        """What stands for the full blocks of a run's first tokens, and for its salt.
+
+        Empty where no prefixes are cached: hashing them would be all their cost.
+        """
         if not self._caching:
             return b""
         self._hash(run, run.tokens // self._size)
         full = tokens // self._size
         return b"%d" % (run.hashes[full - 1] if full else self._root(run.leg.cache_salt))
+
+    def same_prompt(self, run: Run, ticket: SimTicket) -> bool:
+        """Whether a ticket is for the beginning of a run's prompt, as far as both sides can say."""
+        own = self.last_hash(run, ticket.tokens)
+        return not own or not ticket.prompt_digest or own == ticket.prompt_digest
 
     # ------------------------------------------------------------------ a run's blocks
     def lookup(self, run: Run) -> tuple[int, int]:

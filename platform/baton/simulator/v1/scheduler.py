@@ -148,6 +148,13 @@ class Scheduler:
 
         With a `share` of n, running legs that are in no batch, and of all running ones an n-th.
         """
+        before = self.preemptions
+        work = self._choose(share)
+        if not work and self.preemptions > before:  # all fell back: there is room for others now
+            work = self._choose(share)
+        return work
+
+    def _choose(self, share: int) -> list[Run]:
         self._longest = self._longest_chunk()
         mine = self.running
         if share > 1:
