@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.domain.errors import UnknownAccelerator
-from baton.perf.catalogue import CATALOGUE, accelerator
+from baton.perf.catalogue import accelerator
+from baton.perf.data_sheets import CATALOGUE
 from baton.perf.hardware import BYTES, Accelerator, Dtype
 
 ALL = pytest.mark.parametrize("one", CATALOGUE.values(), ids=list(CATALOGUE))
@@ -35,6 +36,13 @@ ALL = pytest.mark.parametrize("one", CATALOGUE.values(), ids=list(CATALOGUE))
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000"),
         ("NVIDIA GeForce RTX 4090", "rtx_4090"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("MI325X", "mi325x"),
+        ("mi355x", "mi355x"),
+        ("rtx_pro_6000_server", "rtx_pro_6000"),
+        ("NVIDIA GeForce RTX 5090", "rtx_5090"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("gb200_sxm", "gb200"),
+        ("GB300", "gb300"),
         ("cpu", "cpu"),
     ],
 )

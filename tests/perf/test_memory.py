@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from baton.domain.errors import DoesNotFit
 from baton.perf.catalogue import accelerator
 from baton.perf.hardware import Dtype
-from baton.perf.known_models import KNOWN_MODELS, shape_of
+from baton.perf.known_models import shape_of
 from baton.perf.memory import MemoryFit, MemoryQuestion, fewest_devices, fit
 from baton.perf.model_shape import ModelShape
+from baton.perf.published_shapes import KNOWN_MODELS
 from baton.perf.sharding import STORED_BYTES, Split
 
 LLAMA_70B = shape_of("meta-llama/Llama-3.1-70B")

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from baton.domain.errors import UnknownModel
 from baton.perf.hardware import Dtype
-from baton.perf.known_models import KNOWN_MODELS, dtype_hint, shape_of
+from baton.perf.known_models import dtype_hint, shape_of
 from baton.perf.model_shape import ModelShape, from_config, weights_dtype
+from baton.perf.published_shapes import KNOWN_MODELS
 
 LLAMA_8B: Mapping[str, object] = {
     "model_type": "llama",
@@ -276,6 +277,10 @@ def test_a_config_and_a_name_describe_the_same_model(
         ("google/gemma-3-27b", 27.0, 27.0),
         ("microsoft/phi-4", 14.7, 14.7),
         ("EleutherAI/gpt-neox-20b", 20.6, 20.6),
+        ("internlm/internlm-20b", 20.1, 20.1),
+        ("Qwen/Qwen-72B", 72.3, 72.3),
+        ("MiniMaxAI/MiniMax-M2", 229, 11.0),
+        ("zai-org/GLM-4.5-Air", 106.9, 13.4),
     ],
 )
 def test_models_have_as_many_parameters_as_their_authors_say(
