@@ -25,7 +25,7 @@ from baton.bench.report.plots import panels_of
 from baton.bench.report.tables import objectives_text, tables_of
 from baton.bench.report.write import ReportUnwritable
 from baton.simulator.outcome import Objectives
-from tests.bench.studies import failure, outcome, result, steady, study
+from tests.bench.studies import NEVER, failure, outcome, result, steady, study
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -116,7 +116,8 @@ def test_what_is_in_brackets_is_text_and_not_markup() -> None:
 
 
 def test_json_has_no_number_that_is_none() -> None:
-    report = plain(study(result(failure()), result(name="empty")))
+    odd = Trade(name="odd", user_tokens_per_s=NEVER, device_tokens_per_s=1.0)
+    report = plain(study(result(failure()), result(name="empty"), trades=(odd,)))
     text = json.dumps(report, allow_nan=False)
     first = json.loads(text)["results"][0]
     assert first["ttft"]["p50"] is None

@@ -102,6 +102,19 @@ def test_several_rates_make_a_curve_and_a_capacity(trace: Path) -> None:
     assert curve["capacity_per_device"] == rates[-1]
 
 
+def test_a_trace_is_brought_to_a_rate_and_lengths_alone_arrive_at_it(
+    trace: Path, tmp_path: Path
+) -> None:
+    recorded = report_of("--trace", str(trace), "--rate", "8")
+    assert recorded["results"][0]["requests"] == 40
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("num_prefill_tokens,num_decode_tokens\n" + "100,5\n" * 30)
+    assert "give a rate" in simulate("--trace", str(lengths)).stderr
+    arriving = report_of("--trace", str(lengths), "--rate", "8")
+    assert arriving["results"][0]["requests"] == 30
+    assert arriving["results"][0]["rate_per_s"] == pytest.approx(8, rel=0.5)
+
+
 def test_only_the_first_so_many_and_so_long_are_served(trace: Path) -> None:
     assert report_of("--trace", str(trace), "--requests", "5")["results"][0]["requests"] == 5
     assert report_of("--trace", str(trace), "--duration", "1s")["results"][0]["requests"] == 4

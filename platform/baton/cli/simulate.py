@@ -22,12 +22,12 @@ _WORKLOAD = typer.Option(
     "--workload", metavar="NAME", help="Instead of a trace: conv, code, chat, agents, ..."
 )
 _RATE = typer.Option(
-    "--rate", metavar="R", help="Requests/s of a workload, or of a trace that has no times.", min=0
+    "--rate", metavar="R", help="Requests/s: of a workload, or to bring a trace to.", min=0
 )
 _SCALE = typer.Option(
     "--scale",
     metavar="R",
-    help="Bring the requests to this mean rate; repeat for attainment against rate.",
+    help="Instead of --rate, a run at each: attainment against rate; repeatable.",
 )
 _COMPARE = typer.Option(
     "--compare",

@@ -11,7 +11,7 @@ import baton
 from baton.bench.report import Curve, Evidence, Moment, Result, Study
 from baton.bench.report.summary import SCALES, scaled
 from baton.bench.words import number_text, seconds_text
-from baton.cli.traces import load_trace, make_workload
+from baton.cli.traces import TraceUnusable, load_trace, make_workload
 from baton.config.load import load_config
 from baton.config.scenario import Simulated, simulated
 from baton.config.schema import DeploymentConfig
@@ -219,17 +219,30 @@ def _traces(wanted: Requests) -> list[Trace]:
     if wanted.file is None:
         rates: Sequence[float | None] = wanted.scales or (wanted.rate_per_s,)
         return [_limited(_workload(wanted, rate), wanted) for rate in rates]
-    read = load_trace(
-        wanted.file, skip_bad=wanted.skip_bad, rate_per_s=wanted.rate_per_s, seed=wanted.seed
-    )
-    if not wanted.scales:
+    read, scales = _recorded(wanted, wanted.file)
+    if not scales:
         return [_limited(read, wanted)]
-    if len(read) < 2:  # noqa: PLR2004 - one request has no rate
-        raise CannotSimulate("--scale needs a trace of two requests or more", "leave it out")
+    if not read.rate_per_s:
+        what = f"{wanted.file}: its requests have no rate that could be changed"
+        raise CannotSimulate(what, "leave out --rate and --scale")
     return [
         _limited(scaling.at_rate(read, rate, Random(wanted.seed)), wanted)  # noqa: S311 - a seed
-        for rate in wanted.scales
+        for rate in scales
     ]
+
+
+def _recorded(wanted: Requests, file: Path) -> tuple[Trace, Sequence[float]]:
+    """The trace in a file, and the rates to bring it to."""
+    rate = wanted.rate_per_s
+    try:
+        read = load_trace(file, skip_bad=wanted.skip_bad, seed=wanted.seed)
+    except TraceUnusable:
+        if rate is None:
+            raise
+        # Perhaps it only does not say when requests arrive; if not, this says what is wrong.
+        read = load_trace(file, skip_bad=wanted.skip_bad, rate_per_s=rate, seed=wanted.seed)
+        return read, wanted.scales
+    return read, wanted.scales or (() if rate is None else (rate,))
 
 
 def _workload(wanted: Requests, rate_per_s: float | None) -> Trace:
