@@ -1,0 +1,35 @@
+"""Replays against the endpoint: what the client of traces asks for is understood and answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.bench.client import ClientOptions, CompletionClient
+from baton.bench.replay import Replay, Replayed, ReplayOptions
+from baton.simulator.workloads.trace import Trace, TraceRequest
+from tests.compat.endpoint import Server
+
+
+async def replayed(server: Server, trace: Trace) -> Replayed:
+    async with CompletionClient(ClientOptions(url=server.base_url, deadline_s=60)) as client:
+        model = await client.model()
+        assert (model.name, model.max_tokens) == (server.model, server.max_len_tokens)
+        replay = Replay(client, model, trace, options=ReplayOptions())
+        return await replay.run(asyncio.Event())
+
+
+async def test_a_trace_is_answered_with_the_lengths_that_it_says(server: Server) -> None:
+    requests = [
+        TraceRequest(number / 50, 40 + number, 5 + number, (number // 2, 9), f"s{number % 3}")
+        for number in range(10)
+    ]
+    too_long = TraceRequest(0.2, server.max_len_tokens + 7, 4)
+    trace = Trace(name="t", requests=(*requests, too_long), block_tokens=16)
+    found = await replayed(server, trace)
+    assert (found.failures, found.short_answers, found.clipped_prompts) == ({}, 0, 1)
+    lengths = [(one.prompt_tokens, one.output_tokens) for one in found.outcomes]
+    assert lengths == [*((one[1], one[2]) for one in requests), (server.max_len_tokens - 4, 4)]
+    for one in found.outcomes:
+        assert one.ok
+        assert 0 < one.ttft_s < one.e2e_s
+        assert one.tpot_s > 0
