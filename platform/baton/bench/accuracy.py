@@ -90,14 +90,25 @@ Calibrations = Mapping[str, Calibration]
 
 
 def calibrated(rows: Sequence[MeasuredRow]) -> dict[str, Calibration]:
-    """One calibration for each engine that has rows which are not saturated."""
+    """One calibration for each engine that has rows which can be fitted to."""
     by_engine: dict[str, list[MeasuredRow]] = defaultdict(list)
     for row in rows:
-        if row.ttft_s < SATURATED_TTFT_S and not row.disaggregated:
+        if unfit(row) is None:
             by_engine[row.backend].append(row)
     return {
         engine: calibrate(partial(_observed, own), DEFAULT) for engine, own in by_engine.items()
     }
+
+
+def unfit(row: MeasuredRow) -> str | None:
+    """Why nothing is fitted to a row; None when it is."""
+    if row.disaggregated:
+        return "it measured separate pools"
+    if row.ttft_s >= SATURATED_TTFT_S:
+        return f"its time to first token of {row.ttft_s:.1f} s is a queue's"
+    if not recipe_of(row).by_engine(row):
+        return "the server in front of the engine was more than half busy"
+    return None
 
 
 def judge(

@@ -12,9 +12,9 @@ _SECOND_PHASE_S = 3e-6
 _INVERSE_EFFICIENCY = 1.45
 """Multiples of what the rated bandwidth to peers, one direction, would take: 0.95 to 2, the least
 on 8 devices; mean error 11 %. Source: AIConfigurator's tables of vLLM's custom all-reduce in CUDA
-graphs and of NCCL beyond, on A100, H100 and H200, 2 to 8 devices. Sizes in the tables count elements
-of 16 bits: so taken, 1 GB moves over 8 devices at a bus bandwidth of 228 GB/s (A100) and 469 GB/s
-(H100), which is what NCCL's own tests show."""
+graphs and of NCCL beyond, on A100, H100 and H200, 2 to 8 devices. Sizes in the tables count
+elements of 16 bits: so taken, 1 GB moves over 8 devices at a bus bandwidth of 228 GB/s (A100) and
+469 GB/s (H100), which is what NCCL's own tests show."""
 _SEND_S = 10e-6
 """Source: AIConfigurator's systems/*.yaml, p2p_latency."""
 _SEND_EFFICIENCY = 0.8
