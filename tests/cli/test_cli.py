@@ -30,6 +30,7 @@ from baton.domain.errors import (
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+SIM = str(ROOT / "configs" / "sim.yaml")
 BATON = (sys.executable, "-m", "baton.cli.main")
 
 
@@ -424,6 +425,7 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 def test_help_of_every_verb_imports_nothing_heavy() -> None:
     verbs = [(), ("up",), ("status",), ("down",), ("demo",), ("links",)]
     verbs += [("config",), ("config", "show"), ("explain",), ("explain", "route")]
+    verbs += [("fit",), ("simulate",), ("replay",)]
     found = imported_by(
         "from contextlib import redirect_stdout; from io import StringIO\n"
         "from baton.cli.main import build_app\n"
@@ -433,7 +435,21 @@ def test_help_of_every_verb_imports_nothing_heavy() -> None:
         "pass"
     )
     # pydantic is typer's own way to convert options.
-    assert not found & (HEAVY - {"pydantic"} | {"zmq", "asyncio", "ruamel", "msgspec"})
+    plots = {"matplotlib", "numpy", "pyarrow"}
+    assert not found & (HEAVY - {"pydantic"} | plots | {"zmq", "asyncio", "ruamel", "msgspec"})
+
+
+def test_a_configuration_is_simulated_where_no_vendor_is_installed() -> None:
+    arguments = ["simulate", "-c", SIM, "--workload", "conv", "--rate", "4", "--requests", "3"]
+    found = imported_by(
+        "from contextlib import redirect_stdout; from io import StringIO\n"
+        "from baton.cli.main import build_app\n"
+        "with redirect_stdout(StringIO()):\n"
+        f"    build_app()({arguments!r}, standalone_mode=False)\n"
+        "pass"
+    )
+    # typer converts options with pydantic.
+    assert not found & (HEAVY - {"pydantic"} | {"matplotlib", "numpy", "pyarrow"})
 
 
 def test_configurations_are_checked_where_no_vendor_is_installed() -> None:

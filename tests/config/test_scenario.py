@@ -109,6 +109,15 @@ def test_a_faster_accelerator_steps_faster_and_two_share_the_work() -> None:
     assert split.transfer_bytes_per_s == 2 * settings(GPU, "decode").transfer_bytes_per_s
 
 
+def test_stages_of_a_pipeline_work_at_once_and_caching_can_be_off() -> None:
+    two_stages = ("pools.decode.parallel.pp=2", "pools.decode.resources.gpus=2")
+    made = settings(GPU, "decode", *two_stages)
+    assert (made.pipeline_stages, made.prefix_caching) == (2, True)
+    off = "models.llama-8b.engine.prefix_caching=false"
+    assert settings(GPU, "decode", off).prefix_caching is False
+    assert settings(SIM, "decode", "model.engine.prefix_caching=false").prefix_caching is False
+
+
 def test_what_the_configuration_leaves_open_is_as_baton_starts_vllm() -> None:
     made = settings(GPU, "prefill")
     assert made.max_running_requests == 128
