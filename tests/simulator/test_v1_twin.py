@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -70,7 +71,7 @@ def play(config: V1Settings, script: list[Doing], *, jumps: bool) -> tuple[Body,
     at_s = 100.0
     for number, doing in enumerate(script):
         at_s += doing.after_s
-        timeline.at(at_s, lambda n=number, d=doing: _do(source, target, n, d))  # type: ignore[misc]
+        timeline.at(at_s, partial(_do, source, target, number, doing))
     timeline.run(until_s=at_s + 500)
     return source, target
 

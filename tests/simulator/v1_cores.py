@@ -175,8 +175,8 @@ class Body:
         failure = self.core.add(one)
         if failure is None:
             self.stories[one.leg_id] = Story()
-            assert isinstance(one.prompt_token_ids, Outline)
-            self.prompts[one.leg_id] = one.prompt_token_ids
+            if isinstance(one.prompt_token_ids, Outline):
+                self.prompts[one.leg_id] = one.prompt_token_ids
         self._changed()
         return failure
 
