@@ -100,7 +100,7 @@ class Knowledge:
         )
 
     def _hits(self, entry: Entry, now_s: float) -> Hits:
-        if not self._members or not entry.request.prompt_token_ids:
+        if self.index.is_empty or not self._members or not entry.request.prompt_token_ids:
             return NO_HITS
         found = [self.index.look_up(entry.hashes(family), now_s) for family in self._members]
         return found[0] if len(found) == 1 else _AnyFamily(found)
@@ -125,7 +125,7 @@ class Knowledge:
     def sent(self, entry: Entry, replica_id: str, tokens: int, now_s: float) -> None:
         """The first `tokens` of a request's prompt will soon be cached on a replica."""
         family = self._families.get(replica_id)
-        if family is not None and self.index.mode is not IndexMode.EVENTS:
+        if family is not None and self._index_predicts:
             blocks = tokens // family[1]
             self.index.predict(replica_id, entry.hashes(family)[:blocks], now_s)
 
@@ -134,6 +134,8 @@ class Knowledge:
         family = self._families.get(replica_id)
         if family is not None:
             self.reuse.observe(cached_tokens, len(entry.tokens()))
+            if not self._index_predicts:
+                return
             blocks = cached_tokens // family[1]
             self.index.correct(replica_id, entry.hashes(family), blocks, now_s)
 
@@ -168,6 +170,10 @@ class Knowledge:
             self._members[family] -= 1
             if not self._members[family]:
                 del self._members[family]
+
+    @property
+    def _index_predicts(self) -> bool:
+        return self.index.mode is not IndexMode.EVENTS
 
     @property
     def _events_count(self) -> bool:

@@ -228,6 +228,11 @@ class PrefixIndex:
             ),
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known of any block: then nobody needs a prompt's hashes."""
+        return not (self._reported.entries or self._predicted.masks.entries)
+
     def look_up(self, hashes: Sequence[int], now_s: float) -> Hits:
         """What each replica holds of a prompt; valid until the index changes."""
         self._predicted.expire(now_s)
