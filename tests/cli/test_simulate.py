@@ -121,11 +121,16 @@ def test_only_the_first_so_many_and_so_long_are_served(trace: Path) -> None:
 
 
 def test_a_sweep_of_objectives_is_a_run_for_each_that_the_policy_knows_of() -> None:
-    report = report_of(*SMALL, "--ttft", "100ms", "--slo-scale-sweep")
-    (curve,) = report["attainment_by_slo_scale"]
-    assert curve["a_run_for_each"] is True
-    assert len(curve["scale_and_attainment"]) == 9
-    assert dict(curve["scale_and_attainment"])[1.0] == report["results"][0]["attainment"]
+    busy = ("--workload", "conv", "--rate", "60", "--requests", "120")
+    limits = ("--ttft", "60ms", "--tpot", "11ms")
+    judged = report_of(*busy, *limits, config=GPU)
+    swept = report_of(*busy, *limits, "--slo-scale-sweep", config=GPU)
+    (once,), (each,) = (one["attainment_by_slo_scale"] for one in (judged, swept))
+    assert (once["a_run_for_each"], each["a_run_for_each"]) == (False, True)
+    assert len(each["scale_and_attainment"]) == 9
+    assert dict(each["scale_and_attainment"])[1.0] == swept["results"][0]["attainment"]
+    # Placement that aims at other objectives is another placement.
+    assert each["scale_and_attainment"] != once["scale_and_attainment"]
 
 
 def test_a_replica_that_is_killed_takes_no_request_with_it(trace: Path) -> None:

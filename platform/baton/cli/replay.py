@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -143,6 +142,8 @@ def _run(order: _Order, *, output: OutputFormat, report: Path | None) -> None:
             check_report_path(report)
         trace = _requests(order)
         with progress_bar("replaying") as tell:
+            import asyncio  # here: keeps --help fast
+
             model, replayed = asyncio.run(_replayed(order, trace, tell))
         if not replayed.outcomes:
             raise TraceUnusable("no request has ended", "let it run longer, or send shorter ones")
@@ -163,6 +164,8 @@ def _run(order: _Order, *, output: OutputFormat, report: Path | None) -> None:
 async def _replayed(
     order: _Order, trace: Trace, on_progress: Callable[[float], None]
 ) -> tuple[ServedModel, Replayed]:
+    import asyncio  # here: keeps --help fast
+
     from baton.bench.client import ClientOptions, CompletionClient
     from baton.bench.replay import Replay, ReplayOptions
 
