@@ -1,16 +1,19 @@
-"""`baton fit`: whether a model fits the memory of its devices, and what is left for KV cache."""
+"""`baton fit`: whether a model fits its devices, and how far the performance model is off rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from baton.cli.judging import ROWS_SUFFIX, in_short, judged_rows
 from baton.cli.models import AUTO, dtype_of, read_model
 from baton.cli.options import Json, Output, wanted_format
 from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
+from baton.cli.simulate import progress_bar
 from baton.domain.errors import DoesNotFit
 
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
@@ -35,10 +38,16 @@ class Question:
 
 def fit(  # noqa: PLR0913 - each is an option of the command line
     model: Annotated[
-        str, typer.Argument(help="A hub id, or the path of a config.json or of its folder.")
+        str,
+        typer.Argument(
+            help="A hub id, or the path of a config.json or of its folder;"
+            " or a CSV of measured latencies, to see how far the model is off."
+        ),
     ],
     *,
-    gpu: Annotated[str, typer.Option("--gpu", help="The accelerator, as H100 or a100_40gb.")],
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="The accelerator, as H100 or a100_40gb.")
+    ] = None,
     tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallelism.")] = 1,
     pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline parallelism.")] = 1,
     dtype: Annotated[
@@ -60,11 +69,36 @@ def fit(  # noqa: PLR0913 - each is an option of the command line
     max_num_batched_tokens: Annotated[
         int, typer.Option("--max-num-batched-tokens", min=1, help="How many tokens fit a step.")
     ] = 8192,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option("--calibrate", metavar="FILE", help="Rows to calibrate on, of a CSV only."),
+    ] = None,
+    extrapolate: Annotated[
+        bool,
+        typer.Option("--extrapolate", help="Beyond twice the range of the calibration, too."),
+    ] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad rows.")] = False,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Say whether a model fits so many devices, and how many requests its KV cache holds."""
+    """Say whether a model fits so many devices, and how many requests its KV cache holds.
+
+    Or compare what is predicted with rows of measured latencies.
+    """
     output = wanted_format(output, as_json=as_json)
+    if Path(model).suffix == ROWS_SUFFIX:
+        with reported_errors(), progress_bar("predicting") as tell:
+            judged = judged_rows(
+                Path(model),
+                calibrate_on=calibrate,
+                skip_bad=skip_bad,
+                extrapolate=extrapolate,
+                on_progress=tell,
+            )
+        print_report(in_short(judged) if output is OutputFormat.TEXT else judged, output)
+        return
+    if gpu is None:
+        raise typer.BadParameter("say which, as H100", param_hint="--gpu")
     with reported_errors():
         memory = _memory_question(model, gpu=gpu, dtype=dtype, kv_dtype=kv_dtype)
         memory = replace(

@@ -1,0 +1,117 @@
+"""`baton fit ROWS`: how far the model is off rows that others have measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton.cli.traces import TraceUnusable
+from baton.domain.errors import BadTrace
+
+if TYPE_CHECKING:  # imported where they are used: keeps --help fast
+    from baton.bench.accuracy import Judged, Judgement
+    from baton.bench.measurements import MeasuredRow
+    from baton.perf.calibration import Error
+
+ROWS_SUFFIX = ".csv"
+
+
+def judged_rows(
+    path: Path,
+    *,
+    calibrate_on: Path | None,
+    skip_bad: bool,
+    extrapolate: bool,
+    on_progress: Callable[[float], None],
+) -> dict[str, object]:
+    """Each row as measured and as predicted, the errors of all, and what was left out and why.
+
+    Raises:
+        TraceUnusable: a file cannot be read; says which line, and what is wrong with it.
+    """
+    from baton.bench.accuracy import Judgement, calibrated, judge
+
+    rows, skipped = _read(path, skip_bad=skip_bad)
+    known = calibrated(_read(calibrate_on, skip_bad=skip_bad)[0]) if calibrate_on else {}
+    parts = []
+    for number, row in enumerate(rows, start=1):
+        parts.append(judge([row], calibrations=known, extrapolate=extrapolate))
+        on_progress(number / len(rows))
+    judgement = Judgement(
+        judged=tuple(one for part in parts for one in part.judged),
+        not_judged=tuple(one for part in parts for one in part.not_judged),
+    )
+    return {
+        "rows": str(path),
+        "calibrated_on": str(calibrate_on) if calibrate_on else None,
+        "skipped_lines": skipped,
+        **_errors(judgement),
+        "judged": [_row(one) for one in judgement.judged],
+        "not_judged": [{"row": one.row.name, "why": one.why} for one in judgement.not_judged],
+    }
+
+
+def in_short(report: dict[str, object]) -> dict[str, object]:
+    """The same without each row that could be judged, and without what is empty."""
+    empty: tuple[object, ...] = (None, 0, [])
+    return {key: value for key, value in report.items() if key != "judged" and value not in empty}
+
+
+def _read(path: Path, *, skip_bad: bool) -> tuple[list[MeasuredRow], int]:
+    from baton.bench.measurements import read_rows
+
+    remedy = "correct the line, or leave out all that are bad with --skip-bad"
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return read_rows(lines, path.name, skip_bad=skip_bad)
+    except BadTrace as error:
+        raise TraceUnusable(str(error), remedy) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceUnusable(f"{path}: cannot be read: {error}", "name a CSV of rows") from error
+
+
+def _errors(judgement: Judgement) -> dict[str, object]:
+    from baton.bench.accuracy import SATURATED_TTFT_S
+
+    ttft, tpot = judgement.errors()
+    groups = [
+        {
+            "engine": engine,
+            "model": model,
+            "devices": devices,
+            "rows": len(rows),
+            **_figures(*judgement.errors(rows)),
+        }
+        for (engine, model, devices), rows in judgement.groups().items()
+    ]
+    saturated = [one.row.name for one in judgement.judged if one.saturated]
+    return {
+        "in_the_means": ttft.rows,
+        **_figures(ttft, tpot),
+        "groups": groups,
+        f"not_in_the_means_for_ttft_of_{SATURATED_TTFT_S:g}_s_and_more": saturated,
+    }
+
+
+def _figures(ttft: Error, tpot: Error) -> dict[str, float]:
+    """Fractions of what was measured."""
+    return {
+        "ttft_mape": round(ttft.mape, 4),
+        "ttft_bias": round(ttft.bias, 4),
+        "tpot_mape": round(tpot.mape, 4),
+        "tpot_bias": round(tpot.bias, 4),
+    }
+
+
+def _row(one: Judged) -> dict[str, object]:
+    return {
+        "row": one.row.name,
+        "line": one.row.line,
+        "measured_ttft_s": one.ttft.measured_s,
+        "predicted_ttft_s": one.ttft.predicted_s,
+        "measured_tpot_s": one.tpot.measured_s,
+        "predicted_tpot_s": one.tpot.predicted_s,
+        "saturated": one.saturated,
+        "simulated": one.simulated,
+    }
