@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from baton.cli.main import build_app
 from baton.cli.seam import Seam
+from baton.cli.simulation import Order, Requests, study_of
 
 ROOT = Path(__file__).parents[2]
 SIM = str(ROOT / "configs" / "sim.yaml")
@@ -158,6 +159,16 @@ def test_bad_lines_are_left_out_when_asked_and_counted(trace: Path) -> None:
 
 
 # ------------------------------------------------------------------ what is shown
+
+
+def test_the_timeline_begins_with_the_first_arrival() -> None:
+    rare = Requests(workload="summaries", rate_per_s=0.2, most=4, seed=3)
+    study = study_of(Order(files=[Path(SIM)], environ={}, requests=rare), command="")
+    (run,) = study.results
+    first, second = run.moments[:2]
+    assert run.outcomes[0].arrived_at_s > 2 * (second.at_s - first.at_s)
+    assert 0 <= first.at_s < second.at_s - first.at_s
+    assert first.replicas == {"prefill": 2, "decode": 2}
 
 
 def test_people_get_tables_and_a_page_that_says_how_to_make_it_again(tmp_path: Path) -> None:

@@ -353,7 +353,7 @@ def _trace_text(trace: Trace) -> str:
 
 
 def _trace_notes(arm: _Arm, traces: Sequence[Trace]) -> Iterator[str]:
-    if skipped := max(trace.skipped_lines for trace in traces):
+    if skipped := traces[0].skipped_lines:
         lines = "line of the trace was" if skipped == 1 else "lines of the trace were"
         yield f"{skipped:,} {lines} bad and left out."
     longest = min(plan.settings.max_len_tokens for plan in arm.deployment.scenario.pools)
