@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -203,7 +202,7 @@ prompts = st.builds(
     tail=st.lists(st.integers(3, 4), min_size=1, max_size=40).map(tuple),
 )
 asked = st.lists(
-    st.tuples(st.floats(0, 0.15).map(lambda s: s * math.pi / 3), prompts, st.integers(1, 60)),
+    st.tuples(st.floats(0.000_1, 0.15).map(lambda s: s * math.pi / 3), prompts, st.integers(1, 60)),
     min_size=1,
     max_size=14,
 )
@@ -245,13 +244,9 @@ def counted(config: V1Settings, requests: list[Asked]) -> Body:
     timeline = Timeline()
     body = Body(new_core(config), timeline)
     for number, one in enumerate(requests):
-        timeline.at(one.at_s, partial(_send, body, as_leg(number, one)))
+        body.send_at(one.at_s, as_leg(number, one))
     timeline.run()
     return body
-
-
-def _send(body: Body, one: Leg) -> None:
-    assert body.add(one) is None
 
 
 @hypothesis_settings(max_examples=60)

@@ -180,6 +180,12 @@ class Body:
         self._changed()
         return failure
 
+    def send_at(self, at_s: float, one: Leg) -> None:
+        def send() -> None:
+            assert self.add(one) is None
+
+        self.timeline.at(at_s, send)
+
     def abort(self, leg_ids: Iterable[str]) -> None:
         leg_ids = tuple(leg_ids)
         for story in map(self.stories.__getitem__, leg_ids):

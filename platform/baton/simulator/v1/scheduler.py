@@ -342,12 +342,13 @@ class Scheduler:
     def counts(self) -> Counts:
         """Where the legs are at this moment."""
         queued = (*self.waiting, *self.ready, *self.held)
-        missing = sum([run.to_compute for run in queued])
+        missing = [run.tokens - run.computed for run in self.running]
+        prompts = [tokens for tokens in missing if tokens > 1]
         return Counts(
             queued=len(queued),
             pulling=len(self.transfers),
             running=len(self.running),
-            queued_tokens=missing + sum([run.tokens - run.computed for run in self._chunked]),
+            queued_tokens=sum([run.to_compute for run in queued]) + sum(prompts),
         )
 
     # ------------------------------------------------------------------ for tests
