@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from baton.cli.judging import ROWS_SUFFIX, in_short, judged_rows
+from baton.cli.judging import ROWS_SUFFIX, Calibrating, in_short, judged_rows
 from baton.cli.models import AUTO, dtype_of, read_model
 from baton.cli.options import Json, Output, wanted_format
 from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
@@ -36,48 +36,43 @@ class Question:
     context_tokens: int
 
 
-def fit(  # noqa: PLR0913 - each is an option of the command line
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A hub id, or the path of a config.json or of its folder;"
-            " or a CSV of measured latencies, to see how far the model is off."
-        ),
-    ],
+_MODEL = typer.Argument(
+    help="A hub id, or the path of a config.json or of its folder; or a CSV of measured latencies,"
+    " to see how far predictions are off."
+)
+_GPU = typer.Option("--gpu", help="The accelerator, as H100 or a100_40gb.")
+_DTYPE = typer.Option("--dtype", help="Of the weights: bf16, fp8, int4, ...")
+_KV_DTYPE = typer.Option("--kv-dtype", help="Of the KV cache: bf16, fp8, ...")
+_CONTEXT = typer.Option(
+    "--context", metavar="TOKENS", min=1, help="Prompt and output of a request."
+)
+_UTILIZATION = typer.Option(
+    "--utilization", min=0.01, max=1.0, help="The share of the memory that the engine may use."
+)
+_RUNNING = typer.Option("--max-num-seqs", min=1, help="How many requests may run at once.")
+_BATCHED = typer.Option("--max-num-batched-tokens", min=1, help="How many tokens fit a step.")
+_CALIBRATE = typer.Option("--calibrate", metavar="FILE", help="Rows to calibrate on; for a CSV.")
+_EXTRAPOLATE = typer.Option(
+    "--extrapolate", help="Predict beyond twice the range of the calibration, too; for a CSV."
+)
+_SKIP_BAD = typer.Option("--skip-bad", help="Leave out bad rows; for a CSV.")
+
+
+def fit(  # noqa: PLR0913 - each is an option
+    model: Annotated[str, _MODEL],
     *,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="The accelerator, as H100 or a100_40gb.")
-    ] = None,
+    gpu: Annotated[str | None, _GPU] = None,
     tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallelism.")] = 1,
     pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline parallelism.")] = 1,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="Of the weights: bf16, fp8, int4, ...")
-    ] = AUTO,
-    kv_dtype: Annotated[
-        str, typer.Option("--kv-dtype", help="Of the KV cache: bf16, fp8, ...")
-    ] = AUTO,
-    context: Annotated[
-        int | None,
-        typer.Option("--context", metavar="TOKENS", min=1, help="Prompt and output of a request."),
-    ] = None,
-    utilization: Annotated[
-        float, typer.Option("--utilization", min=0.01, max=1.0, help="Of the memory, for engines.")
-    ] = 0.9,
-    max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", min=1, help="How many requests may run at once.")
-    ] = 256,
-    max_num_batched_tokens: Annotated[
-        int, typer.Option("--max-num-batched-tokens", min=1, help="How many tokens fit a step.")
-    ] = 8192,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option("--calibrate", metavar="FILE", help="Rows to calibrate on, of a CSV only."),
-    ] = None,
-    extrapolate: Annotated[
-        bool,
-        typer.Option("--extrapolate", help="Beyond twice the range of the calibration, too."),
-    ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out bad rows.")] = False,
+    dtype: Annotated[str, _DTYPE] = AUTO,
+    kv_dtype: Annotated[str, _KV_DTYPE] = AUTO,
+    context: Annotated[int | None, _CONTEXT] = None,
+    utilization: Annotated[float, _UTILIZATION] = 0.9,
+    max_num_seqs: Annotated[int, _RUNNING] = 256,
+    max_num_batched_tokens: Annotated[int, _BATCHED] = 8192,
+    calibrate: Annotated[Path | None, _CALIBRATE] = None,
+    extrapolate: Annotated[bool, _EXTRAPOLATE] = False,
+    skip_bad: Annotated[bool, _SKIP_BAD] = False,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
@@ -86,36 +81,37 @@ def fit(  # noqa: PLR0913 - each is an option of the command line
     Or compare what is predicted with rows of measured latencies.
     """
     output = wanted_format(output, as_json=as_json)
-    if Path(model).suffix == ROWS_SUFFIX:
+    rows = Path(model)
+    if rows.suffix == ROWS_SUFFIX:
         with reported_errors(), progress_bar("predicting") as tell:
-            judged = judged_rows(
-                Path(model),
-                calibrate_on=calibrate,
-                skip_bad=skip_bad,
-                extrapolate=extrapolate,
-                on_progress=tell,
-            )
+            known = Calibrating(on=calibrate, extrapolate=extrapolate)
+            judged = judged_rows(rows, known, skip_bad=skip_bad, on_progress=tell)
         print_report(in_short(judged) if output is OutputFormat.TEXT else judged, output)
         return
     if gpu is None:
         raise typer.BadParameter("say which, as H100", param_hint="--gpu")
     with reported_errors():
-        memory = _memory_question(model, gpu=gpu, dtype=dtype, kv_dtype=kv_dtype)
         memory = replace(
-            memory,
+            _memory_question(model, gpu=gpu, dtype=dtype, kv_dtype=kv_dtype),
             utilization=utilization,
             max_batched_tokens=max_num_batched_tokens,
             max_running_requests=max_num_seqs,
-            least_kv_tokens=_least_kv_tokens(memory, context),
         )
-        usual_tokens = min(memory.shape.max_len_tokens, _USUAL_CONTEXT_TOKENS)
-        question = Question(memory=memory, tp=tp, pp=pp, context_tokens=context or usual_tokens)
-        try:
-            report = report_of(question)
-        except DoesNotFit as error:
-            if output is OutputFormat.JSON:
-                print_report(_refusal(question, error), output)
-            raise
+        _answer(_question(memory, tp=tp, pp=pp, context_tokens=context), output)
+
+
+def _answer(question: Question, output: OutputFormat) -> None:
+    """Print what fits, or for scripts what does not.
+
+    Raises:
+        DoesNotFit: there is too little memory.
+    """
+    try:
+        report = report_of(question)
+    except DoesNotFit as error:
+        if output is OutputFormat.JSON:
+            print_report(_refusal(question, error), output)
+        raise
     print_report(readable(report) if output is OutputFormat.TEXT else report, output)
 
 
@@ -134,15 +130,16 @@ def _memory_question(model: str, *, gpu: str, dtype: str, kv_dtype: str) -> Memo
     return MemoryQuestion(shape=shape, accelerator=accelerator(gpu), weights=weights, kv=kv)
 
 
-def _least_kv_tokens(memory: MemoryQuestion, context_tokens: int | None) -> int:
-    """Room for one request of the context that was asked for, in tokens that count in full.
-
-    Layers with a window keep less of it.
-    """
-    if context_tokens is None:
-        return memory.least_kv_tokens
+def _question(memory: MemoryQuestion, *, tp: int, pp: int, context_tokens: int | None) -> Question:
+    """There has to be room for one request of the context, where one was asked for."""
     shape, kv = memory.shape, memory.kv
-    return round(shape.kv_bytes(context_tokens, kv) / shape.kv_token_bytes(kv))
+    if context_tokens is None:
+        context_tokens = min(shape.max_len_tokens, _USUAL_CONTEXT_TOKENS)
+    else:
+        # Layers with a window keep less of it: what takes as many bytes when counted in full.
+        least = round(shape.kv_bytes(context_tokens, kv) / shape.kv_token_bytes(kv))
+        memory = replace(memory, least_kv_tokens=least)
+    return Question(memory=memory, tp=tp, pp=pp, context_tokens=context_tokens)
 
 
 # --------------------------------------------------------------------------- what is answered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,21 @@ if TYPE_CHECKING:  # imported where they are used: keeps --help fast
 ROWS_SUFFIX = ".csv"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrating:
+    """What the model is calibrated on before it predicts."""
+
+    on: Path | None = None
+    """A CSV of rows; None for the model as it comes."""
+    extrapolate: bool = False
+    """Predict rows that are more than twice beyond the range of those, too."""
+
+
 def judged_rows(
     path: Path,
+    calibrating: Calibrating,
     *,
-    calibrate_on: Path | None,
     skip_bad: bool,
-    extrapolate: bool,
     on_progress: Callable[[float], None],
 ) -> dict[str, object]:
     """Each row as measured and as predicted, the errors of all, and what was left out and why.
@@ -33,10 +43,12 @@ def judged_rows(
     from baton.bench.accuracy import Judgement, calibrated, judge
 
     rows, skipped = _read(path, skip_bad=skip_bad)
-    known = calibrated(_read(calibrate_on, skip_bad=skip_bad)[0]) if calibrate_on else {}
+    known = {}
+    if calibrating.on is not None:
+        known = calibrated(_read(calibrating.on, skip_bad=skip_bad)[0])
     parts = []
     for number, row in enumerate(rows, start=1):
-        parts.append(judge([row], calibrations=known, extrapolate=extrapolate))
+        parts.append(judge([row], calibrations=known, extrapolate=calibrating.extrapolate))
         on_progress(number / len(rows))
     judgement = Judgement(
         judged=tuple(one for part in parts for one in part.judged),
@@ -44,7 +56,7 @@ def judged_rows(
     )
     return {
         "rows": str(path),
-        "calibrated_on": str(calibrate_on) if calibrate_on else None,
+        "calibrated_on": str(calibrating.on) if calibrating.on else None,
         "skipped_lines": skipped,
         **_errors(judgement),
         "judged": [_row(one) for one in judgement.judged],
