@@ -1,0 +1,148 @@
+"""One engine alone: queueing theory's closed forms, loops, and what clients see."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import fmean, stdev
+
+import pytest
+
+from baton.perf.step_timing import StepBatch
+from baton.simulator.outcome import Outcome
+from baton.simulator.single import Served, serve
+from baton.simulator.v1.settings import Scheduling, V1Settings
+from baton.simulator.workloads.trace import TraceRequest
+from tests.simulator.v1_cores import Straight, impatient
+
+WIDE = V1Settings(
+    timing=Straight(),
+    kv_blocks=4000,
+    kv_block_bytes=1000,
+    max_batched_tokens=512,
+    max_running_requests=64,
+    max_len_tokens=4096,
+)
+
+
+def poisson(rate: float, number: int, prompt: int, output: int = 1) -> list[TraceRequest]:
+    rng, at_s, requests = random.Random(7), 0.0, []
+    for _ in range(number):
+        at_s += rng.expovariate(rate)
+        requests.append(TraceRequest(at_s, prompt, output))
+    return requests
+
+
+# ---------------------------------------------------------------------- closed forms
+@pytest.mark.parametrize("busy", [0.3, 0.7])
+def test_prompts_of_one_length_wait_as_in_an_md1_queue(busy: float) -> None:
+    # Source: Pollaczek and Khinchine; with constant service s the mean wait is s r / (2 (1 - r)).
+    service_s = WIDE.timing.step_s(StepBatch(512, 1))
+    outcomes = serve(WIDE, poisson(busy / service_s, 12_000, 512), phase=Served.PREFILL)
+    waits = [one.ttft_s - service_s for one in outcomes]
+    batches = [fmean(waits[start : start + 600]) for start in range(0, len(waits), 600)]
+    error_s = 3 * stdev(batches) / math.sqrt(len(batches))
+    assert abs(fmean(batches) - service_s * busy / (2 * (1 - busy))) < error_s
+    assert error_s < 0.2 * service_s
+
+
+def test_one_request_alone_takes_the_sum_of_its_steps() -> None:
+    (one,) = serve(WIDE, [TraceRequest(3.0, 100, 200)])
+    first_s = WIDE.timing.step_s(StepBatch(100, 1))
+    steps = [WIDE.timing.step_s(StepBatch(0, 0, 0, 0, 1, 100 + n)) for n in range(1, 200)]
+    assert one.arrived_at_s == 3.0
+    assert one.ttft_s == pytest.approx(first_s)
+    assert one.tpot_s == pytest.approx(fmean(steps))
+    assert one.e2e_s == pytest.approx(first_s + sum(steps))
+    assert one.worst_gap_s == pytest.approx(steps[-1], rel=0.01)
+    assert (one.prompt_tokens, one.cached_tokens, one.output_tokens, one.ok) == (100, 0, 200, True)
+
+
+def test_a_full_batch_of_decodes_makes_its_tokens_per_second() -> None:
+    config = impatient(WIDE, timing=Straight(0.02, 0.0, 0.001, 0.0), max_running_requests=10)
+    requests = [TraceRequest(0.0, 16, 101)] * 40
+    outcomes = serve(config, requests, phase=Served.DECODE)
+    # Four batches of ten, a step for each token: 10 tokens every 20 + 10 ms.
+    assert max(one.e2e_s for one in outcomes) == pytest.approx(4 * 101 * 0.03)
+
+
+# ---------------------------------------------------------------------- phases
+def test_an_engine_that_only_decodes_prefills_nothing() -> None:
+    (one,) = serve(WIDE, [TraceRequest(0.0, 4000, 3)], phase=Served.DECODE)
+    assert one.ttft_s == WIDE.timing.step_s(StepBatch(0, 0, 0, 0, 1, 4000))
+    assert one.output_tokens == 3
+
+
+def test_an_engine_that_only_decodes_waits_for_memory() -> None:
+    config = impatient(WIDE, kv_blocks=300)
+    outcomes = serve(config, [TraceRequest(0.0, 4000, 10)] * 2, phase=Served.DECODE)
+    assert outcomes[1].ttft_s > outcomes[0].e2e_s
+
+
+def test_an_engine_that_only_prefills_ends_requests_with_their_first_token() -> None:
+    config = impatient(WIDE, kv_blocks=64)
+    outcomes = serve(config, [TraceRequest(0.0, 1000, 500)] * 3, phase=Served.PREFILL)
+    assert [one.output_tokens for one in outcomes] == [1, 1, 1]
+    assert all(one.tpot_s == 0.0 and one.e2e_s == one.ttft_s for one in outcomes)
+
+
+# ---------------------------------------------------------------------- loops
+def test_clients_ask_again_when_they_are_answered() -> None:
+    outcomes = serve(WIDE, [TraceRequest(0.0, 100, 50)] * 12, clients=3)
+    arrivals = sorted(one.arrived_at_s for one in outcomes)
+    ends = sorted(one.arrived_at_s + one.e2e_s for one in outcomes)
+    assert arrivals[:3] == [0.0] * 3
+    assert arrivals[3:] == pytest.approx(ends[:9])
+
+
+def test_outcomes_are_in_the_order_of_requests_whoever_ends_first() -> None:
+    requests = [TraceRequest(0.0, 100, 300), TraceRequest(0.5, 10, 2), TraceRequest(9.0, 7, 1)]
+    outcomes = serve(WIDE, requests)
+    assert [(one.prompt_tokens, one.output_tokens) for one in outcomes] == [
+        (100, 300),
+        (10, 2),
+        (7, 1),
+    ]
+    assert [one.arrived_at_s for one in outcomes] == [0.0, 0.5, 9.0]
+
+
+def test_what_does_not_fit_is_an_outcome_that_failed() -> None:
+    outcomes = serve(WIDE, [TraceRequest(0.0, 5000, 5), TraceRequest(0.1, 50, 5)])
+    assert [one.ok for one in outcomes] == [False, True]
+    assert outcomes[0].ttft_s == math.inf
+    assert outcomes[0].arrived_at_s == 0.0
+
+
+def test_no_requests_have_no_outcomes() -> None:
+    assert serve(WIDE, []) == []
+
+
+def test_shared_blocks_are_computed_once() -> None:
+    ids = tuple(range(6))
+    requests = [TraceRequest(float(at), 384, 4, ids) for at in range(3)]
+    cached = [one.cached_tokens for one in serve(WIDE, requests, block_tokens=64)]
+    assert cached == [0, 368, 368]
+
+
+def test_a_prompt_of_somebody_else_shows_as_the_worst_gap() -> None:
+    config = impatient(WIDE, max_batched_tokens=2048)
+    outcomes = serve(config, [TraceRequest(0.0, 16, 100), TraceRequest(0.2, 2000, 1)])
+    assert outcomes[0].worst_gap_s == pytest.approx(outcomes[1].ttft_s, abs=0.01)
+    assert outcomes[0].worst_gap_s > 0.2
+
+
+def test_prefill_first_delays_decodes_and_chunks_delay_prompts() -> None:
+    requests = [TraceRequest(0.01 * n, 400, 60) for n in range(30)]
+    chunked = serve(WIDE, requests)
+    first = serve(impatient(WIDE, scheduling=Scheduling.PREFILL_FIRST), requests)
+
+    def mean(outcomes: list[Outcome], what: str) -> float:
+        return fmean(getattr(one, what) for one in outcomes)
+
+    assert mean(first, "ttft_s") < mean(chunked, "ttft_s")
+    assert mean(first, "tpot_s") > mean(chunked, "tpot_s")
+
+
+def test_the_same_requests_have_the_same_outcomes() -> None:
+    requests = poisson(20.0, 200, 300, 40)
+    assert serve(WIDE, requests) == serve(WIDE, requests)
