@@ -233,3 +233,12 @@ def test_a_configuration_whose_engines_cannot_be_modelled_says_why() -> None:
     result = simulate(*SMALL, "--set", "pools.decode.resources.accelerator=null", config=GPU)
     assert result.exit_code == 2
     assert "pools.decode.resources.accelerator: missing" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("next: correct these keys, as with --set")
+
+
+def test_a_comparison_whose_engines_cannot_be_modelled_says_which_it_is() -> None:
+    change = "models.llama-8b.source=nobody/knows"
+    result = simulate(*SMALL, "--compare", change, config=GPU)
+    assert result.exit_code == 2
+    assert f"error: with {change}: models.llama-8b.source: the shape of" in result.stderr
+    assert "--model-config" in result.stderr.splitlines()[-1]

@@ -210,7 +210,7 @@ def _of_arm(error: ConfigInvalid, change: str) -> ConfigInvalid:
     """The same error, saying which of the configurations is meant."""
     if not change:
         return error
-    return ConfigInvalid(tuple(f"with {change}: {line}" for line in error.findings))
+    return type(error)(tuple(f"with {change}: {line}" for line in error.findings))
 
 
 # ------------------------------------------------------------------ which requests

@@ -49,6 +49,17 @@ _ANY_NUMBER_OF_PULLS = 1_000_000
 _QUANTIZED = frozenset({Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4})
 
 
+class CannotModel(ConfigInvalid):
+    """A configuration that may well serve, but whose engines cannot be modelled; all reasons."""
+
+    remedy = "correct these keys, as with --set, or give the model's config.json (--model-config)"
+
+    @property
+    def why(self) -> str:
+        """One reason a line."""
+        return str(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
     """A deployment that can be simulated, and what a reader must know of it."""
@@ -74,8 +85,8 @@ def simulated(
     `model_config` is the model's `config.json`, where its source is no folder and its name unknown.
 
     Raises:
-        ConfigInvalid: engines cannot be modelled: no accelerator named, the model's shape is not
-            known, or it does not fit; or the user's own policy cannot be loaded.
+        CannotModel: no accelerator is named, the model's shape is not known, or it does not fit.
+        ConfigInvalid: the user's own policy cannot be loaded.
     """
     modelled = _modelled(config, model_config)
     build_placer(config, router_rng(config, "simulated"))  # a policy that cannot be loaded, now
@@ -136,7 +147,7 @@ def _modelled(config: DeploymentConfig, model_config: Path | None) -> dict[str, 
             case _:
                 assert_never(engine.kind)
     if findings:
-        raise ConfigInvalid(tuple(findings))
+        raise CannotModel(tuple(findings))
     return found
 
 
