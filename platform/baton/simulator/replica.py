@@ -39,6 +39,8 @@ from baton.simulator.tickets import read_ticket
 from baton.simulator.timeline import Timeline
 from baton.simulator.transfers import Pull, Transfers
 
+_STEP_S = 0.25
+"""No decode step takes longer; by so much may an engine overstep its patience."""
 _SAME_MOMENT_S = 1e-9
 """An end that moves by less than this has not moved: it was computed in another way."""
 
@@ -241,7 +243,8 @@ class VirtualReplica:
 
     def _begin(self) -> None:
         now_s = self._timeline.now_s
-        patience_s = min(self._world.reporting.patience_s, self._world.next_happening_at_s - now_s)
+        left_s = self._world.next_happening_at_s - _STEP_S - now_s
+        patience_s = max(0.0, min(self._world.reporting.patience_s, left_s))
         took_s = self.engine.begin(now_s, patience_s=patience_s)
         self._after_change()
         if took_s is not None:

@@ -45,6 +45,7 @@ __all__ = [
     "Scenario",
     "SetBandwidth",
     "SetRole",
+    "Stage",
     "Start",
     "Stop",
     "StopReplica",
@@ -90,7 +91,7 @@ def simulate(
     Requests that have not ended by then are among the outcomes, as not served; those that have not
     arrived are not. `on_progress` hears the fraction of the requests that have ended.
     """
-    stage = _Stage(scenario, trace)
+    stage = Stage(scenario, trace)
     stage.run(
         trace.asked(declared_tokens=declared_tokens),
         until_s=float("inf") if until_s is None else until_s,
@@ -99,8 +100,8 @@ def simulate(
     return stage.result()
 
 
-class _Stage:
-    """One run."""
+class Stage:
+    """One run; `simulate` is the short way to it."""
 
     def __init__(self, scenario: Scenario, trace: Trace) -> None:
         self._scenario = scenario
@@ -118,15 +119,13 @@ class _Stage:
         )
         first_s = trace.requests[0].at_s if trace.requests else 0.0
         self._begun_at_s = min(0.0, first_s)
-        self._fleet = VirtualFleet(
-            options, start_s=self._begun_at_s - _SETTLE_S, keep_records=False
-        )
-        self._audience = Audience(self._fleet.timeline)
+        self.fleet = VirtualFleet(options, start_s=self._begun_at_s - _SETTLE_S, keep_records=False)
+        self._audience = Audience(self.fleet.timeline)
         self._total = len(trace)
         self._on_progress: Callable[[float], None] | None = None
         self._next_progress = 0
         self._sampler = Sampler(
-            self._fleet,
+            self.fleet,
             span_s=trace.span_s,
             replicas=replicas,
             starting=self._starting,
@@ -137,11 +136,11 @@ class _Stage:
         self,
         requests: Iterator[Request],
         *,
-        until_s: float,
-        on_progress: Callable[[float], None] | None,
+        until_s: float = float("inf"),
+        on_progress: Callable[[float], None] | None = None,
     ) -> None:
         """Let it happen."""
-        fleet, scenario = self._fleet, self._scenario
+        fleet, scenario = self.fleet, self._scenario
         self._on_progress = on_progress
         priors = priors_of(scenario)
         for number in range(scenario.coordinators):
@@ -166,18 +165,19 @@ class _Stage:
 
     def result(self) -> Run:
         """What became of it."""
-        now_s = self._fleet.timeline.now_s
-        for replica_id in tuple(self._held_since_s):
-            self._let_go(replica_id)
+        now_s = self.fleet.timeline.now_s
+        held_s = dict(self._held_s)
+        for replica_id, since_s in self._held_since_s.items():
+            held_s[replica_id.rpartition("-")[0]] += now_s - since_s
         return Run(
             outcomes=self._audience.outcomes(),
             timeline=self._sampler.taken(),
-            replica_seconds=self._held_s,
+            replica_seconds=held_s,
             handoffs=self._audience.handoffs,
             resumes=self._audience.resumes,
             reasons=dict(self._audience.reasons),
             ended_at_s=now_s,
-            events=self._fleet.timeline.happened,
+            events=self.fleet.timeline.happened,
         )
 
     # ------------------------------------------------------------------ requests
@@ -185,13 +185,13 @@ class _Stage:
         """Wait for the next arrival."""
         request = next(requests, None)
         if request is not None:
-            self._fleet.timeline.at(request.arrived_at_s, lambda: self._arrive(request, requests))
+            self.fleet.timeline.at(request.arrived_at_s, lambda: self._arrive(request, requests))
 
     def _arrive(self, request: Request, later: Iterator[Request]) -> None:
         ingress = self._audience.arrived % self._scenario.coordinators
         self._audience.sends(request)
         self._expect(later)
-        self._fleet.send(request, ingress)
+        self.fleet.send(request, ingress)
 
     def _on_end(self, record: RequestRecord) -> None:
         self._audience.is_told(record)
@@ -204,19 +204,19 @@ class _Stage:
     def _wait_for(self, happenings: list[Happening]) -> None:
         """Wait for the first of what is yet to happen."""
         if not happenings:
-            self._fleet.expect_happening(float("inf"))
+            self.fleet.expect_happening(float("inf"))
             return
         first, *later = happenings
-        self._fleet.expect_happening(first.at_s)
+        self.fleet.expect_happening(first.at_s)
 
         def happen() -> None:
             self._wait_for(later)
             self._take_place(first)
 
-        self._fleet.timeline.at(first.at_s, happen)
+        self.fleet.timeline.at(first.at_s, happen)
 
     def _take_place(self, happening: Happening) -> None:
-        fleet = self._fleet
+        fleet = self.fleet
         match happening:
             case Start():
                 self._start(happening)
@@ -239,22 +239,22 @@ class _Stage:
                 assert_never(happening)
 
     def _serves(self, replica_id: str, stop: Stop) -> bool:
-        replica = self._fleet.replicas[replica_id]
+        replica = self.fleet.replicas[replica_id]
         return replica.facts.pool == stop.pool and not replica.draining
 
     def _stop(self, replica_id: str) -> None:
-        if not self._fleet.replicas[replica_id].draining:
-            self._fleet.retire(replica_id, lambda: self._let_go(replica_id))
+        if not self.fleet.replicas[replica_id].draining:
+            self.fleet.retire(replica_id, lambda: self._let_go(replica_id))
 
     def _start(self, start: Start) -> None:
         settings = self._plans[start.pool].settings
         load_s = settings.weights_load_s if isinstance(settings, V1Settings) else 0.0
-        asked_at_s = self._fleet.timeline.now_s
+        asked_at_s = self.fleet.timeline.now_s
         for _ in range(start.replicas):
             replica_id = self._name(start.pool)
             self._starting[start.pool] += 1
             self._held_since_s[replica_id] = asked_at_s
-            self._fleet.timeline.after(load_s, partial(self._ready, start.pool, replica_id))
+            self.fleet.timeline.after(load_s, partial(self._ready, start.pool, replica_id))
 
     def _ready(self, pool: str, replica_id: str) -> None:
         self._starting[pool] -= 1
@@ -263,7 +263,7 @@ class _Stage:
     def _join(self, pool: str, replica_id: str, *, since_s: float) -> None:
         plan = self._plans[pool]
         self._held_since_s[replica_id] = since_s
-        self._fleet.add_replica(
+        self.fleet.add_replica(
             replica_id, plan.settings, role=plan.role, pool=pool, model=self._scenario.model
         )
 
@@ -274,4 +274,4 @@ class _Stage:
     def _let_go(self, replica_id: str) -> None:
         """Nobody pays for a replica any more."""
         pool = replica_id.rpartition("-")[0]
-        self._held_s[pool] += self._fleet.timeline.now_s - self._held_since_s.pop(replica_id)
+        self._held_s[pool] += self.fleet.timeline.now_s - self._held_since_s.pop(replica_id)
