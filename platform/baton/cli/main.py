@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from baton.cli import config, demo, down, explain, fit, links, replay, simulate, status, up, version
+from baton.cli import (
+    config,
+    demo,
+    down,
+    explain,
+    fit,
+    links,
+    plan,
+    replay,
+    simulate,
+    status,
+    up,
+    version,
+)
 
 
 def build_app() -> typer.Typer:
@@ -23,6 +36,7 @@ def build_app() -> typer.Typer:
     app.command("down")(down.down)
     app.command("demo")(demo.demo)
     app.command("fit")(fit.fit)
+    app.command("plan")(plan.plan)
     app.command("simulate")(simulate.simulate)
     app.command("replay")(replay.replay)
     app.command("version")(version.version)

@@ -98,7 +98,10 @@ def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:
     if plan.binding is not None:
         yield f"  what binds: {plan.binding.constraint}: {plan.binding.why}"
     if best.cell is not best.fleet:
-        yield f"  simulated as {best.cell.label}, of which it is {best.factor:.3g} times as much"
+        yield (
+            f"  simulated in part, as {best.cell.label}; the whole should carry"
+            f" {best.factor:.3g} times as much"
+        )
 
 
 def _spread(spread: Spread) -> str:

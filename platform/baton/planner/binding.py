@@ -34,30 +34,34 @@ def binding(candidate: Candidate, mix: Mix) -> Binding:
 
 
 def _first_tokens(candidate: Candidate, beyond: Trial, mix: Mix) -> Binding:
-    pool = candidate.cell.pools[0]
-    busy = _prefill_busy(pool, beyond.rate_per_s, mix, beyond.cached_fraction)
+    # a hybrid's decode replicas compute prompts, too
+    hybrid = candidate.fleet.kind is Kind.HYBRID
+    pools = candidate.cell.pools if hybrid else candidate.cell.pools[:1]
+    one_s = _prompt_s(pools[0], mix, beyond.cached_fraction)
+    engines = sum(pool.replicas * pool.instance.settings.pipeline_stages for pool in pools)
+    busy = beyond.rate_per_s * one_s / engines
     late = (
         f"at {beyond.rate_per_s * candidate.factor:.3g} requests/s {beyond.late_first:.0%} of first"
         f" tokens are late"
     )
     if network := _network_busy(candidate, beyond, mix):
         return Binding(constraint=Constraint.NETWORK, why=f"{late}: {network}")
-    share = f"computing prompts alone takes {busy:.0%} of the {pool.role} replicas' time"
+    whose = "all" if hybrid else f"the {pools[0].role}"
+    share = f"computing prompts alone takes {busy:.0%} of {whose} replicas' time"
     if busy >= _BUSY or candidate.fleet.kind is not Kind.DISAGGREGATED:
         return Binding(constraint=Constraint.PREFILL_COMPUTE, why=f"{late}: {share}")
     return Binding(constraint=Constraint.BURSTS, why=f"{late}, although {share}")
 
 
-def _prefill_busy(pool: Pool, rate_per_s: float, mix: Mix, cached: float) -> float:
+def _prompt_s(pool: Pool, mix: Mix, cached: float) -> float:
+    """The mean prompt on one replica, alone."""
     settings = pool.instance.settings
-    tokens = max(1, round(mix.prompt_tokens))
-    one_s = prefill_s(
+    return prefill_s(
         settings.timing,
-        tokens,
+        max(1, round(mix.prompt_tokens)),
         cached_tokens=round(mix.prompt_tokens * cached),
         budget_tokens=settings.max_batched_tokens,
     )
-    return rate_per_s * one_s / (pool.replicas * settings.pipeline_stages)
 
 
 def _network_busy(candidate: Candidate, beyond: Trial, mix: Mix) -> str | None:

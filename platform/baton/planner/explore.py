@@ -148,14 +148,14 @@ class Explorer:
         )
 
     def _cell(self, fleet: Fleet) -> Fleet:
-        """The largest part whose runs are not too long to be run."""
+        """The largest part whose runs are not too long to be run, or else the smallest there is."""
         effort = self.question.effort
-        for most in range(effort.cell, 0, -1):
-            part = cell(fleet, most)
+        parts = [cell(fleet, most) for most in range(effort.cell, 0, -1)]
+        for part in parts:
             requests = TURNS * estimate(part, self.rates) * self._under_way_s(part)
             if requests <= effort.requests:
                 return part
-        return part
+        return min(parts, key=lambda part: part.replicas)
 
     def _under_way_s(self, fleet: Fleet) -> float:
         if fleet.kind is Kind.COLOCATED:

@@ -17,7 +17,6 @@ from baton.planner.space import Duty, Instance
 from baton.planner.trials import TURNS, HeldTo, Trial, judge
 from baton.simulator.single import Served, serve
 
-_LEAST_REQUESTS = 400
 _LONG_REQUESTS = 1200
 _SHORTER = 4
 _COARSER = 2
@@ -123,4 +122,4 @@ def _run(task: Task, rate_per_s: float, requests: int) -> Trial:
 
 def requests_of_a_run(under_way: float, effort: Effort) -> int:
     """How many requests a run needs when so many are under way at once."""
-    return round(min(max(_LEAST_REQUESTS, TURNS * under_way), effort.requests))
+    return round(min(max(effort.least_requests, TURNS * under_way), effort.requests))

@@ -58,20 +58,21 @@ class Effort:
 
     requests: int = 1_500
     """The most of one simulated run."""
+    least_requests: int = 400
     precision: float = 0.03
     """Rates are found within this fraction."""
     verified: int = 1
     """Fleets of each kind that are simulated as a whole; of hybrids one more, whose estimates are
     the roughest."""
-    shapes: int = 3
-    """Shapes for each duty that get as far as being measured."""
+    shapes: int = 2
+    """Splits for each duty that get as far as being measured."""
     cell: int = 8
     """Larger fleets are simulated as a part of them with (nearly) the same proportions, where there
     is one of so many replicas."""
     sensitivity: bool = True
 
 
-QUICK = Effort(requests=600, precision=0.08, shapes=2, cell=5, sensitivity=False)
+QUICK = Effort(requests=600, precision=0.08, shapes=1, cell=5, sensitivity=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,117 @@
+"""Engines with easy numbers, for tests of what a planner does with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from baton.perf.hardware import Accelerator, Dtype
+from baton.perf.model_shape import ModelShape
+from baton.perf.step_timing import StepBatch
+from baton.planner.question import Effort, Offer, Question, SloClass
+from baton.planner.space import Duty, Instance, Shapes
+from baton.simulator.outcome import Objectives
+from baton.simulator.v1.settings import V1Settings
+from baton.simulator.workloads.trace import Trace, TraceRequest
+
+GPU = Accelerator(
+    name="plain",
+    memory_bytes=80e9,
+    memory_bytes_per_s=2e12,
+    flops={Dtype.BF16: 400e12},
+    peer_bytes_per_s=300e9,
+    network_bytes_per_s=25e9,
+    price_per_hour=2.0,
+)
+MODEL = ModelShape(
+    name="plain",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    ffn_width=14_336,
+    vocab=128_256,
+)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """So much for a step, a prompt token, a stream, and a token that streams attend to."""
+
+    step: float = 0.008
+    prompt_token: float = 50e-6
+    stream: float = 50e-6
+    context_token: float = 20e-9
+
+    def step_s(self, batch: StepBatch) -> float:
+        return (
+            self.step
+            + self.prompt_token * batch.prefill_tokens
+            + self.stream * batch.decode_requests
+            + self.context_token * batch.decode_context_tokens
+        )
+
+
+def instance(
+    chunk: int = 2048, *, tp: int = 1, timing: Linear | None = None, accelerator: Accelerator = GPU
+) -> Instance:
+    settings = V1Settings(
+        timing=timing or Linear(),
+        kv_blocks=20_000,
+        kv_block_bytes=16 * 131_072,
+        max_running_requests=256,
+        max_batched_tokens=chunk,
+        transfer_bytes_per_s=50e9,
+    )
+    price = accelerator.price_per_hour
+    return Instance(
+        accelerator=accelerator,
+        tp=tp,
+        pp=1,
+        settings=settings,
+        price_per_hour=None if price is None else tp * price,
+    )
+
+
+def shapes(timing: Linear | None = None, *, chunks: tuple[int, ...] = (2048,)) -> Shapes:
+    return Shapes(
+        fitting={
+            Duty.PREFILL: (instance(8192, timing=timing),),
+            Duty.DECODE: (instance(2048, timing=timing),),
+            Duty.BOTH: tuple(instance(chunk, timing=timing) for chunk in chunks),
+        }
+    )
+
+
+def even(rate: float, prompt: int, output: int, count: int = 2_000) -> Trace:
+    """Requests that are all alike, at even times."""
+    return Trace(
+        name="even",
+        requests=tuple(TraceRequest(n / rate, prompt, output) for n in range(count)),
+    )
+
+
+SMALL = Effort(requests=120, least_requests=60, precision=0.15, shapes=1, cell=3, sensitivity=False)
+
+
+def question(
+    trace: Trace,
+    *,
+    ttft_s: float | None = 0.5,
+    tpot_s: float | None = 0.03,
+    gpus: int | None = 8,
+    rate_per_s: float | None = None,
+) -> Question:
+    return Question(
+        model=MODEL,
+        offers=(Offer(accelerator=GPU),),
+        traffic=trace,
+        classes=(SloClass(objectives=Objectives(ttft_s=ttft_s, tpot_s=tpot_s)),),
+        gpus=gpus,
+        rate_per_s=rate_per_s,
+        effort=SMALL,
+    )
+
+
+def with_classes(asked: Question, *classes: SloClass) -> Question:
+    return replace(asked, classes=classes)
