@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.errors import BadTrace
-from baton.simulator.workloads import azure, lengths, mooncake
+from baton.simulator.workloads import azure, lengths, mooncake, rate_series
 from baton.simulator.workloads.formats import TraceFormat, detect, read_trace
 from baton.simulator.workloads.lengths import Lengths
 from baton.simulator.workloads.trace import Trace, TraceRequest
@@ -178,6 +178,13 @@ def test_a_series_of_rates_is_scaled_to_the_mean_that_is_asked_for() -> None:
     assert len(read_trace("r", RATES, rate_per_s=1.0)) == pytest.approx(1800, rel=0.1)
 
 
+def test_windows_count_as_long_as_they_are() -> None:
+    rows = ["0,9,1,10,10", "100,1,1,10,10", "1000,0,0,,"]  # 900 and 900 in 1,500 s, the last 500
+    windows, _ = rate_series.read([RATES[0], *rows], "r")
+    assert rate_series.duration_s(windows) == 1500
+    assert rate_series.mean_rate(windows) == pytest.approx(1.2)
+
+
 def test_a_series_that_asks_for_more_than_memory_holds_says_at_what_rate_it_would_do() -> None:
     with pytest.raises(BadTrace, match="scale it with a rate below"):
         read_trace("r", [RATES[0], "0,100000,1,10,10", "600,1,1,10,10"])
@@ -206,6 +213,12 @@ def test_spreading_is_the_same_for_the_same_seed_only() -> None:
     lines = ticking(0, 0, 0, 0, 3000, 3000, 3000, 3000)
     assert read_trace("m", lines) == read_trace("m", lines)
     assert read_trace("m", lines, seed=1) != read_trace("m", lines)
+
+
+def test_spreading_over_more_than_a_tick_still_keeps_the_order_of_the_file() -> None:
+    trace = mooncake.read(ticking(*(1000 * (number // 9) for number in range(90))), "m", spread_s=3)
+    assert [one.prompt_tokens for one in trace.requests] == list(range(1, 91))
+    assert max(one.at_s for one in trace.requests) > 10
 
 
 def test_times_that_do_not_tick_are_left_alone() -> None:
@@ -237,6 +250,15 @@ def test_blocks_of_no_known_size_are_refused() -> None:
     with pytest.raises(BadTrace, match="block_tokens"):
         read_trace("m", [line])
     assert mooncake.read([line], "m", block_tokens=180).block_tokens == 180
+
+
+def test_lines_that_say_different_sizes_of_blocks_are_refused() -> None:
+    lines = [
+        f'{{"at_s": 0, "input_length": 9, "output_length": 1, "block_tokens": {size}}}'
+        for size in (16, 32)
+    ]
+    with pytest.raises(BadTrace, match=r"different block_tokens: \[16, 32\]"):
+        read_trace("m", lines)
 
 
 def test_ids_that_name_only_a_beginning_of_each_prompt_are_of_mooncakes_blocks() -> None:

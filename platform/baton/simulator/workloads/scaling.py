@@ -37,10 +37,9 @@ def superpose(trace: Trace, copies: float, rng: random.Random) -> Trace:
     whole = math.ceil(copies)
     requests: list[TraceRequest] = []
     for number in range(whole):
-        own = random.Random(rng.getrandbits(64))  # noqa: S311 - seeded, not secret
         share = 1.0 if number < whole - 1 else copies - number
-        shift_s = own.random() * _period_s(trace) if number else 0.0
-        requests += _copy(trace, number, shift_s, share, own)
+        shift_s = rng.random() * _period_s(trace) if number else 0.0
+        requests += _copy(trace, number, shift_s, share, rng)
     requests.sort(key=lambda one: one.at_s)
     return _with(trace, requests)
 

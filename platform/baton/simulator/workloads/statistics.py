@@ -85,11 +85,10 @@ def reused_tokens(trace: Trace) -> list[int]:
 
 def _reused(one: TraceRequest, block_tokens: int, seen: set[int]) -> int:
     """Also adds the request's blocks, those of its output too, to what was `seen`."""
-    chain, hits, unbroken = 0, 0, True
+    chain, hits = 0, 0
     for block in one.block_ids:
         chain = hash((chain, block))
-        unbroken = unbroken and chain in seen
-        hits += unbroken
+        hits += chain in seen
         seen.add(chain)
     return min(hits * block_tokens, one.prompt_tokens)
 
