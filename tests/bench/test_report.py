@@ -177,9 +177,10 @@ def test_a_page_shows_the_figures_the_origin_and_what_words_mean(page: str) -> N
     assert "Attainment: the share of arrived requests" in page
 
 
-def test_the_same_study_gives_the_same_page(page: str, tmp_path: Path) -> None:
-    write_report(SWEPT, tmp_path / "b.html")
-    assert (tmp_path / "b.html").read_text() == page
+def test_the_same_study_gives_the_same_page(tmp_path: Path) -> None:
+    for name in ("a.html", "b.html"):
+        write_report(BARE, tmp_path / name)
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
 def test_a_png_is_one_picture_of_all_plots_and_odd_studies_can_be_drawn(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_only_the_first_so_many_and_so_long_are_served(trace: Path) -> None:
 
 
 def test_a_sweep_of_objectives_is_a_run_for_each_that_the_policy_knows_of() -> None:
-    busy = ("--workload", "conv", "--rate", "60", "--requests", "120")
+    busy = ("--workload", "conv", "--rate", "60", "--requests", "60")
     limits = ("--ttft", "60ms", "--tpot", "11ms")
     judged = report_of(*busy, *limits, config=GPU)
     swept = report_of(*busy, *limits, "--slo-scale-sweep", config=GPU)
