@@ -18,7 +18,8 @@ from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.prefix_index import IndexMode, IndexOptions
 from baton.simulator.outcome import Objectives, Outcome, attainment
-from baton.simulator.scenario import PoolPlan, Scenario, simulate
+from baton.simulator.plans import PoolPlan, Scenario
+from baton.simulator.scenario import simulate
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads import azure, mooncake
 from baton.simulator.workloads.scaling import at_rate, cut

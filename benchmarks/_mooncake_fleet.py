@@ -11,20 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from baton.domain.fleet import ReplicaView
-from baton.domain.handoff import Decision, HandoffMode, LegKind, Route, RouteReason
+from baton.domain.handoff import LegKind
 from baton.perf.step_timing import StepBatch
 from baton.policy.baselines.loads import pending_prefill_tokens
-from baton.policy.baselines.mooncake import choose_by_conductor, ttft_s
+from baton.policy.baselines.mooncake import choose_by_conductor
 from baton.policy.baselines.plain import choose_randomly
 from baton.policy.choosing import Candidate, Chooser, ChooserPlacer
 from baton.policy.placement import (
     Disaggregate,
-    NoRoute,
     PlacementQuery,
     Placer,
-    Surroundings,
-    no_route,
 )
 from baton.policy.predicted import PredictedPlacer
 from baton.simulator.workloads import mooncake
@@ -39,9 +35,6 @@ _MFU = 0.5
 """What prefills reach: .42 to .67 on A100 (engine level, fp16, prompts of 2,048 tokens)."""
 _BYTES_PER_S = 8 * 2.04e12
 _KV_TOKEN_BYTES = 327_680
-THETA = 1.0
-"""A prefix is fetched when the longest there is beats the local one by more than this factor.
-The paper tunes its own by hand and does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,73 +81,6 @@ def choose_by_load(
     return pending.index(min(pending))
 
 
-class GlobalCache:
-    """Conductor: the node with the earliest first token, fetching a prefix where that is sooner.
-
-    Source: Mooncake (FAST'25) Algorithm 1. There a node's memory is read without the node's GPUs; a
-    replica here hands a prefix out when the prompts ahead of it are computed, and that counts.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._local = _placer("local cache", choose_by_conductor)(seed)
-
-    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
-        """The node, and from whom it fetches how much of the prompt."""
-        nodes = [_seen(query, around, one) for one in around.fleet.roster.decode]
-        if not nodes:
-            return no_route(around.fleet)
-        holder = max(nodes, key=lambda one: one.hit.blocks)
-        ways = [(ttft_s(query, one), one.view.replica_id, False) for one in nodes]
-        ways += _fetches(query, around, nodes, holder)
-        _, node, fetched = min(ways)
-        tokens = holder.hit.blocks * holder.view.facts.block_size_tokens
-        route = Route(
-            mode=HandoffMode.PULL if fetched else HandoffMode.LOCAL,
-            prefill_replica_id=holder.view.replica_id if fetched else None,
-            decode_replica_id=node,
-            reason=RouteReason.PREFIX_FETCH if fetched else RouteReason.MIXED_POOL,
-            prefill_tokens=tokens + 1 if fetched else None,
-        )
-        return Decision(route=route, policy="global cache", at_s=around.fleet.at_s)
-
-    def place_decode(
-        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
-    ) -> str | None:
-        """As with local caches: the prefix is on its way."""
-        return self._local.place_decode(query, source, around)
-
-
-def _fetches(
-    query: PlacementQuery, around: Surroundings, nodes: Sequence[Candidate], holder: Candidate
-) -> list[tuple[float, str, bool]]:
-    """What it takes to fetch the longest prefix there is, for each node that has much less."""
-    facts = holder.view.facts
-    tokens = holder.hit.blocks * facts.block_size_tokens
-    ways = []
-    for one in nodes:
-        if one is holder or holder.hit.blocks <= THETA * max(1, one.hit.blocks):
-            continue
-        moved_bytes = (holder.hit.blocks - one.hit.blocks) * facts.kv_block_bytes
-        source, target = facts.replica_id, one.view.replica_id
-        moved_s = around.links.transfer_s(source, target, moved_bytes)
-        if moved_s is None:
-            continue
-        arrived_s = max(_queue_s(holder) + moved_s, _queue_s(one))
-        rest = max(1, query.prompt_tokens - tokens)
-        ways.append((arrived_s + one.timing.prefill_s(rest), target, True))
-    return ways
-
-
-def _seen(query: PlacementQuery, around: Surroundings, replica_id: str) -> Candidate:
-    view = around.fleet.replicas[replica_id]
-    return Candidate(view, query.hits.of(replica_id), around.timings.of(view))
-
-
-def _queue_s(one: Candidate) -> float:
-    pending = pending_prefill_tokens(one.view)
-    return one.timing.prefill_s(pending) if pending else 0.0
-
-
 def _placer(name: str, chooser: Chooser) -> Callable[[int], Placer]:
     def make(seed: int) -> Placer:
         rng = random.Random(seed)  # noqa: S311 - ties, not secrets
@@ -168,8 +94,8 @@ SCHEDULERS: Mapping[str, Callable[[int], Placer]] = MappingProxyType(
         "random": _placer("random", choose_randomly),
         "load_balance": _placer("load balance", choose_by_load),
         "local_cache": _placer("local cache", choose_by_conductor),
-        "global_cache": GlobalCache,
-        "baton": lambda seed: PredictedPlacer(seed=seed),
+        "global_cache": lambda seed: PredictedPlacer(seed=seed),
     }
 )
-"""From a seed."""
+"""From a seed. With local caches Conductor looks for prefixes on each node, and moves none; with a
+global one baton does, which also fetches a prefix where that is predicted to be sooner."""

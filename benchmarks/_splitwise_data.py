@@ -6,9 +6,11 @@ import csv
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from baton.perf.step_timing import StepBatch
 from baton.perf.tables import Curve, InterpolatedTiming
 from baton.simulator.outcome import Outcome, quantile
 from baton.simulator.workloads import azure
@@ -26,6 +28,26 @@ SLOWDOWNS: Mapping[str, tuple[float, float, float]] = {
 }
 """At most so many times what one request alone takes on a DGX-A100, at each of `QUANTILES`.
 Source: Splitwise (ISCA'24) Table VI; splitwise-sim notebooks/plots.ipynb `get_slo`."""
+
+
+@dataclass(frozen=True, slots=True)
+class InChunks:
+    """A machine whose prompts are computed in chunks beside decodes; a `StepTiming`.
+
+    A chunk takes what it adds to its prompt's whole on the curve, so that together they take what
+    the prompt takes at once; beside decodes 1.1 times that.
+    """
+
+    machine: InterpolatedTiming
+
+    def step_s(self, batch: StepBatch) -> float:
+        """One step."""
+        if not batch.prefill_tokens:
+            return self.machine.step_s(batch)
+        prompt, before = self.machine.prompt, batch.prefill_context_tokens
+        added_s = prompt.at(before + batch.tokens) - (prompt.at(before) if before else 0.0)
+        added_s = max(added_s, self.machine.token.at(batch.tokens))
+        return added_s * self.machine.mixed_factor if batch.decode_requests else added_s
 
 
 def machine(folder: Path, hardware: str, *, model: str = MODEL) -> InterpolatedTiming:

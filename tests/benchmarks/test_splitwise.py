@@ -6,12 +6,13 @@ import pytest
 
 from baton.domain.fleet import FleetView, Load, ReplicaFacts, ReplicaView, Role
 from baton.domain.handoff import Decision
+from baton.perf.step_timing import StepBatch
 from baton.perf.tables import Curve, InterpolatedTiming
 from baton.policy.placement import PlacementQuery, Surroundings
 from baton.simulator.outcome import Outcome
 from baton.simulator.workloads.trace import TraceRequest
 from benchmarks._fidelity_splitwise import fewest
-from benchmarks._splitwise_data import curves, drawn_apart, slowdowns, worst_of
+from benchmarks._splitwise_data import InChunks, curves, drawn_apart, slowdowns, worst_of
 from benchmarks._splitwise_placers import LONGEST_QUEUE_TOKENS, MixedPool, pending_tokens
 
 MACHINE = InterpolatedTiming(
@@ -189,3 +190,17 @@ def test_random_lent_machines_never_leave_the_fleet() -> None:
         prefill, decode = _place(placer, *views, prompt_tokens=rng.choice((10, 5000)))
         names = {view.replica_id for view in views}
         assert {prefill or decode, decode} <= names
+
+
+def test_chunks_together_take_what_the_prompt_takes_at_once() -> None:
+    chunked = InChunks(MACHINE)
+    chunks = [(0, 150), (150, 150), (300, 100)]
+    took_s = [
+        chunked.step_s(StepBatch(prefill_tokens=tokens, prefill_context_tokens=before))
+        for before, tokens in chunks
+    ]
+    assert sum(took_s) == pytest.approx(MACHINE.step_s(StepBatch(prefill_tokens=400)))
+    alone = StepBatch(prefill_tokens=100, prefill_context_tokens=200)
+    beside = StepBatch(prefill_tokens=90, prefill_context_tokens=200, decode_requests=10)
+    assert chunked.step_s(beside) == pytest.approx(1.1 * chunked.step_s(alone))
+    assert chunked.step_s(StepBatch(decode_requests=150)) == pytest.approx(0.15)
