@@ -153,3 +153,16 @@ def test_flows_end_when_small_steps_of_time_say(flows: list[tuple[str, str, int,
     found |= run(net)
     for index, at_s in enumerate(wanted):
         assert found[str(index)] == pytest.approx(at_s, abs=8 * step_s)
+
+
+def test_an_interface_that_changes_changes_its_flows_and_no_others() -> None:
+    network = Network()
+    for name in ("a", "b", "c", "d"):
+        network.connect(name, 100.0)
+    network.begin("x", source_id="a", target_id="b", moved_bytes=100.0, now_s=0.0)
+    network.begin("y", source_id="c", target_id="d", moved_bytes=100.0, now_s=0.0)
+    network.change("b", 25.0, 0.5)
+    assert network.take_done(1.0) == ["y"]
+    assert network.next_done_at_s() == pytest.approx(0.5 + 50 / 25)
+    network.change("a", 10.0, 1.5)
+    assert network.next_done_at_s() == pytest.approx(1.5 + 25 / 10)

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from baton.control.coordinator import Coordinator
+from baton.control.limits import CoordinatorLimits
+from baton.control.pairs import ProbeOptions
+from baton.domain.commands import CheckSideChannel, Command, Deliver, SubmitLeg
+from baton.domain.events import (
+    ReplicaDraining,
+    ReplicaJoined,
+    RequestArrived,
+    RoleChanged,
+    StepProduced,
+)
+from baton.domain.fleet import Role
+from baton.domain.handoff import LegKind, LegOutput
+from baton.domain.request import FinishReason
+from baton.policy.placement import Disaggregate
+from tests.control.world import request
+from tests.fakes.facts import replica_facts
+from tests.fakes.placers import placer
+
+
+def coordinator(probing: ProbeOptions | None = None) -> Coordinator:
+    return Coordinator(
+        limits=CoordinatorLimits(), placer=placer(Disaggregate.ALWAYS), probing=probing
+    )
+
+
+def with_replicas(made: Coordinator, **roles: Role) -> list[Command]:
+    said: list[Command] = []
+    for name, role in roles.items():
+        facts = replica_facts(name, role, side_channel=f"{name}:1")
+        said += made.handle(ReplicaJoined(facts=facts), 0.0)
+    return said
+
+
+def submitted(commands: list[Command]) -> list[tuple[str, LegKind]]:
+    return [(one.replica_id, one.leg.kind) for one in commands if isinstance(one, SubmitLeg)]
+
+
+def test_a_replica_with_a_new_role_gets_the_work_of_that_role() -> None:
+    made = coordinator()
+    with_replicas(made, a=Role.PREFILL, b=Role.DECODE)
+    for name, role in (("a", Role.DECODE), ("b", Role.PREFILL)):
+        made.handle(RoleChanged(replica_id=name, role=role), 0.0)
+    made.check_integrity()
+    said = made.handle(RequestArrived(request=request("r")), 0.0)
+    assert submitted(said) == [("b", LegKind.PREFILL)]
+
+
+def test_what_runs_on_a_replica_goes_on_when_its_role_changes() -> None:
+    made = coordinator()
+    with_replicas(made, a=Role.MIXED)
+    (leg,) = [
+        one.leg
+        for one in made.handle(RequestArrived(request=request("r")), 0.0)
+        if isinstance(one, SubmitLeg)
+    ]
+    assert made.handle(RoleChanged(replica_id="a", role=Role.PREFILL), 0.1) == []
+    made.check_integrity()
+    output = LegOutput(leg.leg_id, (7, 8), FinishReason.LENGTH)
+    said = made.handle(StepProduced(replica_id="a", outputs=(output,)), 0.2)
+    assert [one.deliveries[0].token_ids for one in said if isinstance(one, Deliver)] == [(7, 8)]
+    made.check_integrity()
+
+
+def test_the_pairs_of_its_new_role_are_probed() -> None:
+    made = coordinator(ProbeOptions())
+    with_replicas(made, a=Role.DECODE, b=Role.DECODE)
+    said = made.handle(RoleChanged(replica_id="a", role=Role.PREFILL), 0.0)
+    checks = [one for one in said if isinstance(one, CheckSideChannel)]
+    assert [(one.source_id, one.replica_id) for one in checks] == [("a", "b")]
+    made.check_integrity()
+
+
+def test_a_draining_replica_is_not_probed_nor_used_for_its_new_role() -> None:
+    made = coordinator(ProbeOptions())
+    with_replicas(made, a=Role.DECODE, b=Role.DECODE)
+    made.handle(ReplicaDraining(replica_id="a"), 0.0)
+    said = made.handle(RoleChanged(replica_id="a", role=Role.PREFILL), 0.0)
+    said += made.handle(RequestArrived(request=request("r")), 0.0)
+    assert submitted(said) == [("b", LegKind.LOCAL)]
+    assert not [one for one in said if isinstance(one, CheckSideChannel)]
+
+
+def test_a_role_of_a_stranger_changes_nothing() -> None:
+    made = coordinator()
+    assert made.handle(RoleChanged(replica_id="nobody", role=Role.DECODE), 0.0) == []
+    assert not made.fleet(0.0).replicas
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_the_fleet_shows_the_role(role: Role) -> None:
+    made = coordinator()
+    with_replicas(made, a=Role.PREFILL)
+    made.handle(RoleChanged(replica_id="a", role=role), 0.0)
+    assert made.fleet(0.0).replicas["a"].facts.role is role
+    assert ("a" in made.fleet(0.0).roster.prefill) == (role is Role.PREFILL)

@@ -1,0 +1,168 @@
+"""The live driver and the simulator make the same of the same arrivals: one brain, two bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.control.coordinator import Coordinator
+from baton.control.limits import CoordinatorLimits
+from baton.control.pairs import ProbeOptions
+from baton.domain.commands import (
+    AbortLegs,
+    CheckSideChannel,
+    Command,
+    Deliver,
+    FailRequest,
+    RecordRequest,
+    ReleaseLease,
+    SubmitLeg,
+    SyncCache,
+)
+from baton.domain.events import Event, RequestsCancelled
+from baton.domain.fleet import Role
+from baton.policy.placement import Disaggregate
+from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.simulator.engines import EngineSettings
+from baton.simulator.fleet import FleetOptions, VirtualFleet
+from baton.simulator.ingress import VirtualIngress
+from tests.fakes.virtual_driver import LiveIngress
+from tests.simulator.fleets import ENGINE as EXACT
+from tests.simulator.scenes import ENGINE as COUNTED
+from tests.simulator.scenes import trace
+
+HASTY = CoordinatorLimits(
+    max_queued=5,
+    queue_wait_s=0.2,
+    resume_wait_s=0.6,
+    first_token_s=0.25,
+    transfer_s=0.02,
+    stall_s=0.15,
+    total_s=1.5,
+    retry_s=0.03,
+)
+"""So that every deadline passes now and then."""
+BEGIN_S = 0.5
+Said = tuple[float, str, object]
+
+
+class Watched(Coordinator):
+    """A coordinator that writes down what it orders."""
+
+    def __init__(self, limits: CoordinatorLimits, disaggregate: Disaggregate, seed: int) -> None:
+        super().__init__(
+            limits=limits,
+            placer=PredictedPlacer(PredictedOptions(disaggregate=disaggregate), seed=seed),
+            probing=ProbeOptions(),
+            seed=seed,
+        )
+        self.said: list[Said] = []
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        commands = super().handle(event, now_s)
+        self.said += [(round(now_s, 9), type(one).__name__, gist(one)) for one in commands]
+        return commands
+
+
+def gist(command: Command) -> object:
+    """What a command says, but for times: of a timer they may differ by a rounding."""
+    match command:
+        case SubmitLeg() | AbortLegs() | SyncCache() | CheckSideChannel() | Deliver():
+            return command
+        case ReleaseLease():
+            return command.lease.ticket, command.via_replica_id
+        case FailRequest():
+            return command.request_id, type(command.error), command.error.args[0]
+        case RecordRequest():
+            record = command.record
+            return record.request_id, record.outcome, record.routes, record.output_tokens
+        case _:
+            assert_never(command)
+
+
+Body = Callable[[Coordinator, VirtualFleet], VirtualIngress | LiveIngress]
+
+
+def simulated(coordinator: Coordinator, fleet: VirtualFleet) -> VirtualIngress:
+    return VirtualIngress(coordinator, fleet.timeline, on_end=lambda _: None)
+
+
+def told(
+    body: Body, engine: EngineSettings, disaggregate: Disaggregate, seed: int, kills: list[float]
+) -> list[Said]:
+    """What a coordinator orders in this body, while replicas die and return and clients go."""
+    fleet = VirtualFleet(FleetOptions(seed=seed))
+    brain = Watched(HASTY, disaggregate, seed)
+    ingress = body(brain, fleet)
+    fleet.ingresses.append(ingress)  # type: ignore[arg-type]  # it is like one
+
+    at = fleet.timeline.at
+    for role in (Role.PREFILL, Role.DECODE):
+        for number in range(2):
+            join(fleet, engine, role, number)
+    fleet.run(until_s=BEGIN_S)
+    for turn, at_s in enumerate(sorted(kills)):
+        role, number = (Role.DECODE, Role.PREFILL)[turn % 2], turn // 2 % 2
+        at(at_s, partial(die, fleet, role, number))
+        at(at_s + 0.3, partial(join, fleet, engine, role, number))
+    sent = trace(40, rate_per_s=40, seed=seed, groups=3).asked(start_s=BEGIN_S)
+    for number, request in enumerate(sent):
+        at(request.arrived_at_s, partial(ingress.send, request))
+        if number % 7 == 3:
+            at(request.arrived_at_s + 0.05, partial(give_up, ingress, request.request_id))
+    fleet.run(until_s=5.0)
+    brain.check_integrity()
+    return brain.said
+
+
+def join(fleet: VirtualFleet, engine: EngineSettings, role: Role, number: int) -> None:
+    if f"{role}-{number}" not in fleet.replicas:
+        fleet.add_replica(f"{role}-{number}", engine, role=role, pool=str(role))
+
+
+def die(fleet: VirtualFleet, role: Role, number: int) -> None:
+    if f"{role}-{number}" in fleet.replicas:
+        fleet.kill(f"{role}-{number}")
+
+
+def give_up(ingress: VirtualIngress | LiveIngress, request_id: str) -> None:
+    match ingress:
+        case LiveIngress():
+            ingress.driver.on_abort((request_id,))
+        case VirtualIngress():
+            ingress.on_event(RequestsCancelled(request_ids=(request_id,)))
+
+
+@settings(max_examples=12)
+@given(
+    st.sampled_from([EXACT, COUNTED]),
+    st.sampled_from([Disaggregate.AUTO, Disaggregate.ALWAYS]),
+    st.integers(0, 99),
+    st.lists(st.floats(0.6, 1.8), max_size=4),
+)
+def test_the_live_driver_and_the_simulator_give_the_same_orders(
+    engine: EngineSettings, disaggregate: Disaggregate, seed: int, kills: list[float]
+) -> None:
+    live = told(LiveIngress, engine, disaggregate, seed, kills)
+    virtual = told(simulated, engine, disaggregate, seed, kills)
+    for one, other in zip(live, virtual, strict=False):
+        assert one == other
+    assert len(live) == len(virtual)
+
+
+def test_such_stories_have_every_order_in_them() -> None:
+    said = told(LiveIngress, COUNTED, Disaggregate.ALWAYS, 1, [0.7, 0.71, 0.72, 0.73])
+    said += told(LiveIngress, COUNTED, Disaggregate.ALWAYS, 1, [0.7, 0.8, 1.0])
+    assert {kind for _, kind, _ in said} >= {
+        "SubmitLeg",
+        "AbortLegs",
+        "ReleaseLease",
+        "CheckSideChannel",
+        "Deliver",
+        "FailRequest",
+        "RecordRequest",
+    }
