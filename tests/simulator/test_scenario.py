@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +47,32 @@ def test_the_same_seed_tells_the_same_story_and_another_one_another() -> None:
 
     assert story(1) == story(1)
     assert story(1).outcomes != story(2).outcomes
+
+
+def told(hash_seed: int) -> bytes:
+    """What another process, which hashes strings in another way, makes of a scenario."""
+    code = """
+from baton.domain.fleet import Role
+from baton.simulator.scenario import simulate
+from tests.simulator.scenes import pool, scenario, trace
+made = scenario(pool(Role.PREFILL, 3), pool(Role.DECODE, 9), coordinators=3)
+print(simulate(made, trace(60, rate_per_s=80.0, groups=4)))
+"""
+    found = os.pathsep.join(sys.path)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": found},
+        cwd=Path(__file__).parents[2],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    ).stdout
+
+
+def test_the_story_does_not_depend_on_how_a_process_hashes_strings() -> None:
+    story = told(1)
+    assert story
+    assert story == told(2)
 
 
 @pytest.mark.parametrize("groups", [0, 5])
