@@ -13,14 +13,15 @@ _STRAIGHT = 1e-4
 arc that high encloses two thirds of it, so the error of the stretch stays below that."""
 
 
-def batch_of(work: Sequence[Run]) -> StepBatch:
-    """The sums over the legs of one step.
+def batch_of(work: Sequence[Run], decodes: int = 0) -> StepBatch:
+    """The sums over the legs of one step, of which the first `decodes` are known to decode.
 
     One missing token is the last of a prompt or of an output: a decode either way.
     """
-    chunk_tokens = chunks = before_tokens = finished = decodes = context = 0
+    chunk_tokens = chunks = before_tokens = finished = 0
     pairs = 0.0
-    for run in work:
+    context = sum([run.tokens for run in work[:decodes]])
+    for run in work[decodes:]:
         tokens, computed = run.scheduled, run.computed
         missing = run.tokens - computed
         if missing == 1:
@@ -35,9 +36,9 @@ def batch_of(work: Sequence[Run]) -> StepBatch:
     return StepBatch(chunk_tokens, chunks, pairs, before_tokens, decodes, context, finished)
 
 
-def one_step(work: Sequence[Run], timing: StepTiming, now_s: float) -> Stretch:
-    """A step of prompts, or one of decodes among which some have just come."""
-    batch = batch_of(work)
+def one_step(work: Sequence[Run], timing: StepTiming, now_s: float, *, decodes: int = 0) -> Stretch:
+    """A step of prompts, or of decodes among which some have just come; see `batch_of`."""
+    batch = batch_of(work, decodes)
     return Stretch(
         started_at_s=now_s,
         steps=1,

@@ -9,15 +9,18 @@ shared behind shared ones, so whoever uses a block uses all before it: of any ch
 blocks are a beginning, and of those the shared ones are. So hits are found by bisection.
 empty + private + shared + idle = total, always.
 
+A cached block has one number: how many use it, or, when idle, minus the number of the return that
+made it idle. Returns wait in line whole; a block that was used again since has another number, and
+is passed over. So most things are done for a chain at once rather than block by block.
+
 Unlike in vLLM, equal blocks are one: a run that computes what is cached already uses the cached
 block and gives its own back at once, where vLLM keeps the copy until the run ends.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Container, Sequence
-from itertools import chain as concatenate
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
 
@@ -25,58 +28,78 @@ from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_h
 class CountedBlocks:
     """Blocks by count, the prefix cache by hashes, and what has changed in it."""
 
-    __slots__ = ("_idle", "_news", "_users", "empty", "sequence", "total")
+    __slots__ = (
+        "_cached",
+        "_idle",
+        "_news",
+        "_queued",
+        "_returned",
+        "_returns",
+        "empty",
+        "sequence",
+        "total",
+    )
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.empty = total
         self.sequence = 0
         """The number of the last update that was taken."""
-        self._users: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._cached: dict[int, int] = {}
+        """Users of each cached block, or minus the number of its return."""
+        self._idle = 0
+        self._returns = 0
+        self._returned: deque[tuple[int, list[int]]] = deque()
+        """Returns that may still have idle blocks: minus their number, and their blocks, the next
+        to be evicted last."""
+        self._queued = 0
+        """Blocks in those, idle or not."""
         self._news: dict[int, bool] = {}
         """Blocks that became cached (True) or ceased to be since the last update."""
 
     @property
     def available(self) -> int:
         """How many blocks `take` could hand out."""
-        return self.empty + len(self._idle)
+        return self.empty + self._idle
 
     @property
     def used(self) -> int:
         """Private and shared blocks."""
-        return self.total - self.empty - len(self._idle)
+        return self.total - self.empty - self._idle
+
+    @property
+    def cached_blocks(self) -> int:
+        """Shared and idle blocks."""
+        return len(self._cached)
 
     # ------------------------------------------------------------------ the prefix cache
     def cached(self, hashes: Sequence[int], limit: int) -> tuple[int, int]:
         """How many leading blocks of a chain are cached, at most `limit`, and how many are idle."""
-        shared = _leading(hashes, self._users, 0, limit)
-        cached = _leading(hashes, self._idle, shared, limit)
+        number_of = self._cached.get
+        cached = _leading(limit, lambda index: hashes[index] in self._cached)
+        shared = _leading(cached, lambda index: number_of(hashes[index], 0) > 0)
         return cached, cached - shared
 
     def share(self, hashes: Sequence[int]) -> None:
         """Use blocks that are cached, from the beginning of a chain on."""
-        users, idle = self._users, self._idle
+        cached = self._cached
         for one in hashes:
-            if one in users:
-                users[one] += 1
+            users = cached[one]
+            if users > 0:
+                cached[one] = users + 1
             else:
-                del idle[one]
-                users[one] = 1
+                cached[one] = 1
+                self._idle -= 1
 
     def publish(self, hashes: Sequence[int]) -> None:
         """Put private blocks, full now and next in their chain, into the prefix cache."""
-        users, idle = self._users, self._idle
-        if users.keys().isdisjoint(hashes) and idle.keys().isdisjoint(hashes):
-            users.update(dict.fromkeys(hashes, 1))
-            self._note(hashes, stored=True)
-            return
-        fresh = [one for one in hashes if one not in users and one not in idle]
-        copies = [one for one in hashes if one in users or one in idle]
-        self.share(copies)
-        self.empty += len(copies)
-        users.update(dict.fromkeys(fresh, 1))
-        self._note(fresh, stored=True)
+        if not self._cached.keys().isdisjoint(hashes):
+            copies = [one for one in hashes if one in self._cached]
+            hashes = [one for one in hashes if one not in self._cached]
+            self.share(copies)
+            self.empty += len(copies)
+        self._cached.update(dict.fromkeys(hashes, 1))
+        self._note(hashes, stored=True)
 
     # ------------------------------------------------------------------ in and out of use
     def take(self, blocks: int) -> None:
@@ -86,20 +109,52 @@ class CountedBlocks:
             self.empty -= blocks
             return
         self.empty = 0
-        pop = self._idle.popitem
-        self._note([pop(last=False)[0] for _ in range(evicted)], stored=False)
+        self._evict(evicted)
 
     def give_back(self, hashes: Sequence[int], private: int) -> None:
         """End one run's use of a chain's shared blocks, and of its private ones."""
         self.empty += private
-        users, idle = self._users, self._idle
-        for one in reversed(hashes):
-            left = users[one] - 1
-            if left:
-                users[one] = left
-            else:
-                del users[one]
-                idle[one] = None
+        if not hashes:
+            return
+        cached = self._cached
+        first_alone = _leading(len(hashes), lambda index: cached[hashes[index]] > 1)
+        for one in hashes[:first_alone]:
+            cached[one] -= 1
+        alone = list(hashes[first_alone:])
+        if alone:
+            self._returns += 1
+            cached.update(dict.fromkeys(alone, -self._returns))
+            self._returned.append((-self._returns, alone))
+            self._idle += len(alone)
+            self._queued += len(alone)
+            if self._queued > 2 * self.total:
+                self._forget_stale()
+
+    def _evict(self, blocks: int) -> None:
+        cached, evicted = self._cached, []
+        self._idle -= blocks
+        while blocks:
+            number, returned = self._returned[0]
+            while blocks and returned:
+                one = returned.pop()
+                self._queued -= 1
+                if cached.get(one) == number:
+                    del cached[one]
+                    evicted.append(one)
+                    blocks -= 1
+            if not returned:
+                self._returned.popleft()
+        self._note(evicted, stored=False)
+
+    def _forget_stale(self) -> None:
+        """Leave only what is idle in line: at most half of it is, so this is paid for."""
+        number_of = self._cached.get
+        alive = (
+            (number, [one for one in returned if number_of(one) == number])
+            for number, returned in self._returned
+        )
+        self._returned = deque(one for one in alive if one[1])
+        self._queued = self._idle
 
     # ------------------------------------------------------------------ what others are told
     @property
@@ -124,17 +179,22 @@ class CountedBlocks:
 
     def snapshot(self) -> CacheUpdate:
         """All that is cached, parents before children."""
-        held = pack_hashes(list(concatenate(self._users, reversed(self._idle))))
+        held = pack_hashes(self._cached)
         changes = (CacheChange(CacheChangeKind.STORED, held),) if held else ()
         return CacheUpdate(self.sequence, changes, snapshot=True)
 
     def users(self) -> dict[int, int]:
         """How many runs use each shared block."""
-        return dict(self._users)
+        return {one: users for one, users in self._cached.items() if users > 0}
 
     def idle(self) -> list[int]:
         """Cached blocks that nobody uses, those to be evicted first in front."""
-        return list(self._idle)
+        return [
+            one
+            for number, returned in self._returned
+            for one in reversed(returned)
+            if self._cached.get(one) == number
+        ]
 
     def _note(self, hashes: Sequence[int], *, stored: bool) -> None:
         news = self._news
@@ -148,14 +208,12 @@ class CountedBlocks:
                 news[one] = stored
 
 
-def _leading(hashes: Sequence[int], held: Container[int], first: int, limit: int) -> int:
-    """Where the run of hashes in `held` that begins at `first` ends, by bisection."""
-    if first >= limit or hashes[first] not in held:
-        return first
-    low, high = first + 1, limit
+def _leading(limit: int, holds: Callable[[int], bool]) -> int:
+    """The first index below `limit` for which it does not hold, by bisection."""
+    low, high = 0, limit
     while low < high:
         middle = (low + high) // 2
-        if hashes[middle] in held:
+        if holds(middle):
             low = middle + 1
         else:
             high = middle

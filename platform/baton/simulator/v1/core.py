@@ -229,11 +229,11 @@ class V1Core:
                 continue
             run.computed += steps
             run.tokens += steps
-            if run.tokens < run.limit:
-                outputs.append(LegOutput(run.leg_id, tokens))
-            else:
+            if run.tokens >= run.limit:
                 outputs.append(LegOutput(run.leg_id, tokens, run.reason))
                 ended.append(run)
+            else:
+                outputs.append(run.usual if steps == 1 else LegOutput(run.leg_id, tokens))
         self._end(ended)
         return tuple(outputs)
 
@@ -242,12 +242,15 @@ class V1Core:
         for run in work:
             if run.state is not RunState.RUNNING:
                 continue
-            run.computed += run.scheduled
-            if run.computed < run.tokens:
+            computed = run.computed = run.computed + run.scheduled
+            if computed < run.tokens:
                 continue
             run.scheduled = 1
-            run.tokens += 1
-            if run.tokens >= run.limit:
+            tokens = run.tokens = run.tokens + 1
+            if tokens < run.limit and run.reported:
+                outputs.append(run.usual)
+                continue
+            if tokens >= run.limit:
                 ended.append(run)
             outputs.append(self._output(run, now_s))
         self._end(ended)

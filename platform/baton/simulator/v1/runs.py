@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from baton.domain.handoff import Leg, LegKind
+from baton.domain.handoff import Leg, LegKind, LegOutput
 from baton.domain.outline import TokenIds
 from baton.domain.request import FinishReason
 from baton.simulator.engine.orders import SimTicket
@@ -46,6 +46,7 @@ class Run:
         "state",
         "ticket",
         "tokens",
+        "usual",
     )
 
     def __init__(
@@ -78,6 +79,8 @@ class Run:
         self.cached_tokens = -1
         """Tokens that it had not to compute itself; -1 before it first ran."""
         self.reported = False
+        self.usual = LegOutput(leg.leg_id, (0,))
+        """What a step produces for it that is neither its first nor its last."""
         self.in_batch = False
         """Whether a pipeline's batch with it is under way."""
         self.state = RunState.WAITING

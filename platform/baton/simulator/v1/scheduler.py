@@ -66,6 +66,8 @@ class Scheduler:
         self.preemptions = 0
         self.only_decodes = False
         """Whether the last choice was the running legs, each a token further, and nobody else."""
+        self.decodes = 0
+        """How many legs in front of the last choice are known to decode, each a token further."""
         self._settings = settings
         self._memory = memory
         self._orders = orders
@@ -162,12 +164,12 @@ class Scheduler:
         if self._settings.scheduling is Scheduling.PREFILL_FIRST:
             return self._prompts_first(mine)
         if not self._chunked and (work := self._all_decode(mine)) is not None:
-            decodes = len(work)
+            self.decodes = len(work)
             if self.ready or self.waiting:
-                self._admit(work, self._settings.max_batched_tokens - decodes)
+                self._admit(work, self._settings.max_batched_tokens - self.decodes)
             else:
                 self.blocked = Blocked.EMPTY
-            self.only_decodes = len(work) == decodes
+            self.only_decodes = len(work) == self.decodes
             return work
         self.only_decodes = False
         preempted = self.preemptions
@@ -181,6 +183,7 @@ class Scheduler:
     def _prompts_first(self, mine: list[Run]) -> list[Run]:
         """Newcomers' whole prompts if any fit into the step, else the decodes."""
         newcomers: list[Run] = []
+        self.decodes = 0
         self._admit(newcomers, self._settings.max_batched_tokens)
         prompts = [run for run in newcomers if run.tokens - run.computed > 1]
         # Prompts that are computed again have been reported, too.
@@ -209,9 +212,13 @@ class Scheduler:
         return runs.copy()
 
     def _continue_running(self, runs: list[Run]) -> tuple[list[Run], int]:
-        budget = self._settings.max_batched_tokens
-        work: list[Run] = []
-        for run in runs.copy():
+        # Prompts in chunks are mostly the last ones: those before them need no second look.
+        front = len(runs) - len(self._chunked)
+        known = front > 0 and self._chunked.issuperset(runs[front:])
+        work = (self._all_decode(runs[:front]) if known else None) or []
+        self.decodes = len(work)
+        budget = self._settings.max_batched_tokens - self.decodes
+        for run in runs[self.decodes :]:
             if run.state is not RunState.RUNNING or not budget:
                 break
             tokens = min(run.tokens - run.computed, self._longest, budget)

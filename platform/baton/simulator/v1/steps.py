@@ -62,7 +62,8 @@ class Steps:
         if self._scheduler.only_decodes:
             stretch = self._decodes(work, now_s, patience_s)
         else:
-            stretch = one_step(work, self._settings.timing, now_s)
+            timing, decodes = self._settings.timing, self._scheduler.decodes
+            stretch = one_step(work, timing, now_s, decodes=decodes)
         self._stretch = stretch
         return stretch.seconds(stretch.steps)
 
