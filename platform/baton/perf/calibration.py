@@ -27,7 +27,8 @@ from baton.perf.step_timing import StepBatch, chunk_pairs
 
 _ROUNDS = 3
 """Of predicting and fitting; factors move by less than a hundredth in the last."""
-_SWEEPS = 200
+_SWEEPS = 500
+_AT_REST = 1e-7
 _REWEIGHTINGS = 8
 _PRIOR_WEIGHT = 0.002
 """Of a factor's distance from where it started, against one row's squared relative error."""
@@ -256,10 +257,13 @@ def _solved(
         normal[i][i] += held
     solution = [unknown.prior for unknown in unknowns]
     for _ in range(_SWEEPS):
+        before = list(solution)
         for i, (_, low, high) in enumerate(unknowns):
             others = sum(normal[i][j] * solution[j] for j in range(size) if j != i)
             best = (right[i] - others) / normal[i][i]
             solution[i] = min(max(best, low), high)
+        if max(abs(a - b) for a, b in zip(solution, before, strict=True)) < _AT_REST:
+            break
     return solution
 
 

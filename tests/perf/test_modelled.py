@@ -1,0 +1,62 @@
+"""The timing that decisions ask, over a model of steps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.perf.modelled import ModelledTiming
+from baton.perf.roofline import Roofline
+from baton.perf.step_timing import StepBatch, chunk_pairs
+from tests.perf.shapes import H100, LLAMA_8B
+
+STEPS = Roofline(LLAMA_8B, H100)
+TIMING = ModelledTiming(steps=STEPS, max_batched_tokens=2048, host_block_s=1e-4)
+
+
+@given(st.integers(1, 30_000), st.integers(0, 300), st.integers(1, 2000))
+def test_a_prompt_takes_as_long_as_all_its_chunks(tokens: int, running: int, context: int) -> None:
+    done, expected = 0, 0.0
+    while done < tokens:
+        chunk = min(2048 - running, tokens - done)
+        expected += STEPS.step_s(
+            StepBatch(
+                prefill_tokens=chunk,
+                prefill_requests=1,
+                prefill_pairs=chunk_pairs(chunk, done),
+                prefill_context_tokens=done,
+                decode_requests=running,
+                decode_context_tokens=running * context,
+                finished_prefills=int(done + chunk == tokens),
+            )
+        )
+        done += chunk
+    asked = TIMING.prefill_s(tokens, running=running, context_tokens=running * context)
+    assert asked == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_prompt_of_twice_the_length_takes_more_than_twice_as_long() -> None:
+    assert TIMING.prefill_s(65_536) > 2.3 * TIMING.prefill_s(32_768)
+
+
+def test_nothing_takes_no_time() -> None:
+    assert TIMING.prefill_s(0) == 0
+    assert TIMING.host_load_s(0) == 0
+    assert TIMING.host_load_s(-1) == 0
+    assert TIMING.host_load_s(30) == pytest.approx(3e-3)
+
+
+def test_decodes_that_fill_the_budget_leave_room_for_one_token() -> None:
+    assert TIMING.prefill_s(2, running=4000) > TIMING.prefill_s(1, running=4000) > 0
+
+
+@given(st.integers(1, 200), st.integers(0, 100_000), st.integers(0, 50_000))
+def test_one_more_decode_adds_what_a_step_with_it_takes_more(
+    running: int, context: int, more: int
+) -> None:
+    before = TIMING.step_s(running=running, context_tokens=context)
+    after = TIMING.step_s(running=running + 1, context_tokens=context + more)
+    assert TIMING.decode_request_s(context_tokens=more) == pytest.approx(
+        after - before, rel=0.6, abs=1.5e-4
+    )
