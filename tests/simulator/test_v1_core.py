@@ -294,7 +294,7 @@ def test_no_more_than_so_many_pull_at_once_and_the_next_waits_for_a_first_output
 
 def test_a_pull_leaves_room_for_what_running_prompts_still_need() -> None:
     source = new_core()
-    target = new_core(impatient(SETTINGS, kv_blocks=20), "d0")
+    target = new_core(impatient(SETTINGS, kv_blocks=20, long_prefill_tokens=5), "d0")
     one = prefill("p", 30)
     ticket = prefilled(source, one)
     target.add(leg("long", 60, 3))
@@ -302,7 +302,56 @@ def test_a_pull_leaves_room_for_what_running_prompts_still_need() -> None:
     target.finish(0.1)
     target.add(decode("d", one.prompt_token_ids, ticket))
     target.begin(0.1, patience_s=9.0)
-    assert not target.take_orders(), "8 blocks are free now, but the long prompt will need 7 more"
+    assert target.load(0.1).kv_used_fraction == 6 / 20
+    assert not target.take_orders(), "of 14 free blocks the long prompt will need 9 more, d 8"
+
+
+def test_when_all_fall_back_those_whose_blocks_are_here_take_their_seats() -> None:
+    source = new_core()
+    target = new_core(impatient(SETTINGS, kv_blocks=12, max_running_requests=1), "d0")
+    one = prefill("p", 30)
+    target.add(decode("d", one.prompt_token_ids, prefilled(source, one)))
+    assert target.begin(0.0, patience_s=0.0) is None
+    target.add(leg("a", 12, 30))
+    target.begin(0.0, patience_s=0.0)
+    target.pull_done("d", blocks=8, took_s=0.1)
+    target.finish(0.1)
+    for _ in range(4):
+        target.begin(0.1, patience_s=0.0)
+        assert [output.leg_id for output in target.finish(0.2)] == ["a"]
+    assert target.begin(0.2, patience_s=0.0) is not None
+    assert [output.leg_id for output in target.finish(0.3)] == ["d"]
+
+
+def test_a_stretch_ends_with_the_step_in_which_a_lease_does() -> None:
+    core = new_core()
+    prefilled(core, prefill("p", 30))
+    expiry_s = core.next_expiry_s()
+    assert expiry_s is not None
+    core.add(leg("a", 4, 300))
+    core.begin(0.1, patience_s=9.0)
+    core.finish(0.2)
+    took_s = core.begin(0.2, patience_s=9.0)
+    assert took_s is not None
+    assert expiry_s - 0.2 <= took_s < expiry_s - 0.2 + 0.005
+
+
+def test_a_step_that_takes_memory_from_somebody_admits_nobody() -> None:
+    source = new_core()
+    target = new_core(impatient(SETTINGS, kv_blocks=12), "d0")
+    one = prefill("p", 30)
+    target.add(decode("d", one.prompt_token_ids, prefilled(source, one)))
+    assert target.begin(0.0, patience_s=0.0) is None
+    for name in "ab":
+        target.add(leg(name, 4, 30))
+    for _ in range(5):
+        target.begin(0.0, patience_s=0.0)
+        target.finish(0.1)
+    target.pull_done("d", blocks=8, took_s=0.1)
+    target.begin(0.2, patience_s=0.0)
+    assert [output.leg_id for output in target.finish(0.3)] == ["a"], "b gave its blocks up"
+    target.begin(0.3, patience_s=0.0)
+    assert [output.leg_id for output in target.finish(0.4)] == ["a", "d"]
 
 
 # ---------------------------------------------------------------------- prefix cache
