@@ -425,7 +425,7 @@ def test_the_command_line_imports_nothing_heavy() -> None:
 def test_help_of_every_verb_imports_nothing_heavy() -> None:
     verbs = [(), ("up",), ("status",), ("down",), ("demo",), ("links",)]
     verbs += [("config",), ("config", "show"), ("explain",), ("explain", "route")]
-    verbs += [("fit",), ("simulate",), ("replay",)]
+    verbs += [("fit",), ("plan",), ("simulate",), ("replay",)]
     found = imported_by(
         "from contextlib import redirect_stdout; from io import StringIO\n"
         "from baton.cli.main import build_app\n"

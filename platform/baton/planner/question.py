@@ -56,23 +56,25 @@ class SloClass:
 class Effort:
     """How much is simulated: more takes longer and errs less."""
 
-    requests: int = 1_500
+    requests: int = 1_000
     """The most of one simulated run."""
     least_requests: int = 400
-    precision: float = 0.03
+    precision: float = 0.04
     """Rates are found within this fraction."""
     verified: int = 1
     """Fleets of each kind that are simulated as a whole; of hybrids one more, whose estimates are
     the roughest."""
     shapes: int = 2
     """Splits for each duty that get as far as being measured."""
-    cell: int = 8
+    cell: int = 4
     """Larger fleets are simulated as a part of them with (nearly) the same proportions, where there
     is one of so many replicas."""
     sensitivity: bool = True
 
 
-QUICK = Effort(requests=600, precision=0.08, shapes=1, cell=5, sensitivity=False)
+QUICK = Effort(
+    requests=500, least_requests=200, precision=0.08, shapes=1, cell=3, sensitivity=False
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,107 @@
+"""`baton plan`: what is refused, what is printed, and how it exits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from baton.cli.main import build_app
+from baton.cli.seam import Seam
+
+MODEL = "meta-llama/Llama-3.1-70B"
+CONV = ("--workload", "conv", "--gpus", "8", "--processes", "1")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(build_app(), ["plan", *arguments], obj=Seam(environ={}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpus", "8", "--ttft", "1s"), "one of --trace and --workload"),
+        (("--workload", "conv", "--ttft", "1s"), "give --rate, --gpus, or both"),
+        (CONV, "give --ttft, --tpot, or both"),
+        ((*CONV, "--ttft", "500"), "wanted a duration"),
+        ((*CONV, "--ttft", "1s", "--tp", "two"), "wanted numbers as 1,2,4"),
+        ((*CONV, "--ttft", "1s", "--price", "1", "--price", "2"), "one for each --gpu"),
+        ((*CONV, "--ttft", "1s", "--class", "batch"), "wanted a name and its objectives"),
+        ((*CONV, "--ttft", "1s", "--class", "batch:tft=1s"), "wanted a name and its objectives"),
+        ((*CONV, "--ttft", "1s", "--class", "b:attainment=90"), "wanted between 0 and 1"),
+    ],
+)
+def test_a_question_that_is_none_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    result = run(MODEL, "--gpu", "H100", *arguments)
+
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "said"),
+    [
+        (MODEL, "H1000", "there is no accelerator 'H1000'"),
+        ("nobody/Knows-1B", "H100", "the shape of 'nobody/Knows-1B' is not known"),
+        ("meta-llama/Llama-3.1-405B", "L4", "weights"),
+    ],
+)
+def test_what_cannot_be_modelled_is_said_with_what_to_do(model: str, gpu: str, said: str) -> None:
+    result = run(model, "--gpu", gpu, *CONV, "--ttft", "1s")
+
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert "next: " in result.stderr
+
+
+def test_an_objective_out_of_reach_is_told_from_the_bound_and_by_how_much() -> None:
+    result = run(MODEL, "--gpu", "H100", *CONV, "--tpot", "2ms")
+
+    assert result.exit_code == 1
+    assert "is physically out of reach" in result.stdout
+    assert "2.6 times as long" in result.stdout
+
+
+def test_json_says_the_same_in_plain_values() -> None:
+    result = run(MODEL, "--gpu", "H100", *CONV, "--tpot", "2ms", "-o", "json")
+    told = json.loads(result.stdout)
+
+    assert told["answer"] is None
+    assert told["enough"] is False
+    (bound,) = told["out_of_reach"]
+    assert bound["is_physical"]
+    assert bound["factor"] == pytest.approx(bound["physical_s"] / 0.002)
+    assert any(one["label"] == "h100_sxm tp1" for one in told["left_out"])
+
+
+def test_a_trace_with_a_bad_line_is_refused_with_its_place(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,few,109\n"
+    )
+    result = run(MODEL, "--gpu", "H100", "--trace", str(trace), "--ttft", "1s")
+
+    assert result.exit_code == 1
+    assert f"{trace}, line 3" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_plan_is_printed_written_and_loads_again(tmp_path: Path) -> None:
+    out = tmp_path / "plan.yaml"
+    result = run(
+        *("meta-llama/Llama-3.1-8B", "--gpu", "H100", "--gpus", "1", "--workload", "conv"),
+        *("--ttft", "1s", "--tpot", "40ms", "--quick", "--processes", "1", "--tp", "1"),
+        *("-o", "json", "--write", str(out)),
+    )
+    told = json.loads(result.stdout)
+
+    assert result.exit_code == 0
+    assert told["gpus"] == 1
+    assert told["rate_per_s"] > 0
+    assert told["verdict"] == "do not disaggregate: there is no room for two pools"
+    assert told["candidates"][0]["at_that_rate"]["attainment"] >= 0.9
+    validated = CliRunner().invoke(build_app(), ["config", "validate", "-c", str(out)])
+    assert validated.exit_code == 0

@@ -1,0 +1,141 @@
+"""A plan as a configuration: it loads, and the simulator takes from it what was planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.config import LoadedConfig, load_config
+from baton.config.emit import accelerator_name, emit
+from baton.config.scenario import simulated
+from baton.domain.fleet import Role
+from baton.perf.catalogue import accelerator
+from baton.perf.hardware import Dtype
+from baton.perf.known_models import shape_of
+from baton.planner.answer import Candidate, Plan
+from baton.planner.fleets import Fleet, Kind, Pool
+from baton.planner.measure import Measured
+from baton.planner.question import Offer, Question, SloClass
+from baton.planner.rates import Mix
+from baton.planner.space import instance
+from baton.policy.placement import Disaggregate
+from baton.simulator.outcome import Objectives
+from baton.simulator.workloads.presets import synthetic
+
+MODEL = "meta-llama/Llama-3.1-70B"
+QUESTION = Question(
+    model=shape_of(MODEL),
+    offers=(Offer(accelerator=accelerator("H100")),),
+    traffic=synthetic("conv", rate_per_s=5, duration_s=20),
+    classes=(SloClass(objectives=Objectives(ttft_s=0.75, tpot_s=0.03)),),
+    gpus=16,
+    weights=Dtype.FP8,
+)
+
+
+def planned(kind: Kind, question: Question = QUESTION) -> tuple[Plan, Candidate]:
+    offer = question.offers[0]
+    first = instance(question, offer, tp=2, pp=1, chunk_tokens=8192)
+    second = instance(question, offer, tp=4, pp=1, chunk_tokens=1024)
+    pools: tuple[Pool, ...] = (
+        Pool(role=Role.PREFILL, instance=first, replicas=4),
+        Pool(role=Role.DECODE, instance=second, replicas=2),
+    )
+    if kind is Kind.COLOCATED:
+        pools = (Pool(role=Role.MIXED, instance=second, replicas=3),)
+    fleet = Fleet(kind=kind, pools=pools)
+    chosen = Candidate(
+        fleet=fleet,
+        cell=fleet,
+        factor=1.0,
+        estimate_per_s=20.0,
+        measured=Measured(rate_per_s=21.0, trials=()),
+    )
+    mix = Mix(prompt_tokens=1155, output_tokens=211)
+    return Plan(question=question, mix=mix, best=chosen, enough=True, verdict=""), chosen
+
+
+def loaded(text: str, folder: Path) -> LoadedConfig:
+    (folder / "plan.yaml").write_text(text)
+    return load_config([folder / "plan.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "split"),
+    [
+        (Kind.COLOCATED, Disaggregate.NEVER),
+        (Kind.DISAGGREGATED, Disaggregate.ALWAYS),
+        (Kind.HYBRID, Disaggregate.AUTO),
+    ],
+)
+def test_what_was_planned_is_what_is_loaded(
+    kind: Kind, split: Disaggregate, tmp_path: Path
+) -> None:
+    plan, chosen = planned(kind)
+    config = loaded(emit(plan, chosen, source=MODEL, stored=None), tmp_path).config
+
+    assert config.router.disaggregate is split
+    assert (config.slo.default.ttft_s, config.slo.default.tpot_s) == (0.75, 0.03)
+    assert list(config.pools) == [str(pool.role) for pool in chosen.fleet.pools]
+    for pool in chosen.fleet.pools:
+        got = config.pools[str(pool.role)]
+        assert got.role is pool.role
+        assert got.replicas.start == got.replicas.max == pool.replicas
+        assert (got.parallel.tp, got.parallel.pp) == (pool.instance.tp, pool.instance.pp)
+        assert got.resources.gpus == pool.instance.gpus
+        assert got.resources.accelerator == "H100"
+        assert got.engine.max_num_batched_tokens == pool.instance.chunk_tokens
+        assert got.engine.max_num_seqs == QUESTION.space.max_running_requests
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kv", [Dtype.BF16, Dtype.FP8])
+def test_the_simulator_takes_the_planned_engines_from_it(
+    kind: Kind, kv: Dtype, tmp_path: Path
+) -> None:
+    plan, chosen = planned(kind, replace(QUESTION, kv=kv))
+    config = loaded(emit(plan, chosen, source=MODEL, stored=None), tmp_path).config
+    taken = {pool.name: pool.settings for pool in simulated(config).scenario.pools}
+
+    for pool in chosen.fleet.pools:
+        got, wanted = taken[str(pool.role)], pool.instance.settings
+        for field in [
+            "kv_blocks",
+            "kv_block_bytes",
+            "block_size_tokens",
+            "max_running_requests",
+            "max_batched_tokens",
+            "pipeline_stages",
+            "transfer_bytes_per_s",
+        ]:
+            assert getattr(got, field) == getattr(wanted, field), field
+
+
+def test_weights_that_are_stored_so_are_not_quantized_again(tmp_path: Path) -> None:
+    plan, chosen = planned(Kind.HYBRID)
+    stored = loaded(emit(plan, chosen, source=MODEL, stored=Dtype.FP8), tmp_path).config
+    wide = loaded(emit(plan, chosen, source=MODEL, stored=None), tmp_path).config
+
+    assert not stored.pools["decode"].engine.extra
+    assert wide.pools["decode"].engine.extra == {"quantization": "fp8"}
+
+
+def test_a_fleet_on_processors_asks_for_no_gpus(tmp_path: Path) -> None:
+    cpu = Offer(accelerator=accelerator("cpu"))
+    small = replace(
+        QUESTION, offers=(cpu,), weights=Dtype.BF16, model=shape_of("meta-llama/Llama-3.2-1B")
+    )
+    plan, chosen = planned(Kind.COLOCATED, small)
+    config = loaded(emit(plan, chosen, source="tiny", stored=None), tmp_path).config
+
+    assert config.pools["mixed"].resources.gpus == 0
+    assert config.pools["mixed"].resources.accelerator is None
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("H100", "H100"), ("a100_40gb", "A100"), ("L40S", "L40S"), ("cpu", None)]
+)
+def test_accelerators_are_named_as_ray_does(name: str, wanted: str | None) -> None:
+    assert accelerator_name(accelerator(name)) == wanted
