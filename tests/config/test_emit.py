@@ -35,6 +35,17 @@ QUESTION = Question(
 )
 
 
+SAME = (
+    "kv_blocks",
+    "kv_block_bytes",
+    "block_size_tokens",
+    "max_running_requests",
+    "max_batched_tokens",
+    "pipeline_stages",
+    "transfer_bytes_per_s",
+)
+
+
 def planned(kind: Kind, question: Question = QUESTION) -> tuple[Plan, Candidate]:
     offer = question.offers[0]
     first = instance(question, offer, tp=2, pp=1, chunk_tokens=8192)
@@ -101,15 +112,7 @@ def test_the_simulator_takes_the_planned_engines_from_it(
 
     for pool in chosen.fleet.pools:
         got, wanted = taken[str(pool.role)], pool.instance.settings
-        for field in [
-            "kv_blocks",
-            "kv_block_bytes",
-            "block_size_tokens",
-            "max_running_requests",
-            "max_batched_tokens",
-            "pipeline_stages",
-            "transfer_bytes_per_s",
-        ]:
+        for field in SAME:
             assert getattr(got, field) == getattr(wanted, field), field
 
 

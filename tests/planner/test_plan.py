@@ -119,6 +119,19 @@ def test_progress_ends_where_it_said_it_would(most: Plan) -> None:
     assert set(last) == {"shapes", "fleets"}
 
 
+def test_a_question_that_was_a_fifth_off_changes_the_answer_the_right_way() -> None:
+    asked = question(CHAT, tpot_s=0.05, gpus=1)
+    asked = replace(asked, effort=replace(asked.effort, sensitivity=True, precision=0.04))
+    doubts = {(one.term, one.change): one for one in plan(asked, found=shapes()).sensitivity}
+    rates = {which: one.rate_per_s or 0.0 for which, one in doubts.items()}
+    attained = {change: doubts["rate", change].attainment or 0.0 for change in (0.8, 1.2)}
+
+    assert rates["prompt length", 1.2] < rates["prompt length", 0.8]
+    assert rates["output length", 1.2] <= rates["output length", 0.8]
+    assert rates["objectives", 1.2] >= rates["objectives", 0.8]
+    assert attained[0.8] >= 0.9 > attained[1.2]
+
+
 # ----------------------------------------------------------------- what cannot be
 
 
