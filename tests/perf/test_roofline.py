@@ -96,6 +96,13 @@ def test_the_mean_of_the_first_and_last_of_many_decodes_is_that_of_all(
     assert sum(each) / steps == pytest.approx((each[0] + each[-1]) / 2, rel=1e-9)
 
 
+def test_only_what_ends_a_prompt_goes_through_the_output_layer() -> None:
+    timing = Roofline(LLAMA_8B, H100)
+    ends, goes_on = prefill(100), prefill(100)._replace(finished_prefills=0)
+    output_s = 2 * 4096 * 128256 / H100.memory_bytes_per_s
+    assert timing.step_s(ends) - timing.step_s(goes_on) == pytest.approx(output_s, rel=0.3)
+
+
 def test_the_parts_add_up_to_the_step() -> None:
     timing = Roofline(LLAMA_70B, H100, tp=2)
     batch = prefill(500)._replace(decode_requests=8, decode_context_tokens=8000)

@@ -176,7 +176,7 @@ def _simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
         pipeline_stages=row.pp,
     )
     asked = [TraceRequest(0.0, *lengths) for lengths in recipe.lengths(row)]
-    outcomes = serve(settings, asked, clients=loop.clients, away_s=loop.away_s)[loop.skipped :]
+    outcomes = serve(settings, asked, clients=loop.clients, away_s=loop.away_s)
     ttft_s = mean([one.ttft_s for one in outcomes]) + loop.away_s
     return ttft_s, mean([one.tpot_s for one in outcomes])
 

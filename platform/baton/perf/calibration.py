@@ -214,10 +214,12 @@ def fit(rows: Sequence[Observation], *, so_far: Factors) -> tuple[Factors, float
     `so_far` is what the parts have been multiplied with already: bounds are for both together.
     """
     features = [(*row.parts[:-1], _FIRST_TOKEN_S * (row.kind is Kind.FIRST_TOKEN)) for row in rows]
-    relative = [
-        [x / row.measured_s for x in feature] for row, feature in zip(rows, features, strict=True)
+    # Divided by the larger of the two, a row that is far too short does not outweigh all others.
+    sizes = [max(row.measured_s, sum(row.parts)) for row in rows]
+    relative = [[x / size for x in feature] for size, feature in zip(sizes, features, strict=True)]
+    targets = [
+        (row.measured_s - row.parts.rest_s) / size for row, size in zip(rows, sizes, strict=True)
     ]
-    targets = [1.0 - row.parts.rest_s / row.measured_s for row in rows]
     unknowns = [
         *(
             _Unknown(1.0 / done, 1.0 / (bound * done), bound / done)
