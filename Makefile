@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-fidelity bench-hybrid bench-overhead bench-router-cost bench-routing bench-transfer clean
+.PHONY: help install demo demo-once test check bench-fidelity bench-hybrid bench-overhead bench-router-cost bench-routing bench-simulator bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,9 @@ bench-router-cost: install ## what a routing decision and the prefix index cost,
 
 bench-routing: install ## how placement policies compare, on simulated engines in virtual time
 	@.venv/bin/python -m benchmarks.routing $(ARGS)
+
+bench-simulator: install ## how long the simulator takes; ARGS="--data FOLDER [--case NAME]"
+	@.venv/bin/python -m benchmarks.simulator_speed $(ARGS)
 
 bench-transfer: install ## GB/s of a pull over loopback against NIXL alone and memcpy
 	@.venv/bin/python -m benchmarks.transfer $(ARGS)
