@@ -428,8 +428,8 @@ def test_prefill_first_computes_a_prompt_longer_than_a_step_in_one() -> None:
 
 
 def stages(number: int, **changes: object) -> Body:
-    timing = Straight(1.0, 0.0, 0.0, 0.0)
-    config = impatient(SETTINGS, timing=timing, pipeline_stages=number, **changes)
+    timing = {"timing": Straight(1.0, 0.0, 0.0, 0.0)}
+    config = impatient(SETTINGS, pipeline_stages=number, **(timing | changes))
     return Body(new_core(config), Timeline())
 
 
@@ -453,13 +453,12 @@ def test_stages_do_not_help_one_request_alone() -> None:
 
 
 def test_decodes_share_the_stages() -> None:
-    body = stages(2)
+    body = stages(2, timing=Straight(0.0, 0.1, 1.0, 0.0))
     for name in "abcd":
         body.add(leg(name, 4, 20))
     body.timeline.run()
-    # Two at a time, one batch each half second; every request decodes once a second.
-    assert body.stories["d"].last_at_s == pytest.approx(20.0, abs=1.0)
-    assert body.begun > 30
+    # Two at a time take two seconds, and two such batches overlap; all four together take four.
+    assert body.stories["d"].last_at_s == pytest.approx(19 * 2.0, abs=4.0)
 
 
 def test_an_arrival_enters_the_stages_as_soon_as_the_first_is_free() -> None:
@@ -470,6 +469,15 @@ def test_an_arrival_enters_the_stages_as_soon_as_the_first_is_free() -> None:
     body.timeline.run()
     ends = [story.last_at_s for story in body.stories.values()]
     assert ends == pytest.approx([1.0, 1.5, 2.0])
+
+
+def test_a_short_batch_does_not_overtake_a_long_one() -> None:
+    body = stages(2, timing=Straight(0.0, 1.0, 1.0, 0.0))
+    body.add(leg("a", 16, 1))
+    body.send_at(1.0, leg("b", 2, 1))
+    body.timeline.run()
+    # b enters when a leaves the first stage, at 8, and its second of two seconds follows a's end.
+    assert [story.last_at_s for story in body.stories.values()] == pytest.approx([16.0, 17.0])
 
 
 def test_stages_survive_aborts_and_want_of_memory() -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -80,7 +80,8 @@ def _do(source: Body, target: Body, number: int, doing: Doing) -> None:
     name = f"leg{number}"
     match doing.what:
         case "local":
-            target.add(leg(name, doing.tokens, doing.output, ids=doing.ids))
+            body = source if doing.which % 3 else target
+            body.add(leg(name, doing.tokens, doing.output, ids=doing.ids))
         case "hand":
             source.add(prefill(name, doing.tokens, doing.ids))
         case "prefix" if source.tickets:
@@ -117,6 +118,25 @@ def _assert_same_story(fast: Story, slow: Story) -> None:
         assert fast.aborted or math.isclose(fast.last_at_s, slow.last_at_s, rel_tol=1e-9)
 
 
+def doing(after_s: float, what: str, tokens: int, output: int, ids: tuple[int, ...]) -> Doing:
+    return Doing(after_s, what, tokens, output, ids, 1)
+
+
+# Once a prompt waited until a decode that had just been computed again had ended.
+@example(
+    impatient(
+        SETTINGS,
+        kv_blocks=80,
+        max_running_requests=3,
+        max_batched_tokens=56,
+        scheduling=Scheduling.PREFILL_FIRST,
+    ),
+    [
+        doing(0.308, "local", 115, 53, (1, 1)),
+        doing(0.129, "hand", 77, 1, ()),
+        doing(0.119, "hand", 87, 1, (1, 1, 2, 0, 2)),
+    ],
+)
 @hypothesis_settings(max_examples=60)
 @given(sizes, st.lists(doings, min_size=1, max_size=30))
 def test_many_steps_at_once_are_as_one_at_a_time(config: V1Settings, script: list[Doing]) -> None:

@@ -49,11 +49,8 @@ class StepMeter:
         if stretch is None or not steps:
             return self._step_s
         last_s = stretch.first_s + (steps - 1) * stretch.slope_s
-        if not self._totals.steps:  # the first step of all has no average to join
-            if steps == 1:
-                return last_s
-            kept = _KEPT ** (steps - 1)
-            return kept * stretch.first_s + _weighted(last_s, stretch.slope_s, steps - 1)
+        if not self._totals.steps:  # nothing to be averaged with; the first is a step of its own
+            return last_s
         return _KEPT**steps * self._step_s + _weighted(last_s, stretch.slope_s, steps)
 
 

@@ -186,8 +186,9 @@ class Scheduler:
         self.decodes = 0
         self._admit(newcomers, self._settings.max_batched_tokens)
         prompts = [run for run in newcomers if run.tokens - run.computed > 1]
-        # Prompts that are computed again have been reported, too.
-        self.only_decodes = not prompts and all(run.reported for run in mine)
+        # With newcomers, the next step may take who was behind them. Those that are computed again
+        # have been reported, too.
+        self.only_decodes = not newcomers and all(run.reported for run in mine)
         if prompts:
             return prompts
         decodes = mine if newcomers and mine is self.running else mine + newcomers
