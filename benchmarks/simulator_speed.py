@@ -59,6 +59,8 @@ class Case:
     name: str
     data: Path | None
     seconds: float
+    replicas: int = 1000
+    """Of `fleet`."""
 
 
 def pools(prefill: int, decode: int, *, block_tokens: int, caching: bool) -> tuple[PoolPlan, ...]:
@@ -102,7 +104,8 @@ def measure(case: Case) -> dict[str, object]:
     match case.name:
         case "fleet":
             trace = conversations(case.seconds)
-            plans = pools(400, 600, block_tokens=16, caching=False)
+            prefill = round(0.4 * case.replicas)
+            plans = pools(prefill, case.replicas - prefill, block_tokens=16, caching=False)
         case _:
             if case.data is None:
                 raise SystemExit(f"{case.name}: --data must name the folder with {TRACE}")
