@@ -61,10 +61,10 @@ class Roofline:
         "_activations",
         "_by_sampled",
         "_by_tokens",
+        "_costs",
         "_device",
         "_efficiency",
         "_kinds",
-        "_kv",
         "_pp",
         "_shape",
         "_tp",
@@ -90,10 +90,10 @@ class Roofline:
         self._tp = tp
         self._pp = pp
         self._weights = weights
-        self._kv = kv
         self._activations = activations or activations_of(weights, accelerator)
         self._efficiency = efficiency
         self._kinds = layer_kinds(shape, tp)
+        self._costs = _attention(shape, accelerator, efficiency, tp=tp, kv=kv)
         self._by_tokens: dict[int, _ByTokens] = {}
         self._by_sampled: dict[int, _ByTokens] = {}
 
@@ -215,50 +215,69 @@ class Roofline:
         )
 
     def _prefill_attention_s(self, batch: StepBatch) -> float:
-        """By pairs of tokens, two products of a head's width for each."""
-        shape, efficiency, latent = self._shape, self._efficiency, self._shape.latent
-        heads = per_device(shape.heads, self._tp)
-        width = 2 * shape.head_dim
-        if latent is not None:
-            width = latent.nope_dim + latent.rope_dim + latent.value_dim
-        extra = efficiency.prefill_extra_pairs
-        if BYTES[self._kv] < _ACTIVATION_BYTES:
-            extra = efficiency.prefill_extra_pairs_fp8
-        rate = self._device.flops_of(Dtype.BF16) * efficiency.prefill_attention
-        pair_s = 2 * heads * width / rate
+        shape, extra = self._shape, self._costs.extra_pairs
         tokens, pairs = batch.prefill_tokens, batch.prefill_pairs
         windowed, full = shape.windowed_layers, shape.layers - shape.windowed_layers
         seen = pairs if shape.window_tokens is None else min(pairs, tokens * shape.window_tokens)
         layered = full * pairs + windowed * seen + shape.layers * tokens * extra
-        return shape.layers * efficiency.attention_launch_s + layered * pair_s
+        launches_s = shape.layers * self._efficiency.attention_launch_s
+        return launches_s + layered * self._costs.pair_s
 
     def _decode_attention_s(self, batch: StepBatch) -> float:
-        """By bytes of keys and values, or by tiles of queries where those are slower."""
-        shape, efficiency, latent = self._shape, self._efficiency, self._shape.latent
-        width = BYTES[self._kv]
-        if latent is None:
-            kv_heads = per_device(shape.kv_heads, self._tp)
-            token_bytes = 2 * kv_heads * shape.head_dim * width
-            group = max(efficiency.decode_tile, -(-shape.heads // shape.kv_heads))
-            token_flops = 4 * kv_heads * group * shape.head_dim
-        else:
-            kv_heads, rank = 1, latent.kv_rank + latent.rope_dim
-            token_bytes = rank * width
-            group = max(efficiency.decode_tile, per_device(shape.heads, self._tp))
-            token_flops = 2 * group * (rank + latent.kv_rank)
-        device = self._device
-        token_s = max(
-            token_bytes / (device.memory_bytes_per_s * efficiency.decode_memory),
-            token_flops / (device.flops_of(Dtype.BF16) * efficiency.decode_compute),
-        )
+        shape, efficiency = self._shape, self._efficiency
         requests, context = batch.decode_requests, batch.decode_context_tokens
         windowed, full = shape.windowed_layers, shape.layers - shape.windowed_layers
         seen = context
         if shape.window_tokens is not None:
             seen = min(context, requests * shape.window_tokens)
         launch_s = efficiency.attention_launch_s if not batch.prefill_tokens else 0.0
-        each_s = launch_s + requests * kv_heads * efficiency.attention_pair_s
-        return shape.layers * each_s + (full * context + windowed * seen) * token_s
+        each_s = launch_s + requests * self._costs.request_s
+        return shape.layers * each_s + (full * context + windowed * seen) * self._costs.token_s
+
+
+class _Attention(NamedTuple):
+    """What attention of one layer takes, per thing that it counts."""
+
+    pair_s: float
+    """Prompts: a pair of tokens, two products of a head's width."""
+    extra_pairs: float
+    """Prompts: what each token takes besides, as so many pairs."""
+    token_s: float
+    """Decodes: a token attended to, by the bytes of its keys and values, or by tiles of queries
+    where those are slower."""
+    request_s: float
+    """Decodes: a request."""
+
+
+def _attention(
+    shape: ModelShape, device: Accelerator, efficiency: Efficiency, *, tp: int, kv: Dtype
+) -> _Attention:
+    heads, width = per_device(shape.heads, tp), BYTES[kv]
+    narrow = width < _ACTIVATION_BYTES
+    if shape.latent is None:
+        kv_heads = per_device(shape.kv_heads, tp)
+        pair_width = 2 * shape.head_dim
+        token_bytes = 2 * kv_heads * shape.head_dim * width
+        group = max(efficiency.decode_tile, -(-shape.heads // shape.kv_heads))
+        token_flops = 4 * kv_heads * group * shape.head_dim
+    else:
+        latent = shape.latent
+        kv_heads, rank = 1, latent.kv_rank + latent.rope_dim
+        pair_width = latent.nope_dim + latent.rope_dim + latent.value_dim
+        token_bytes = rank * width
+        token_flops = 2 * max(efficiency.decode_tile, heads) * (rank + latent.kv_rank)
+    rate = device.flops_of(Dtype.BF16)
+    return _Attention(
+        pair_s=2 * heads * pair_width / (rate * efficiency.prefill_attention),
+        extra_pairs=efficiency.prefill_extra_pairs_fp8
+        if narrow
+        else efficiency.prefill_extra_pairs,
+        token_s=max(
+            token_bytes / (device.memory_bytes_per_s * efficiency.decode_memory),
+            token_flops / (rate * efficiency.decode_compute),
+        ),
+        request_s=kv_heads * efficiency.attention_pair_s,
+    )
 
 
 def activations_of(weights: Dtype, accelerator: Accelerator) -> Dtype:
