@@ -60,10 +60,10 @@ def test_a_fleet_takes_the_gpus_and_the_money_of_all_its_replicas() -> None:
 
 
 def test_a_disaggregated_fleet_carries_what_its_slower_pool_does() -> None:
-    known = {key(Duty.PREFILL, P): 10.0, key(Duty.DECODE, D): 4.0}
+    known = {key(Duty.PREFILL, P): 10.0, key(Duty.DECODE, D): 4.0, key(Duty.BOTH, D): 3.0}
 
     assert estimate(fleet(Kind.DISAGGREGATED, 1, 2), known) == 8
-    assert estimate(fleet(Kind.DISAGGREGATED, 1, 3), known) == 10
+    assert estimate(fleet(Kind.DISAGGREGATED, 1, 9), known) == 10
 
 
 def test_a_hybrids_idle_decode_replicas_take_whole_requests() -> None:

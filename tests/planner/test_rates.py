@@ -148,6 +148,28 @@ def test_a_prompt_in_chunks_attends_to_what_was_computed_before() -> None:
     assert cached > prefill_s(engine.timing, 8_192, budget_tokens=16_384)
 
 
+@given(st.integers(1, 5_000), st.integers(0, 5_000), st.integers(1, 3_000))
+def test_every_token_that_is_not_cached_is_computed_once(
+    tokens: int, cached: int, budget: int
+) -> None:
+    seen: list[StepBatch] = []
+
+    class Noted:
+        def step_s(self, batch: StepBatch) -> float:
+            seen.append(batch)
+            return 1.0
+
+    took_s = prefill_s(Noted(), tokens, cached_tokens=cached, budget_tokens=budget)
+    computed = max(1, tokens - cached)
+
+    assert sum(one.prefill_tokens for one in seen) == computed
+    assert took_s == len(seen) == -(-computed // budget)
+    assert [one.finished_prefills for one in seen] == [0] * (len(seen) - 1) + [1]
+    # each token attends to all before it and to itself
+    pairs = tokens * (tokens + 1) / 2 - (tokens - computed) * (tokens - computed + 1) / 2
+    assert sum(one.prefill_pairs for one in seen) == pairs
+
+
 def test_a_cached_prompt_still_has_its_last_token_computed() -> None:
     engine = settings_on("H100")
 

@@ -21,6 +21,7 @@ from baton.perf.catalogue import accelerator
 from baton.perf.hardware import BYTES, Dtype
 from baton.planner import explore, plan, sensitivity
 from baton.planner.answer import Plan
+from baton.planner.answer import Trade as PlannedTrade
 from baton.planner.question import QUICK, Effort, Offer, Question, SloClass, Space
 from baton.planner.trades import front
 from baton.planner.work import Progress, RunAll
@@ -186,7 +187,8 @@ def written(order: Order, found: Found) -> str | None:
 def study_of(found: Found, *, command: str) -> Study:
     """The answer as a report shows it."""
     made = found.plan
-    best = {id(one) for one in front(made.trades)}
+    best = {id(one) for one in front(one for one in made.trades if one.simulated)}
+    labels = _labels(made.trades)
     question = made.question
     return Study(
         title=f"Plan for {question.model.name}",
@@ -212,16 +214,24 @@ def study_of(found: Found, *, command: str) -> Study:
                 name=str(one.kind) if one.simulated else f"{one.kind} (closed form)",
                 user_tokens_per_s=one.tokens_per_s_per_user,
                 device_tokens_per_s=one.tokens_per_s_per_gpu,
-                label=one.label,
+                label=label,
                 best=id(one) in best,
             )
-            for one in made.trades
+            for one, label in zip(made.trades, labels, strict=True)
         ),
         tables=(
             _table("Fleets", candidate_rows(made)),
             _table("If the question was a fifth off", sensitivity_rows(made)),
         ),
     )
+
+
+def _labels(trades: Sequence[PlannedTrade]) -> Iterator[str]:
+    """What each is, where that is not what the one before it was."""
+    before = ""
+    for one in trades:
+        yield "" if one.label == before else one.label
+        before = one.label
 
 
 def _table(title: str, rows: Sequence[dict[str, str]]) -> Table:

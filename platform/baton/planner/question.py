@@ -56,10 +56,10 @@ class SloClass:
 class Effort:
     """How much is simulated: more takes longer and errs less."""
 
-    requests: int = 1_000
+    requests: int = 800
     """The most of one simulated run."""
     least_requests: int = 400
-    precision: float = 0.04
+    precision: float = 0.05
     """Rates are found within this fraction."""
     verified: int = 1
     """Fleets of each kind that are simulated as a whole; of hybrids one more, whose estimates are

@@ -55,7 +55,7 @@ def _trade(
     if gpu_s is not None:
         yield Trade(
             kind=kind,
-            label=f"{kind} {instance.label}",
+            label=instance.label,
             tokens_per_s_per_gpu=mix.output_tokens / gpu_s,
             tokens_per_s_per_user=1 / tpot_s,
             simulated=False,
