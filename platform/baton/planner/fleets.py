@@ -145,7 +145,7 @@ def estimate(fleet: Fleet, rates: Rates) -> float:
     carried = min(handed, decode.replicas * decoded)
     if fleet.kind is Kind.DISAGGREGATED or not decoded:
         return carried
-    free = decode.replicas - carried / decoded
+    free = max(0.0, decode.replicas - carried / decoded)
     return carried + free * rates.get(key(Duty.BOTH, decode.instance), 0.0)
 
 
