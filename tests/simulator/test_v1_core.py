@@ -66,6 +66,14 @@ def test_a_ticket_for_another_prompt_is_refused() -> None:
     assert target.add(decode("a", one.prompt_token_ids, ticket)) is None
 
 
+def test_kv_that_was_there_is_computed_again_once_it_was_given_up() -> None:
+    core = new_core(impatient(SETTINGS, kv_blocks=12, prefix_caching=False))
+    for name in "ab":
+        assert core.add_with_kv(leg(name, 20, 20)) is None
+    run_dry(core)
+    assert core.load(9.0).steps.prefill_tokens >= 20
+
+
 def test_an_engine_without_prefix_cache_takes_tickets_of_one_with() -> None:
     one = prefill("a", 30)
     ticket = prefilled(new_core(), one)
@@ -321,6 +329,22 @@ def test_when_all_fall_back_those_whose_blocks_are_here_take_their_seats() -> No
         assert [output.leg_id for output in target.finish(0.2)] == ["a"]
     assert target.begin(0.2, patience_s=0.0) is not None
     assert [output.leg_id for output in target.finish(0.3)] == ["d"]
+
+
+def test_blocks_that_are_released_end_the_stretch_of_whoever_keeps_others_waiting() -> None:
+    core = new_core(impatient(SETTINGS, kv_blocks=14))
+    prefilled(core, prefill("p", 30))
+    core.add(leg("a", 4, 16))
+    core.begin(0.1, patience_s=0.0)
+    core.finish(0.2)
+    core.add(leg("b", 30, 1))
+    whole_s = core.begin(0.2, patience_s=9.0)
+    assert whole_s is not None
+    assert core.interrupt(0.201) == pytest.approx(whole_s - 0.001)
+    assert core.release("p", 0.201)
+    left_s = core.interrupt(0.201)
+    assert left_s is not None
+    assert left_s < 0.005
 
 
 def test_a_stretch_ends_with_the_step_in_which_a_lease_does() -> None:
