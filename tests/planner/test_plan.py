@@ -170,6 +170,8 @@ def test_a_first_token_that_no_prefill_is_quick_enough_for_is_out_of_reach() -> 
 
     (bound,) = refused.out_of_reach
     assert bound.term == "time to first token"
+    # 600 tokens through 70.6e9 parameters, over 8 x 312 TFLOPS
+    assert bound.physical_s == pytest.approx(2 * 70.6e9 * 600 / (8 * 312e12), rel=0.05)
     assert "computing a prompt of 600 tokens" in refused.verdict
 
 
