@@ -21,9 +21,10 @@ def test_rates_rise_by_the_same_ratio_until_the_highest_is_passed() -> None:
 
 
 def test_capacity_is_where_attainment_falls_through_the_target() -> None:
-    assert capacity({1.0: 1.0, 2.0: 0.95, 4.0: 0.85}) == pytest.approx(3.0)
+    assert capacity({1.0: 1.0, 2.0: 0.92, 4.0: 0.82}) == pytest.approx(2.4)
     assert capacity({1.0: 0.8, 2.0: 0.95}) == 0.0
     assert capacity({1.0: 1.0, 2.0: 0.9}) == 2.0
+    assert capacity({1.0: 1.0, 2.0: 0.9, 4.0: 0.9, 8.0: 0.5}) == 4.0
     assert capacity({}) == 0.0
 
 
@@ -38,6 +39,12 @@ def test_the_highest_rate_does_not_depend_on_the_guess(near: float) -> None:
 
     every = {rate: share(rate) for rate in RATES}
     assert highest(share, RATES, near=near) == pytest.approx(capacity(every))
+
+
+def test_the_lowest_rate_is_found_where_no_other_will_do() -> None:
+    share = {rate: 0.95 if rate == RATES[0] else 0.5 for rate in RATES}
+    assert highest(share.__getitem__, RATES, near=6.0) == pytest.approx(capacity(share))
+    assert capacity(share) >= RATES[0]
 
 
 def test_a_target_that_is_missed_at_any_rate_gives_no_capacity() -> None:
