@@ -144,6 +144,7 @@ def test_the_longest_gap_is_that_of_the_tokens_and_not_of_the_messages() -> None
     alone = simulate(scenario(pool(Role.MIXED, 1)), at_once(1, prompt_tokens=16, output_tokens=100))
     (one,) = alone.outcomes
     assert one.worst_gap_s == pytest.approx(one.tpot_s, rel=0.02)
+    assert one.e2e_s == pytest.approx(one.ttft_s + 99 * one.tpot_s)
     longer = TraceRequest(0.2, 6000, 2)
     late = Trace(name="t", requests=(TraceRequest(0.0, 16, 100), longer))
     beside = simulate(scenario(pool(Role.MIXED, 1)), late)
@@ -172,6 +173,18 @@ def test_a_replica_that_is_stopped_ends_its_work_and_is_paid_until_then() -> Non
     ended_s = run.outcomes[1].e2e_s
     assert run.replica_seconds["mixed"] == pytest.approx(run.ended_at_s + ended_s, rel=0.02)
     assert run.timeline[-1].pools[0].replicas == 1
+
+
+def test_a_replica_that_is_stopped_keeps_the_blocks_that_are_being_pulled() -> None:
+    slow = replace(ENGINE, transfer_bytes_per_s=1e8)
+    pools = (pool(Role.PREFILL, 1, slow), pool(Role.DECODE, 1, slow))
+    stop = Stop(at_s=0.3, pool="prefill")
+    made = scenario(*pools, disaggregate=SPLIT, happenings=(stop,))
+    run = simulate(made, at_once(1, prompt_tokens=1600, output_tokens=2))
+    (one,) = run.outcomes
+    assert (run.handoffs, run.resumes) == (1, 0)
+    assert one.ttft_s > 1.0
+    assert run.replica_seconds["prefill"] == pytest.approx(one.ttft_s, abs=0.1)
 
 
 def test_an_idle_replica_that_is_stopped_leaves_at_once() -> None:
