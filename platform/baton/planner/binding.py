@@ -88,7 +88,7 @@ def _full(candidate: Candidate, beyond: Trial, mix: Mix) -> Binding | None:
     settings = pool.instance.settings
     streams = beyond.rate_per_s * mix.output_tokens * beyond.tpot.p50_s / pool.replicas
     tokens = settings.kv_blocks * settings.block_size_tokens
-    kept = streams * mix.context_tokens / tokens
+    kept = min(streams, settings.max_running_requests) * mix.context_tokens / tokens
     if kept >= _FULL:
         return Binding(
             constraint=Constraint.KV_MEMORY,

@@ -153,11 +153,17 @@ def _verdict(best: Candidate | None, ranked: Sequence[Candidate], question: Ques
     kinds = by_kind(ranked)
     alone = kinds.get(Kind.COLOCATED)
     split = [kinds[kind] for kind in (Kind.HYBRID, Kind.DISAGGREGATED) if kind in kinds]
-    other = max(split, key=lambda one: one.rate_per_s / cost(one.fleet), default=None)
+    rate = question.rate_per_s
+    able = [one for one in split if rate is not None and one.rate_per_s >= rate]
+    other = (
+        min(able, key=lambda one: cost(one.fleet))
+        if able
+        else max(split, key=lambda one: one.rate_per_s / cost(one.fleet), default=None)
+    )
     if best.fleet.kind is Kind.COLOCATED:
         if other is None:
             return "do not disaggregate: there is no room for two pools"
-        return f"do not disaggregate: {_against(best, other)}"
+        return f"do not disaggregate: {_against(best, other, rate)}"
     how = (
         "disaggregate"
         if best.fleet.kind is Kind.DISAGGREGATED
@@ -165,12 +171,18 @@ def _verdict(best: Candidate | None, ranked: Sequence[Candidate], question: Ques
     )
     if alone is None:
         return f"{how}: no colocated fleet meets the objectives"
-    return f"{how}: {_against(best, alone)}"
+    return f"{how}: {_against(best, alone, rate)}"
 
 
-def _against(best: Candidate, other: Candidate) -> str:
+def _against(best: Candidate, other: Candidate, rate_per_s: float | None) -> str:
     if not other.rate_per_s:
         return f"{best.fleet.kind} carries {_carries(best)}, {other.fleet.kind} nothing in time"
+    if rate_per_s is not None and min(best.rate_per_s, other.rate_per_s) >= rate_per_s:
+        simpler = cost(best.fleet) == cost(other.fleet)
+        return (
+            f"{best.fleet.kind} carries {_carries(best)}, {other.fleet.kind} {_carries(other)}"
+            + (": it costs the same, and is the more complicated" if simpler else "")
+        )
     ratio = (best.rate_per_s / cost(best.fleet)) / (other.rate_per_s / cost(other.fleet))
     unit = "GPU" if best.fleet.price_per_hour is None else "dollar"
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from baton.planner.answer import Candidate, Sensitivity
 from baton.planner.explore import Explorer
@@ -18,6 +19,7 @@ from baton.planner.work import Work
 
 CHANGES = (0.8, 1.2)
 STAGE = "sensitivity"
+_AS_ASKED = "as asked"
 _TERMS = ("prompt length", "output length", "objectives")
 
 
@@ -31,22 +33,22 @@ def sensitivity(
     """
     base = {key(task.duty, task.instance): task for task in tasks}
     wanted = [one for one in _keys(candidate.fleet) if one in base]
+    changes = [(_AS_ASKED, 1.0), *product(_TERMS, CHANGES)]
     changed = [
         _changed(base[one], term, change, explorer.rates[one])
-        for term in _TERMS
-        for change in CHANGES
+        for term, change in changes
         for one in wanted
     ]
     results = work.all(STAGE, measure, changed)
     explorer.runs += sum(len(one.trials) for one in results)
     rates = iter(results)
     found: list[Sensitivity] = []
-    for term in _TERMS:
-        for change in CHANGES:
-            other: dict[Key, float] = {one: next(rates).rate_per_s for one in wanted}
-            share = estimate(candidate.fleet, other) / estimate(candidate.fleet, explorer.rates)
-            rate = candidate.rate_per_s * share
-            found.append(Sensitivity(term=term, change=change, rate_per_s=rate))
+    carried = [
+        estimate(candidate.fleet, {one: next(rates).rate_per_s for one in wanted}) for _ in changes
+    ]
+    for (term, change), rate in zip(changes[1:], carried[1:], strict=True):
+        share = rate / carried[0] if carried[0] else 0.0
+        found.append(Sensitivity(term=term, change=change, rate_per_s=candidate.rate_per_s * share))
     return (*_other_rates(candidate, explorer, work), *found)
 
 
@@ -61,19 +63,18 @@ def _keys(fleet: Fleet) -> Iterator[Key]:
 
 
 def _changed(task: Task, term: str, change: float, rate_per_s: float) -> Task:
-    effort = replace(
-        task.effort,
-        precision=2 * task.effort.precision,
-        requests=max(1, task.effort.requests // 2),
-    )
+    # finer than when shapes were chosen: here rates a fifth apart are compared
+    effort = replace(task.effort, precision=task.effort.precision / 2)
     task = replace(task, effort=effort, guess_per_s=rate_per_s)
     match term:
         case "prompt length":
             return replace(task, traffic=task.traffic.scaled(prompts=change))
         case "output length":
             return replace(task, traffic=task.traffic.scaled(outputs=change))
-        case _:
+        case "objectives":
             return replace(task, classes=tuple(_scaled(one, change) for one in task.classes))
+        case _:
+            return task
 
 
 def _scaled(one: SloClass, change: float) -> SloClass:
