@@ -161,7 +161,8 @@ def test_a_replica_that_is_asked_for_serves_when_its_weights_are_loaded() -> Non
     assert run.replica_seconds["mixed"] == pytest.approx(2 * (run.ended_at_s - 1.0))
     starting = {one.pools[0].starting for one in run.timeline if 1.0 < one.at_s < 4.0}
     assert starting == {2}
-    assert run.timeline[-1].pools[0].replicas == 2
+    last = run.timeline[-1].pools[0]
+    assert (last.replicas, last.starting) == (2, 0)
 
 
 def test_a_replica_that_is_stopped_ends_its_work_and_is_paid_until_then() -> None:
