@@ -73,6 +73,20 @@ def test_a_chain_can_be_gone_on_with(outline: Outline, size: int, first: int) ->
     assert outline.chain(previous, size, first_block=first) == whole[first:]
 
 
+@given(outlines(), st.lists(st.tuples(st.integers(0, 2), sizes), max_size=4))
+def test_what_it_was_asked_before_changes_no_chain(
+    outline: Outline, asked: list[tuple[int, int]]
+) -> None:
+    fresh = [
+        Outline(
+            outline.ids, len(outline), block_tokens=outline.block_tokens, own=outline.own
+        ).chain(previous, size)
+        for previous, size in asked
+    ]
+
+    assert [outline.chain(previous, size) for previous, size in asked] == fresh
+
+
 def test_a_session_finds_its_last_answer_in_its_next_prompt() -> None:
     turn = Outline((1, 2, 3, 4), 8, block_tokens=4, own=1)
     next_turn = Outline((1, 2, 3, 4, 5), 20, block_tokens=4, own=2)

@@ -66,8 +66,9 @@ def test_steps_that_do_both_cost_what_a_prefill_beside_decodes_does() -> None:
         prefill_steps=3,
         decode_steps=3,
     )
-    one_s = MODEL.prefill_s(100, running=4, context_tokens=4000)
-    assert busy_s(MODEL, both) == pytest.approx(3 * one_s)
+    model = Counting()
+    one_s = model.prefill_s(100, running=4, context_tokens=4000)
+    assert busy_s(model, both) == pytest.approx(3 * one_s)
     assert busy_s(MODEL, StepTotals()) == 0.0
 
 
@@ -78,6 +79,14 @@ def test_the_factor_becomes_what_engines_take_for_each_predicted_second(factor: 
         assert correction.learn(factor * 0.5, 0.5)
     assert correction.factor == pytest.approx(factor, rel=0.02)
     assert correction.error == pytest.approx(0.0, abs=0.1)
+
+
+def test_an_engine_that_has_changed_is_followed() -> None:
+    correction = Correction()
+    for factor in (1.0, 2.0):
+        for _ in range(1000):
+            correction.learn(factor * 0.5, 0.5)
+    assert correction.factor == pytest.approx(2.0, rel=0.01)
 
 
 def test_the_factor_is_bounded() -> None:

@@ -140,6 +140,17 @@ def test_a_slower_interface_slows_what_is_under_way() -> None:
     assert run.outcomes[0].ttft_s == pytest.approx(0.5 + left_bytes / 5e7, rel=0.01)
 
 
+def test_a_faster_interface_speeds_up_what_is_under_way() -> None:
+    slow = replace(ENGINE, transfer_bytes_per_s=1e7, transfer_setup_s=0.0)
+    pools = (pool(Role.PREFILL, 1, slow), pool(Role.DECODE, 1, slow))
+    changes = tuple(
+        SetBandwidth(at_s=0.5, replica_id=one, bytes_per_s=1e9) for one in ("prefill-0", "decode-0")
+    )
+    made = scenario(*pools, disaggregate=SPLIT, latency_s=0.0, happenings=changes)
+    run = simulate(made, at_once(1, prompt_tokens=1600, output_tokens=2))
+    assert run.outcomes[0].ttft_s == pytest.approx(0.5 + 0.1, rel=0.05)
+
+
 def test_the_longest_gap_is_that_of_the_tokens_and_not_of_the_messages() -> None:
     alone = simulate(scenario(pool(Role.MIXED, 1)), at_once(1, prompt_tokens=16, output_tokens=100))
     (one,) = alone.outcomes
@@ -332,9 +343,11 @@ def test_samples_tell_the_story_of_each_pool() -> None:
 
 
 def test_a_run_that_takes_much_longer_than_its_trace_keeps_as_many_samples() -> None:
-    run = simulate(scenario(pool(Role.MIXED, 1)), trace(400, rate_per_s=4000.0))
-    assert run.ended_at_s > 1.0
-    assert len(run.timeline) <= 1001
+    requests = (TraceRequest(0.0, 10, 3000), TraceRequest(2.0, 10, 2))
+    run = simulate(scenario(pool(Role.MIXED, 1)), Trace(name="t", requests=requests))
+    assert run.ended_at_s > 5 * 2.0
+    assert 500 < len(run.timeline) <= 1002
+    assert run.timeline[-1].at_s == run.ended_at_s
 
 
 def test_progress_is_told_up_to_the_end() -> None:
@@ -390,6 +403,15 @@ def test_large_fleets_report_less_often() -> None:
     assert economical(100, 1).beat_s == 0.25
     assert economical(1000, 1).beat_s == 2.5
     assert economical(100, 4).beat_s == 1.0
+
+
+def test_where_nothing_is_shared_nobody_says_what_is_cached() -> None:
+    assert economical(8, 1).cached
+    assert not economical(8, 1, shared=False).cached
+    for groups in (0, 2):
+        stage = Stage(scenario(pool(Role.MIXED, 1)), trace(5, groups=groups))
+        stage.run(trace(5, groups=groups).asked())
+        assert stage.fleet.replicas["mixed-0"].facts.cache_events == (groups > 0)
 
 
 def test_who_has_nothing_new_to_say_is_silent() -> None:
