@@ -25,7 +25,7 @@ from baton.simulator.workloads import azure, mooncake
 from baton.simulator.workloads.scaling import at_rate, cut
 from baton.simulator.workloads.trace import Trace
 
-REPLICAS = 8
+REPLICAS = 4
 TARGET = 0.9
 _BLOCK_TOKENS = 16
 _PREFILL_BUDGET = 8192

@@ -1,17 +1,17 @@
 """Whether baton's hybrid keeps up with the better of colocation and the best static split.
 
-On the same eight replicas (Llama-3.1-70B in FP8, four H100 each), simulated: for three traces and a
+On the same four replicas (Llama-3.1-70B in FP8, four H100 each), simulated: for three traces and a
 grid of 6 x 6 objectives, the highest rate at which 90 % of the requests meet both. Colocated
 replicas prefill in chunks (the better of 512 and 2,048 tokens a step); static splits send every
-prompt through the prefill pool (the best of 1:7 to 7:1). Hybrid is baton's placement aiming at the
-cell's objectives, with the pools of the best split of its cell, or of one or two prefill replicas
-fewer, or none at all; and requests split where that is predicted to be better.
+prompt through the prefill pool (the best of 1:3 to 3:1). Hybrid is baton's placement aiming at the
+cell's objectives, with the pools of the best split of its cell, or one prefill replica fewer, or
+none at all; requests are split where that is predicted to be better.
 
 Objectives are multiples of what a request alone takes: of the time to the first token of a prompt
 longer than 90 % of the trace's, and of a step at its mean context. Prints one JSON object as the
 last line of stdout, writes it to `benchmarks/results/hybrid.json`. Progress goes to stderr.
 
-    python -m benchmarks.hybrid --data FOLDER [--trace NAME]... [--window-requests 800]
+    python -m benchmarks.hybrid --data FOLDER [--trace NAME]... [--window-requests 1200]
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from benchmarks._provenance import provenance
 from benchmarks.fidelity import DATA, data_folder
 
 RESULTS = Path(__file__).parent / "results" / "hybrid.json"
-TTFT_SCALES = (1.5, 2.0, 3.0, 5.0, 8.0, 15.0)
+TTFT_SCALES = (2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
 TPOT_SCALES = (1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
 
 Cell = dict[str, float | str]
@@ -63,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--trace", action="append", default=[])
-    parser.add_argument("--window-requests", type=int, default=800)
+    parser.add_argument("--window-requests", type=int, default=1200)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -155,7 +155,7 @@ def _compare(asked: Asked) -> Cell:
     cell, ((colocated, together), (static, split)), rates, load = asked
     better = max(colocated, static)
     arms = [hybrid(0, together.budget)]
-    arms += [hybrid(count) for count in range(max(1, split.prefill - 2), split.prefill + 1)]
+    arms += [hybrid(count) for count in range(max(1, split.prefill - 1), split.prefill + 1)]
     found = [(sustained_by(arm, cell, load, rates, near=better), arm.name) for arm in arms]
     most, name = max(found)
     say(f"  {cell.ttft_s:.2f} s, {cell.tpot_s:.3f} s: {better:.2f} -> {most:.2f} by {name}")
