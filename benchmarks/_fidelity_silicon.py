@@ -32,14 +32,21 @@ def figures(data_dir: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     for label, rows in subsets(judgement).items():
         ttft, tpot = judgement.errors(rows)
-        found |= {
-            f"h200_{label}rows": ttft.rows,
-            f"h200_{label}tpot_mape": tpot.mape,
-            f"h200_{label}tpot_bias": tpot.bias,
-            f"h200_{label}ttft_mape": ttft.mape,
-            f"h200_{label}ttft_bias": ttft.bias,
-        }
+        found |= _errors(f"h200_{label}", "", ttft, tpot)
+        possible = [one for one in rows if one.impossible is None]
+        if len(possible) < len(rows):
+            found |= _errors(f"h200_{label}", "_plausible", *judgement.errors(possible))
     return found
+
+
+def _errors(prefix: str, suffix: str, ttft: Error, tpot: Error) -> dict[str, float]:
+    return {
+        f"{prefix}rows{suffix}": ttft.rows,
+        f"{prefix}tpot_mape{suffix}": tpot.mape,
+        f"{prefix}tpot_bias{suffix}": tpot.bias,
+        f"{prefix}ttft_mape{suffix}": ttft.mape,
+        f"{prefix}ttft_bias{suffix}": ttft.bias,
+    }
 
 
 def _kind(row: MeasuredRow) -> str | None:
@@ -52,7 +59,7 @@ def subsets(judgement: Judgement) -> dict[str, list[Judged]]:
 
     How the others were run has to be assumed in part (`baton.bench.recipes`).
     """
-    rows = [one for one in judgement.judged if not one.saturated]
+    rows = list(judgement.counted)
     published = [one for one in rows if recipe_of(one.row).published]
     chosen = {"": rows, "published_": published}
     for engine in sorted({one.row.backend for one in rows}):
@@ -74,8 +81,16 @@ def print_judgement(judgement: Judgement) -> None:
     )
     for name in saturated:
         print(f"  {name}")
-    for one in judgement.not_judged:
-        print(f"not judged: {one.row.name}: {one.why}")
+    for one in judgement.counted:
+        if one.impossible is not None:
+            print(f"cannot be, in the means but those called plausible: {one.row.name}")
+            print(f"  {one.impossible}")
+    if beside := judgement.beside_impossible():
+        ttft, tpot = judgement.errors(beside)
+        print(f"others of the same sweeps, plausible by themselves: {len(beside)} rows, ", end="")
+        print(f"TTFT, TPOT {_text(ttft, tpot)}")
+    for why, count in Counter(one.why for one in judgement.not_judged).items():
+        print(f"not judged: {count} rows: {why}")
 
 
 def _text(ttft: Error, tpot: Error) -> str:

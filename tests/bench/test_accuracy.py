@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from baton.bench.accuracy import Judged, calibrated, judge, unfit, weights_of
+from baton.bench.accuracy import Judged, calibrated, judge, unfit
 from baton.bench.measurements import MeasuredRow
-from baton.bench.recipes import recipe_of
+from baton.bench.recipes import recipe_of, weights_of
 from baton.perf.calibration import Kind
 from baton.perf.hardware import Dtype
 
@@ -30,6 +30,9 @@ ROW = MeasuredRow(
     tpot_s=0.01178,
 )
 """InferenceX, vLLM on four H100."""
+
+
+SMALL = "meta-llama/Llama-3.1-8B-Instruct"
 
 
 def only(rows: list[MeasuredRow]) -> Judged:
@@ -99,24 +102,68 @@ ROWS = [
 ]
 
 
-def test_each_engine_is_calibrated_on_its_own_rows() -> None:
-    slow = [replace(row, backend="slow", tpot_s=1.3 * row.tpot_s) for row in ROWS]
+def test_what_differs_between_engines_is_their_own_and_not_the_kernels() -> None:
+    slow = [replace(row, backend="slow", tpot_s=row.tpot_s + 0.002) for row in ROWS]
     calibrations = calibrated([*ROWS, *slow])
     assert set(calibrations) == {"vllm", "slow"}
+    quick, late = (calibrations[name].efficiency for name in ("vllm", "slow"))
+    assert late.step_s - quick.step_s == pytest.approx(0.002, rel=0.3)
+    for shared in ("gemm", "gemm_narrow", "attention", "communication"):
+        assert getattr(late, shared) == pytest.approx(getattr(quick, shared))
     assert calibrations["vllm"].error(Kind.OUTPUT_TOKEN).mape < 0.03
-    assert calibrations["slow"].error(Kind.OUTPUT_TOKEN).mape < 0.06
+    assert calibrations["slow"].error(Kind.OUTPUT_TOKEN).mape < 0.03
     known, borrowed = (
         judge([replace(ROW, backend=name)], calibrations=calibrations).judged[0]
         for name in ("slow", "unheard_of")
     )
-    assert known.tpot.predicted_s > 1.2 * borrowed.tpot.predicted_s
+    assert known.tpot.predicted_s - borrowed.tpot.predicted_s == pytest.approx(0.002, rel=0.3)
+
+
+def test_an_engine_with_many_rows_does_not_outweigh_the_others() -> None:
+    other = [replace(row, backend="other", tpot_s=0.9 * row.tpot_s) for row in ROWS]
+    few, many = (calibrated([*ROWS, *other * count])["vllm"].efficiency for count in (1, 4))
+    assert many.gemm_narrow == pytest.approx(few.gemm_narrow, rel=0.02)
+
+
+def test_nothing_usable_is_no_calibration() -> None:
+    assert calibrated([replace(ROW, disaggregated=True)]) == {}
+
+
+def test_rows_that_cannot_be_are_judged_and_told_from_those_that_can() -> None:
+    cached = replace(ROW, tpot_s=0.001)
+    beside, elsewhere = replace(ROW, concurrency=8), replace(ROW, version="another")
+    judgement = judge([cached, beside, elsewhere])
+    assert [one.impossible is None for one in judgement.judged] == [False, True, True]
+    assert judgement.errors()[0].rows == 3
+    assert [one.row for one in judgement.plausible] == [beside, elsewhere]
+    assert [one.row for one in judgement.beside_impossible()] == [beside]
+
+
+def test_a_saturated_row_that_cannot_be_spoils_no_sweep() -> None:
+    cached = replace(ROW, tpot_s=0.001, prompt_tokens=8192, concurrency=4096, ttft_s=5.0)
+    judgement = judge([ROW])
+    spoiled = judgement.judged[0]._replace(row=cached, impossible="so")
+    judgement = replace(judgement, judged=(*judgement.judged, spoiled))
+    assert judgement.beside_impossible() == ()
+
+
+def test_decodes_of_tensorrt_llm_are_bound_by_bytes() -> None:
+    row = replace(ROW, system="h200_sxm", tp=2, output_tokens=8192, concurrency=64)
+    xqa, tiles = only([replace(row, backend="trtllm")]), only([replace(row, backend="other")])
+    assert xqa.tpot.predicted_s < 0.93 * tiles.tpot.predicted_s
+    calibrations = calibrated(ROWS)
+    borrowed = judge(
+        [replace(row, backend="trtllm")], calibrations=calibrations, extrapolate=True
+    ).judged[0]
+    assert borrowed.tpot.predicted_s < 0.93 * tiles.tpot.predicted_s
 
 
 def test_far_rows_are_refused_unless_told() -> None:
     calibrations = calibrated(ROWS)
     far = replace(ROW, concurrency=17)
     refused = judge([far], calibrations=calibrations)
-    assert "requests 17 is more than 2 times beyond the 4 to 8" in refused.not_judged[0].why
+    assert refused.not_judged[0].why == "far from what the calibration has seen"
+    assert "requests 17 is more than 2 times beyond the 4 to 8" in refused.not_judged[0].at
     assert judge([far], calibrations=calibrations, extrapolate=True).judged
 
 
@@ -127,9 +174,22 @@ def test_far_rows_are_refused_unless_told() -> None:
         (replace(ROW, disaggregated=True), "separate pools"),
         (replace(ROW, ttft_s=4.0), "a queue's"),
         (
-            replace(ROW, backend="trtllm", output_tokens=128, tpot_s=0.003, concurrency=64),
+            replace(ROW, backend="trtllm", output_tokens=128, tpot_s=0.0046, model=SMALL, tp=8),
+            None,
+        ),
+        (
+            replace(
+                ROW,
+                backend="trtllm",
+                output_tokens=128,
+                tpot_s=0.0046,
+                model=SMALL,
+                tp=8,
+                concurrency=16,
+            ),
             "in front of the engine",
         ),
+        (replace(ROW, tpot_s=0.001), "more than its devices can compute"),
     ],
 )
 def test_what_does_not_tell_of_the_engine_is_not_fitted_to(
@@ -177,6 +237,22 @@ def test_clients_that_are_under_way_end_their_first_requests_at_any_time() -> No
     assert len({one.output_tokens for one in lengths[:16]}) > 8
     assert {one.output_tokens for one in lengths[16:]} == {128}
     assert (loop.skipped, loop.max_running_requests) == (32, 15)
+
+
+def test_engines_that_mix_are_measured_under_way_and_sglang_from_the_start() -> None:
+    row = replace(ROW, output_tokens=500)
+    mixing, sglang = recipe_of(row), recipe_of(replace(row, backend="sglang"))
+    assert (mixing.under_way, mixing.loop(row).skipped) == (True, 8)
+    assert (sglang.under_way, sglang.loop(row).skipped) == (False, 0)
+    assert not mixing.published
+    assert not sglang.published
+
+
+def test_the_simulated_engine_leaves_out_what_is_not_measured() -> None:
+    row = replace(ROW, model=SMALL, weights=Dtype.BF16, tp=1, prompt_tokens=4000, concurrency=32)
+    row = replace(row, output_tokens=200)
+    engine, loop = only([row]), only([replace(row, backend="other")])
+    assert engine.ttft.predicted_s == pytest.approx(loop.ttft.predicted_s, rel=0.05)
 
 
 def test_experts_decide_what_weights_a_mixture_is_stored_in() -> None:

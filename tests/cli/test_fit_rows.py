@@ -78,7 +78,7 @@ def test_a_calibration_does_not_speak_of_what_is_far_from_it_unless_told(tmp_pat
     report = json.loads(run(asked, "--calibrate", known, "--json").stdout)
     assert report["in_the_means"] == 1
     (refused,) = report["not_judged"]
-    assert "beyond" in refused["why"]
+    assert "beyond" in refused["first"]
     told = json.loads(run(asked, "--calibrate", known, "--extrapolate", "--json").stdout)
     assert (told["in_the_means"], told["not_judged"]) == (2, [])
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 from baton.bench.measurements import MeasuredRow
-from baton.bench.recipes import recipe_of
-from baton.domain.errors import BatonError
+from baton.bench.plausibility import why_impossible
+from baton.bench.recipes import recipe_of, weights_of
+from baton.domain.errors import BatonError, OutOfRange
 from baton.perf import closed_loop, memory
 from baton.perf.calibration import (
     Calibration,
@@ -19,14 +20,13 @@ from baton.perf.calibration import (
     Kind,
     Observation,
     Residual,
-    calibrate,
+    calibrate_jointly,
     error_of,
 )
 from baton.perf.catalogue import accelerator
-from baton.perf.efficiency import DEFAULT, Efficiency
-from baton.perf.hardware import Dtype
-from baton.perf.known_models import dtype_hint, shape_of
-from baton.perf.roofline import Roofline
+from baton.perf.efficiency import Efficiency, of_engine
+from baton.perf.known_models import shape_of
+from baton.perf.roofline import Roofline, activations_of, is_narrow
 from baton.simulator.outcome import mean
 from baton.simulator.single import serve
 from baton.simulator.v1.settings import V1Settings
@@ -48,6 +48,8 @@ class Judged(NamedTuple):
     tpot: Residual
     simulated: bool
     """By the simulated engine; else by the closed loop that calibration uses."""
+    impossible: str | None = None
+    """Why it cannot be, whatever the model says; see `bench.plausibility`."""
 
     @property
     def saturated(self) -> bool:
@@ -60,6 +62,9 @@ class NotJudged(NamedTuple):
 
     row: MeasuredRow
     why: str
+    """The same for all rows of a kind."""
+    at: str = ""
+    """What of this row it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,35 +74,54 @@ class Judgement:
     judged: tuple[Judged, ...]
     not_judged: tuple[NotJudged, ...]
 
+    @property
+    def counted(self) -> tuple[Judged, ...]:
+        """Those that are not saturated."""
+        return tuple(one for one in self.judged if not one.saturated)
+
+    @property
+    def plausible(self) -> tuple[Judged, ...]:
+        """Those of the counted that can be."""
+        return tuple(one for one in self.counted if one.impossible is None)
+
+    def beside_impossible(self) -> tuple[Judged, ...]:
+        """Those that can be, of sweeps of which others cannot: what spoiled those may be in them.
+
+        A sweep is the rows of one engine, version, model and device.
+        """
+        spoiled = {_sweep(one.row) for one in self.counted if one.impossible is not None}
+        return tuple(one for one in self.plausible if _sweep(one.row) in spoiled)
+
     def errors(self, rows: Iterable[Judged] | None = None) -> tuple[Error, Error]:
         """Of times to first tokens and per output token; of all rows that are not saturated."""
-        of = [one for one in self.judged if not one.saturated] if rows is None else list(rows)
+        of = self.counted if rows is None else list(rows)
         return error_of([one.ttft for one in of]), error_of([one.tpot for one in of])
 
     def groups(self) -> dict[tuple[str, str, str], tuple[Judged, ...]]:
         """The rows that are not saturated, by engine, model and device."""
         grouped: dict[tuple[str, str, str], list[Judged]] = defaultdict(list)
-        for one in self.judged:
-            if not one.saturated:
-                row = one.row
-                engine = f"{row.backend} {row.version}".strip()
-                grouped[engine, row.model, f"{row.system} tp{row.tp}"].append(one)
+        for one in self.counted:
+            row = one.row
+            engine = f"{row.backend} {row.version}".strip()
+            grouped[engine, row.model, f"{row.system} tp{row.tp}"].append(one)
         return {key: tuple(rows) for key, rows in sorted(grouped.items())}
 
 
+def _sweep(row: MeasuredRow) -> tuple[str, str, str, str]:
+    return row.backend, row.version, row.model, row.system
+
+
 Calibrations = Mapping[str, Calibration]
-"""By engine ("vllm", "trtllm"): how much of a device an engine uses is the engine's."""
+"""By engine ("vllm", "trtllm"): what kernels take is alike in all of them."""
 
 
 def calibrated(rows: Sequence[MeasuredRow]) -> dict[str, Calibration]:
-    """One calibration for each engine that has rows which can be fitted to."""
-    by_engine: dict[str, list[MeasuredRow]] = defaultdict(list)
-    for row in rows:
-        if unfit(row) is None:
-            by_engine[row.backend].append(row)
-    return {
-        engine: calibrate(partial(_observed, own), DEFAULT) for engine, own in by_engine.items()
-    }
+    """One calibration for each engine that has rows which can be fitted to, fitted together."""
+    usable = [row for row in rows if unfit(row) is None]
+    engines = sorted({row.backend for row in usable})
+    if not engines:
+        return {}
+    return calibrate_jointly(partial(_observed, usable), {one: of_engine(one) for one in engines})
 
 
 def unfit(row: MeasuredRow) -> str | None:
@@ -106,6 +130,8 @@ def unfit(row: MeasuredRow) -> str | None:
         return "it measured separate pools"
     if row.ttft_s >= SATURATED_TTFT_S:
         return f"its time to first token of {row.ttft_s:.1f} s is a queue's"
+    if why_impossible(row) is not None:
+        return "it implies more than its devices can compute"
     if not recipe_of(row).by_engine(row):
         return "the server in front of the engine was more than half busy"
     return None
@@ -122,6 +148,8 @@ def judge(
     for row in rows:
         try:
             judged.append(_judged(row, calibrations or {}, extrapolate=extrapolate))
+        except OutOfRange as error:
+            refused.append(NotJudged(row, "far from what the calibration has seen", str(error)))
         except (BatonError, ValueError) as error:
             refused.append(NotJudged(row, str(error)))
     return Judgement(judged=tuple(judged), not_judged=tuple(refused))
@@ -131,9 +159,11 @@ def _judged(row: MeasuredRow, calibrations: Calibrations, *, extrapolate: bool) 
     if row.disaggregated:
         raise ValueError("it measured separate pools: simulate them with `baton simulate`")
     calibration = calibrations.get(row.backend) or calibrations.get("vllm")
-    efficiency, first_token_s = DEFAULT, _FIRST_TOKEN_S
+    known = of_engine(row.backend)
+    efficiency, first_token_s = known, _FIRST_TOKEN_S
     if calibration is not None:
-        efficiency, first_token_s = calibration.efficiency, calibration.first_token_s
+        first_token_s = calibration.first_token_s
+        efficiency = replace(calibration.efficiency, decode_tile=known.decode_tile)
         if not extrapolate:
             calibration.check(_conditions(row), row.name)
     simulated = row.backend == "vllm"
@@ -144,6 +174,7 @@ def _judged(row: MeasuredRow, calibrations: Calibrations, *, extrapolate: bool) 
         Residual(row.name, Kind.FIRST_TOKEN, row.ttft_s, ttft_s + first_token_s),
         Residual(row.name, Kind.OUTPUT_TOKEN, row.tpot_s, tpot_s),
         simulated,
+        why_impossible(row),
     )
 
 
@@ -176,7 +207,7 @@ def _simulated(row: MeasuredRow, efficiency: Efficiency) -> tuple[float, float]:
         pipeline_stages=row.pp,
     )
     asked = [TraceRequest(0.0, *lengths) for lengths in recipe.lengths(row)]
-    outcomes = serve(settings, asked, clients=loop.clients, away_s=loop.away_s)
+    outcomes = serve(settings, asked, clients=loop.clients, away_s=loop.away_s)[loop.skipped :]
     ttft_s = mean([one.ttft_s for one in outcomes]) + loop.away_s
     return ttft_s, mean([one.tpot_s for one in outcomes])
 
@@ -191,10 +222,13 @@ def _seen(row: MeasuredRow, efficiency: Efficiency) -> closed_loop.Seen:
     return closed_loop.run(_roofline(row, efficiency), recipe.lengths(row), recipe.loop(row))
 
 
-def _observed(rows: Sequence[MeasuredRow], efficiency: Efficiency) -> list[Observation]:
+def _observed(
+    rows: Sequence[MeasuredRow], efficiencies: Mapping[str, Efficiency]
+) -> list[Observation]:
     observed = []
     for row in rows:
-        seen, conditions = _seen(row, efficiency), _conditions(row)
+        seen, conditions = _seen(row, efficiencies[row.backend]), _conditions(row)
+        narrow = is_narrow(activations_of(weights_of(row), accelerator(row.system)))
         for kind, measured_s, parts in (
             (Kind.FIRST_TOKEN, row.ttft_s, seen.ttft),
             (Kind.OUTPUT_TOKEN, row.tpot_s, seen.tpot),
@@ -206,6 +240,8 @@ def _observed(rows: Sequence[MeasuredRow], efficiency: Efficiency) -> list[Obser
                     measured_s=measured_s,
                     parts=parts,
                     conditions=conditions,
+                    engine=row.backend,
+                    narrow=narrow,
                 )
             )
     return observed
@@ -218,14 +254,6 @@ def _conditions(row: MeasuredRow) -> Conditions:
         requests=row.concurrency,
         devices=row.tp * row.pp,
     )
-
-
-def weights_of(row: MeasuredRow) -> Dtype:
-    """What most of its weights are stored in."""
-    shape = shape_of(row.model)
-    if shape.experts is not None and row.experts is not None:
-        return row.experts
-    return row.weights or dtype_hint(row.model) or Dtype.BF16
 
 
 def _roofline(row: MeasuredRow, efficiency: Efficiency) -> Roofline:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.bench.measurements import MeasuredRow
 from baton.perf.closed_loop import Lengths, Loop
 from baton.perf.hardware import Dtype
+from baton.perf.known_models import dtype_hint, shape_of
 
 _INFERENCE_X = frozenset({(1024, 1024), (1024, 8192), (8192, 1024)})
 """The lengths of InferenceX. Source: InferenceMAX README, benchmark client configuration."""
@@ -115,23 +116,41 @@ def _inference_x(row: MeasuredRow) -> Recipe:
 def _fixed_lengths(row: MeasuredRow) -> Recipe:
     """Runs of AIConfigurator's own: fixed lengths; how many requests is not published.
 
-    Assumed: ten for each client. TensorRT-LLM's rows show no trace of all clients beginning at
-    once, and show one client waiting at any time where its batch has as
-    many places as there are clients: one place is a dummy request's that pads CUDA graphs.
-    On H100 they level off at 36 requests and 9,000 tokens a second on any number of devices.
+    TensorRT-LLM's rows show no trace of all clients beginning at once, so a warm-up came before:
+    engines that decode and compute prompts in the same step leave clients at different points of
+    their requests, and all that do are taken to be measured like that. SGLang does not, unless told
+    (`--enable-mixed-chunk`): who begins together ends together and begins together again. For it
+    ten requests for each client are assumed, all clients at once.
+    TensorRT-LLM's rows show one client waiting at any time where its batch has as many places as
+    there are clients: one place is a dummy request's that pads CUDA graphs. On H100 they level off
+    at 36 requests and 9,000 tokens a second on any number of devices.
     Keys and values as the engines keep them unless told: in FP8 where an NVIDIA checkpoint in FP8
     says so, else in 16 bits.
     """
     kv = Dtype.FP8 if row.weights is Dtype.FP8 and row.model.startswith("nvidia/") else Dtype.BF16
-    if row.backend == "trtllm":
-        return Recipe(
-            name="fixed lengths, TensorRT-LLM",
-            published=False,
-            kv=kv,
-            requests_per_client=6,
-            under_way=True,
-            frontend_requests_per_s=36,
-            frontend_tokens_per_s=9000,
-            taken_places=1,
-        )
-    return Recipe(name="fixed lengths", published=False, kv=kv)
+    if row.backend == "sglang":
+        return Recipe(name="fixed lengths, SGLang", published=False, kv=kv)
+    warm = Recipe(
+        name="fixed lengths",
+        published=False,
+        kv=kv,
+        requests_per_client=6,
+        under_way=True,
+    )
+    if row.backend != "trtllm":
+        return warm
+    return replace(
+        warm,
+        name="fixed lengths, TensorRT-LLM",
+        frontend_requests_per_s=36,
+        frontend_tokens_per_s=9000,
+        taken_places=1,
+    )
+
+
+def weights_of(row: MeasuredRow) -> Dtype:
+    """What most of its weights are stored in."""
+    shape = shape_of(row.model)
+    if shape.experts is not None and row.experts is not None:
+        return row.experts
+    return row.weights or dtype_hint(row.model) or Dtype.BF16

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from baton.cli.traces import TraceUnusable
 from baton.domain.errors import BadTrace
 
 if TYPE_CHECKING:  # imported where they are used: keeps --help fast
-    from baton.bench.accuracy import Judged, Judgement
+    from baton.bench.accuracy import Judged, Judgement, NotJudged
     from baton.bench.measurements import MeasuredRow
     from baton.perf.calibration import Error
 
@@ -60,14 +60,36 @@ def judged_rows(
         "skipped_lines": skipped,
         **_errors(judgement),
         "judged": [_row(one) for one in judgement.judged],
-        "not_judged": [{"row": one.row.name, "why": one.why} for one in judgement.not_judged],
+        "not_judged": _grouped(judgement.not_judged),
     }
 
 
+def _grouped(rows: Sequence[NotJudged]) -> list[dict[str, object]]:
+    """By why; what exactly is wrong is said of the first of each group."""
+    groups: dict[str, list[NotJudged]] = {}
+    for one in rows:
+        groups.setdefault(one.why, []).append(one)
+    return [
+        {
+            "why": why,
+            "count": len(of),
+            "first": of[0].at or of[0].row.name,
+            "rows": [one.row.name for one in of],
+        }
+        for why, of in groups.items()
+    ]
+
+
 def in_short(report: dict[str, object]) -> dict[str, object]:
-    """The same without each row that could be judged, and without what is empty."""
+    """The same without what is said of each row, and without what is empty."""
     empty: tuple[object, ...] = (None, 0, [])
-    return {key: value for key, value in report.items() if key != "judged" and value not in empty}
+    short = {key: value for key, value in report.items() if key != "judged" and value not in empty}
+    if "not_judged" in short:
+        groups = cast("list[dict[str, object]]", short["not_judged"])
+        short["not_judged"] = [
+            {key: value for key, value in group.items() if key != "rows"} for group in groups
+        ]
+    return short
 
 
 def _read(path: Path, *, skip_bad: bool) -> tuple[list[MeasuredRow], int]:
@@ -98,9 +120,19 @@ def _errors(judgement: Judgement) -> dict[str, object]:
         for (engine, model, devices), rows in judgement.groups().items()
     ]
     saturated = [one.row.name for one in judgement.judged if one.saturated]
+    impossible = [
+        {"row": one.row.name, "why": one.impossible}
+        for one in judgement.counted
+        if one.impossible is not None
+    ]
     return {
         "in_the_means": ttft.rows,
         **_figures(ttft, tpot),
+        "without_rows_that_cannot_be": _figures(*judgement.errors(judgement.plausible))
+        if impossible
+        else None,
+        "rows_that_cannot_be": impossible,
+        "others_of_the_same_sweeps": [one.row.name for one in judgement.beside_impossible()],
         "groups": groups,
         f"not_in_the_means_for_ttft_of_{SATURATED_TTFT_S:g}_s_and_more": saturated,
     }
@@ -125,5 +157,6 @@ def _row(one: Judged) -> dict[str, object]:
         "measured_tpot_s": one.tpot.measured_s,
         "predicted_tpot_s": one.tpot.predicted_s,
         "saturated": one.saturated,
+        "cannot_be": one.impossible,
         "simulated": one.simulated,
     }

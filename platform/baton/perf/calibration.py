@@ -1,18 +1,23 @@
 """Fits a few factors of the roofline to what was measured, and says how well that went.
 
 Theory of operation. Every measured time is predicted as a sum of parts (`StepParts`), and the fit
-is for one factor on each part, plus a fixed time before a first token. Parts change a little with
-the factors, so predicting and fitting alternate. Each fit is a least-squares one of relative
-errors, within bounds, held to the factors that it started from by a small weight, and robust:
-errors beyond a few times the usual one weigh less. What conditions were seen is remembered; far
-outside of them a calibrated model refuses to answer unless it is told to.
+is for one factor on each part, plus a fixed time before a first token. What kernels take is the
+devices': all engines share those factors, and an engine that was seen with one model or type only
+brings none of its own to another. What a step and a request cost besides is host code: each engine
+has factors of its own, and as much weight in the fit as any other, however many rows it brings,
+since rows of one sweep err alike. Parts change a little with the factors, so predicting and fitting
+alternate. Each fit is a least-squares one of relative errors, within bounds, held to the factors
+that it started from by a small weight, and robust: errors beyond a few times the usual one weigh
+less. What conditions were seen is remembered; far outside of them a calibrated model refuses to
+answer unless it is told to.
 
 Rows may be times of requests (`perf.closed_loop`), of kernels, or of steps of a running engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
@@ -20,6 +25,7 @@ from typing import NamedTuple
 
 from baton.domain.errors import OutOfRange
 from baton.domain.fleet import StepTotals
+from baton.perf.bounded_squares import Unknown, solved
 from baton.perf.closed_loop import PartedTiming
 from baton.perf.efficiency import Efficiency
 from baton.perf.roofline import StepParts
@@ -27,11 +33,7 @@ from baton.perf.step_timing import StepBatch, chunk_pairs
 
 _ROUNDS = 3
 """Of predicting and fitting; factors move by less than a hundredth in the last."""
-_SWEEPS = 500
-_AT_REST = 1e-7
 _REWEIGHTINGS = 8
-_PRIOR_WEIGHT = 0.002
-"""Of a factor's distance from where it started, against one row's squared relative error."""
 _ROBUST_ERRORS = 2.0
 """Errors beyond so many medians weigh less, in proportion. Source: Huber (1964), 1.345 standard
 deviations, which are 2 medians of the absolute error of a normal distribution."""
@@ -51,23 +53,23 @@ class Kind(StrEnum):
 
 
 class Factors(NamedTuple):
-    """On the parts of a step, in their order; `rest_s` has none."""
+    """On the parts of a step; `rest_s` has none."""
 
     step: float = 1.0
     requests: float = 1.0
     products: float = 1.0
+    products_narrow: float = 1.0
+    """Of inputs that are narrower than 16 bits."""
     attention: float = 1.0
     wire: float = 1.0
 
 
-_BOUNDS = Factors(step=5.0, requests=10.0, products=1.6, attention=2.0, wire=2.5)
+_OWN = 2
+"""So many of the factors, the first ones, are an engine's own; the time before first tokens is."""
+_BOUNDS = Factors(
+    step=5.0, requests=10.0, products=1.6, products_narrow=1.6, attention=2.0, wire=2.5
+)
 """Each factor stays within this and its inverse: what tables of kernels say is not off by more."""
-
-
-class _Unknown(NamedTuple):
-    prior: float
-    low: float
-    high: float
 
 
 class Conditions(NamedTuple):
@@ -90,6 +92,10 @@ class Observation:
     measured_s: float
     parts: StepParts
     conditions: Conditions
+    engine: str = ""
+    """Whose host code it is."""
+    narrow: bool = False
+    """Whether its products are of inputs narrower than 16 bits."""
 
 
 class Residual(NamedTuple):
@@ -159,22 +165,53 @@ class Calibration:
 
 
 Predict = Callable[[Efficiency], Sequence[Observation]]
+PredictAll = Callable[[Mapping[str, Efficiency]], Sequence[Observation]]
+"""By engine; each observation names its own."""
 
 
 def calibrate(predict: Predict, start: Efficiency) -> Calibration:
-    """Fit factors to what `predict` makes of all measured rows at some efficiency.
+    """Fit factors to what `predict` makes of all measured rows of one engine at some efficiency.
 
     Raises:
         ValueError: there are no rows.
     """
-    efficiency, first_token_s = start, 0.0
+    return calibrate_jointly(lambda by_engine: predict(by_engine[""]), {"": start})[""]
+
+
+def calibrate_jointly(
+    predict: PredictAll, start: Mapping[str, Efficiency]
+) -> dict[str, Calibration]:
+    """Fit factors to what `predict` makes of all measured rows of several engines.
+
+    `start` is where each begins, by engine.
+
+    Raises:
+        ValueError: there are no rows of an engine.
+    """
+    reached, first_token_s = dict(start), dict.fromkeys(start, 0.0)
     for _ in range(_ROUNDS):
-        rows = predict(efficiency)
-        if not rows:
-            raise ValueError("there is nothing to calibrate on: no rows")
-        factors, first_token_s = fit(rows, so_far=factors_between(start, efficiency))
-        efficiency = scaled(efficiency, factors)
-    rows = predict(efficiency)
+        rows = predict(reached)
+        absent = set(start) - {row.engine for row in rows}
+        if absent or not rows:
+            raise ValueError(f"there is nothing to calibrate on: no rows {' '.join(absent)}")
+        so_far = {
+            engine: factors_between(began, reached[engine]) for engine, began in start.items()
+        }
+        for engine, (factors, before_s) in fit(rows, so_far=so_far).items():
+            reached[engine] = scaled(reached[engine], factors)
+            first_token_s[engine] = before_s
+    rows = predict(reached)
+    return {
+        engine: _calibration(
+            [row for row in rows if row.engine == engine], reached[engine], first_token_s[engine]
+        )
+        for engine in start
+    }
+
+
+def _calibration(
+    rows: Sequence[Observation], efficiency: Efficiency, first_token_s: float
+) -> Calibration:
     conditions = [row.conditions for row in rows]
     return Calibration(
         efficiency=efficiency,
@@ -192,6 +229,7 @@ def scaled(efficiency: Efficiency, factors: Factors) -> Efficiency:
         step_s=efficiency.step_s * factors.step,
         request_s=efficiency.request_s * factors.requests,
         gemm=efficiency.gemm * factors.products,
+        gemm_narrow=efficiency.gemm_narrow * factors.products_narrow,
         attention=efficiency.attention * factors.attention,
         communication=efficiency.communication * factors.wire,
     )
@@ -203,70 +241,85 @@ def factors_between(start: Efficiency, end: Efficiency) -> Factors:
         end.step_s / start.step_s,
         end.request_s / start.request_s,
         end.gemm / start.gemm,
+        end.gemm_narrow / start.gemm_narrow,
         end.attention / start.attention,
         end.communication / start.communication,
     )
 
 
-def fit(rows: Sequence[Observation], *, so_far: Factors) -> tuple[Factors, float]:
-    """The factors on the parts of all rows, and the time before first tokens.
+def fit(
+    rows: Sequence[Observation], *, so_far: Mapping[str, Factors]
+) -> dict[str, tuple[Factors, float]]:
+    """The factors on the parts of all rows, and the time before first tokens, by engine.
 
     `so_far` is what the parts have been multiplied with already: bounds are for both together.
     """
-    features = [(*row.parts[:-1], _FIRST_TOKEN_S * (row.kind is Kind.FIRST_TOKEN)) for row in rows]
     # Divided by the larger of the two, a row that is far too short does not outweigh all others.
     sizes = [max(row.measured_s, sum(row.parts)) for row in rows]
-    relative = [[x / size for x in feature] for size, feature in zip(sizes, features, strict=True)]
+    relative = [
+        [x / size for x in _columns(row, tuple(so_far))]
+        for size, row in zip(sizes, rows, strict=True)
+    ]
     targets = [
         (row.measured_s - row.parts.rest_s) / size for row, size in zip(rows, sizes, strict=True)
     ]
-    unknowns = [
-        *(
-            _Unknown(1.0 / done, 1.0 / (bound * done), bound / done)
-            for bound, done in zip(_BOUNDS, so_far, strict=True)
-        ),
-        _Unknown(0.0, 0.0, 1.0),
-    ]
-    weights = [1.0] * len(rows)
+    unknowns = _unknowns(so_far)
+    counts = Counter(row.engine for row in rows)
+    shares = [len(rows) / len(counts) / counts[row.engine] for row in rows]
+    weights = shares
     solution = [unknown.prior for unknown in unknowns]
     for _ in range(_REWEIGHTINGS):
-        solution = _solved(relative, targets, weights, unknowns)
+        solution = solved(relative, targets, weights, unknowns)
         errors = [
             abs(sum(x * s for x, s in zip(row, solution, strict=True)) - target)
             for row, target in zip(relative, targets, strict=True)
         ]
         limit = _ROBUST_ERRORS * max(median(errors), 1e-9)
-        weights = [min(1.0, limit / max(error, 1e-12)) for error in errors]
-    return Factors(*solution[:-1]), solution[-1] * _FIRST_TOKEN_S
+        weights = [
+            share * min(1.0, limit / max(error, 1e-12))
+            for share, error in zip(shares, errors, strict=True)
+        ]
+    return _by_engine(solution, tuple(so_far))
 
 
-def _solved(
-    rows: Sequence[Sequence[float]],
-    targets: Sequence[float],
-    weights: Sequence[float],
-    unknowns: Sequence[_Unknown],
-) -> list[float]:
-    """Bounded weighted least squares by coordinate descent; exact where it comes to rest."""
-    size, held = len(unknowns), _PRIOR_WEIGHT * len(rows)
-    normal = [[0.0] * size for _ in range(size)]
-    right = [held * unknown.prior for unknown in unknowns]
-    for row, target, weight in zip(rows, targets, weights, strict=True):
-        for i in range(size):
-            right[i] += weight * row[i] * target
-            for j in range(size):
-                normal[i][j] += weight * row[i] * row[j]
-    for i in range(size):
-        normal[i][i] += held
-    solution = [unknown.prior for unknown in unknowns]
-    for _ in range(_SWEEPS):
-        before = list(solution)
-        for i, (_, low, high) in enumerate(unknowns):
-            others = sum(normal[i][j] * solution[j] for j in range(size) if j != i)
-            best = (right[i] - others) / normal[i][i]
-            solution[i] = min(max(best, low), high)
-        if max(abs(a - b) for a, b in zip(solution, before, strict=True)) < _AT_REST:
-            break
-    return solution
+_SHARED = len(Factors._fields) - _OWN
+
+
+def _columns(row: Observation, engines: Sequence[str]) -> list[float]:
+    """A row's parts in the order of unknowns: those of kernels, then each engine's own."""
+    parts = row.parts
+    products = (0.0, parts.products_s) if row.narrow else (parts.products_s, 0.0)
+    columns = [*products, parts.attention_s, parts.wire_s]
+    before_s = _FIRST_TOKEN_S if row.kind is Kind.FIRST_TOKEN else 0.0
+    for engine in engines:
+        own = (parts.step_s, parts.requests_s, before_s)
+        columns += own if engine == row.engine else (0.0, 0.0, 0.0)
+    return columns
+
+
+def _unknowns(so_far: Mapping[str, Factors]) -> list[Unknown]:
+    """In the order of `_columns`."""
+    bounded = {
+        engine: [
+            Unknown(1.0 / done, 1.0 / (bound * done), bound / done)
+            for bound, done in zip(_BOUNDS, factors, strict=True)
+        ]
+        for engine, factors in so_far.items()
+    }
+    shared = next(iter(bounded.values()))[_OWN:]
+    before = Unknown(0.0, 0.0, 1.0)
+    return [*shared, *(one for each in bounded.values() for one in (*each[:_OWN], before))]
+
+
+def _by_engine(
+    solution: Sequence[float], engines: Sequence[str]
+) -> dict[str, tuple[Factors, float]]:
+    shared, found = solution[:_SHARED], {}
+    for number, engine in enumerate(engines):
+        at = _SHARED + number * (_OWN + 1)
+        own, before = solution[at : at + _OWN], solution[at + _OWN]
+        found[engine] = (Factors(*own, *shared), before * _FIRST_TOKEN_S)
+    return found
 
 
 def _residual(row: Observation, first_token_s: float) -> Residual:

@@ -64,6 +64,7 @@ class Roofline:
         "_costs",
         "_device",
         "_efficiency",
+        "_gemm",
         "_kinds",
         "_pp",
         "_shape",
@@ -92,6 +93,8 @@ class Roofline:
         self._weights = weights
         self._activations = activations or activations_of(weights, accelerator)
         self._efficiency = efficiency
+        narrow = is_narrow(self._activations)
+        self._gemm = efficiency.gemm_narrow if narrow else efficiency.gemm
         self._kinds = layer_kinds(shape, tp)
         self._costs = _attention(shape, accelerator, efficiency, tp=tp, kv=kv)
         self._by_tokens: dict[int, _ByTokens] = {}
@@ -151,7 +154,7 @@ class Roofline:
             devices = self._tp * self._pp
             rest_s += (self._pp - 1) * send_s(payload / self._tp, devices, self._device)
         return _ByTokens(
-            efficiency.gemm * self._products_s(tokens),
+            self._gemm * self._products_s(tokens),
             efficiency.communication * layers * _ALL_REDUCES * exchange.wire_s,
             rest_s,
         )
@@ -295,6 +298,11 @@ def activations_of(weights: Dtype, accelerator: Accelerator) -> Dtype:
             return Dtype.BF16
 
 
+def is_narrow(inputs: Dtype) -> bool:
+    """Whether products with such inputs are not those of 16 bits, but of the other curve."""
+    return BYTES[inputs] < _ACTIVATION_BYTES
+
+
 def product_s(
     device: Accelerator,
     matrix: Matrix,
@@ -310,10 +318,12 @@ def product_s(
     arithmetic_s = 2 * rows * size / (device.flops_of(inputs) * curve.compute)
     reading_s = size * BYTES[weights] / (device.memory_bytes_per_s * curve.memory)
     moved = rows * copies * _moved_bytes(matrix, curve)
+    quantised = rows * copies * matrix.inputs
     return (
         curve.launch_s
         + curve.depth_s * matrix.inputs
         + moved / (device.memory_bytes_per_s * curve.io)
+        + quantised * curve.quantising / device.flops_of(inputs)
         + _rounded_max(arithmetic_s, reading_s, curve.knee)
     )
 

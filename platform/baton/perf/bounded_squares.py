@@ -1,0 +1,53 @@
+"""Weighted least squares within bounds, held to where each unknown is believed to be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_SWEEPS = 500
+_AT_REST = 1e-7
+_PRIOR_WEIGHT = 0.002
+"""Of an unknown's squared distance from its prior, against the squared error of each row that it
+has a part in: rows of one sweep err alike, so more of them make nothing surer."""
+
+
+class Unknown(NamedTuple):
+    """One coefficient."""
+
+    prior: float
+    low: float
+    high: float
+
+
+def solved(
+    rows: Sequence[Sequence[float]],
+    targets: Sequence[float],
+    weights: Sequence[float],
+    unknowns: Sequence[Unknown],
+) -> list[float]:
+    """Bounded weighted least squares by coordinate descent; exact where it comes to rest."""
+    size = len(unknowns)
+    normal = [[0.0] * size for _ in range(size)]
+    right = [0.0] * size
+    seen = [0] * size
+    for row, target, weight in zip(rows, targets, weights, strict=True):
+        for i in range(size):
+            seen[i] += row[i] != 0
+            right[i] += weight * row[i] * target
+            for j in range(size):
+                normal[i][j] += weight * row[i] * row[j]
+    for i, unknown in enumerate(unknowns):
+        held = _PRIOR_WEIGHT * max(1, seen[i])
+        normal[i][i] += held
+        right[i] += held * unknown.prior
+    solution = [unknown.prior for unknown in unknowns]
+    for _ in range(_SWEEPS):
+        before = list(solution)
+        for i, (_, low, high) in enumerate(unknowns):
+            others = sum(normal[i][j] * solution[j] for j in range(size) if j != i)
+            best = (right[i] - others) / normal[i][i]
+            solution[i] = min(max(best, low), high)
+        if max(abs(a - b) for a, b in zip(solution, before, strict=True)) < _AT_REST:
+            break
+    return solution
