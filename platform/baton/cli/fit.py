@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from baton.cli.judging import ROWS_SUFFIX, Calibrating, in_short, judged_rows
+from baton.cli.logs import LogOrder, is_log, judged_log, log_readable
 from baton.cli.models import AUTO, dtype_of, read_model
 from baton.cli.options import Json, Output, wanted_format
 from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
@@ -38,7 +39,8 @@ class Question:
 
 _MODEL = typer.Argument(
     help="A hub id, or the path of a config.json or of its folder; or a CSV of measured latencies,"
-    " to see how far predictions are off."
+    " or a log of a vLLM engine (requests.jsonl with meta.json beside it, or their folder), to see"
+    " how far predictions are off."
 )
 _GPU = typer.Option("--gpu", help="The accelerator, as H100 or a100_40gb.")
 _DTYPE = typer.Option("--dtype", help="Of the weights: bf16, fp8, int4, ...")
@@ -55,7 +57,15 @@ _CALIBRATE = typer.Option("--calibrate", metavar="FILE", help="Rows to calibrate
 _EXTRAPOLATE = typer.Option(
     "--extrapolate", help="Predict beyond twice the range of the calibration, too; for a CSV."
 )
-_SKIP_BAD = typer.Option("--skip-bad", help="Leave out bad rows; for a CSV.")
+_SKIP_BAD = typer.Option("--skip-bad", help="Leave out bad rows; for a CSV or a log.")
+_SHAPE = typer.Option(
+    "--model-config", metavar="FILE", help="The model's config.json; for a log that only names it."
+)
+_PROFILE = typer.Option(
+    "--profile",
+    metavar="PREFIX",
+    help="For a log: predict by layer profiles, PREFIX_dense.csv, _attention and _per_sequence.",
+)
 
 
 def fit(  # noqa: PLR0913 - each is an option
@@ -73,12 +83,14 @@ def fit(  # noqa: PLR0913 - each is an option
     calibrate: Annotated[Path | None, _CALIBRATE] = None,
     extrapolate: Annotated[bool, _EXTRAPOLATE] = False,
     skip_bad: Annotated[bool, _SKIP_BAD] = False,
+    model_config: Annotated[str | None, _SHAPE] = None,
+    profile: Annotated[str | None, _PROFILE] = None,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
     """Say whether a model fits so many devices, and how many requests its KV cache holds.
 
-    Or compare what is predicted with rows of measured latencies.
+    Or compare what is predicted with rows of measured latencies, or with a vLLM engine's log.
     """
     output = wanted_format(output, as_json=as_json)
     rows = Path(model)
@@ -90,6 +102,12 @@ def fit(  # noqa: PLR0913 - each is an option
         return
     if gpu is None:
         raise typer.BadParameter("say which, as H100", param_hint="--gpu")
+    if is_log(rows):
+        order = LogOrder(log=rows, gpu=gpu, model=model_config, profile=profile, skip_bad=skip_bad)
+        with reported_errors():
+            compared = judged_log(order)
+        print_report(log_readable(compared) if output is OutputFormat.TEXT else compared, output)
+        return
     with reported_errors():
         memory = replace(
             _memory_question(model, gpu=gpu, dtype=dtype, kv_dtype=kv_dtype),

@@ -32,6 +32,8 @@ def read_model(model: str) -> tuple[ModelShape, Dtype | None]:
     if path.is_dir():
         path /= "config.json"
     elif not path.is_file():
+        if path.suffix == ".json" or path.is_absolute():
+            raise UnknownModel(f"{path}: there is no such file", _REMEDY)
         return shape_of(model), dtype_hint(model)
     config = _read_config(path)
     return from_config(config, name=str(path)), weights_dtype(config)
