@@ -33,5 +33,8 @@ def test_time_stops_at_what_was_waited_for() -> None:
     line, seen = Timeline(), []
     for at_s in (1.0, 2.0, 3.0):
         line.at(at_s, lambda at_s=at_s: seen.append(at_s))  # type: ignore[misc]
-    assert line.run(enough=lambda: len(seen) == 2)
-    assert line.now_s == 2.0
+    line.at(2.0, line.stop)
+    assert line.run()
+    assert (line.now_s, line.happened, seen) == (2.0, 3, [1.0, 2.0])
+    assert not line.run()
+    assert (line.happened, seen) == (4, [1.0, 2.0, 3.0])

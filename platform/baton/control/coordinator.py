@@ -107,13 +107,15 @@ class Coordinator:
 
     def next_deadline_at_s(self) -> float | None:
         """When `TimePassed` should come at the latest; None while nothing waits for time."""
-        times = (
-            self._journeys.deadlines.next_at_s(),
+        first_s = self._journeys.deadlines.next_at_s()
+        for at_s in (
             self._legs.next_deadline_at_s(),
             self._journeys.retry_at_s,
             self._prober.next_deadline_at_s() if self._probes_pairs else None,
-        )
-        return min((at_s for at_s in times if at_s is not None), default=None)
+        ):
+            if at_s is not None and (first_s is None or at_s < first_s):
+                first_s = at_s
+        return first_s
 
     def refusal(self, *, requests: int = 1) -> Rejected | None:
         """Why `requests` more would be refused right now; None when they would be taken in."""
@@ -157,6 +159,8 @@ class Coordinator:
                 self._on_step(event, now_s)
             case RequestArrived():
                 self._on_arrival(event.request, now_s)
+            case LoadReported() | CacheChanged() | LinksReported() | SideChannelChecked():
+                self._on_report(event, now_s)
             case RequestsCancelled():
                 self._on_cancel(event.request_ids, now_s)
             case LegFailed():
@@ -167,8 +171,6 @@ class Coordinator:
                 self._on_time(now_s)
             case ReplicaJoined() | ReplicaLost() | ReplicaDraining() | RoleChanged():
                 self._on_membership(event, now_s)
-            case LoadReported() | CacheChanged() | LinksReported() | SideChannelChecked():
-                self._on_report(event, now_s)
             case _:
                 assert_never(event)
 
@@ -215,7 +217,7 @@ class Coordinator:
             if placed is None or placed.replica_id != event.replica_id:
                 self._on_late_output(output, event.replica_id, now_s)
                 continue
-            if self._prober.owns(output.leg_id):
+            if self._probes_pairs and self._prober.owns(output.leg_id):
                 self._do(self._prober.output(output, now_s))
                 continue
             entry = self._journeys.entries[placed.leg.request_id]

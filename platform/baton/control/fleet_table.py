@@ -35,7 +35,8 @@ class FleetTable:
         self._sent: dict[str, _Sent] = {}
         self._queued_at_s: dict[str, float] = {}
         self._readonly = MappingProxyType(self._views)
-        self._roster = Roster()
+        self._roster: Roster | None = None
+        """Who takes new work; None: to be found out, for somebody has come, gone or changed."""
         self._reported_legs = 0
         self._seen_legs = 0
 
@@ -56,6 +57,8 @@ class FleetTable:
 
     def view(self, at_s: float) -> FleetView:
         """What a decision made now sees."""
+        if self._roster is None:
+            self._roster = Roster.of(self._views)
         return FleetView(
             at_s=at_s, replicas=self._readonly, known_roster=self._roster, crowd=self.crowd
         )
@@ -80,7 +83,7 @@ class FleetTable:
         self._put(facts.replica_id, ReplicaView(facts=facts, load_at_s=now_s))
         self._sent[facts.replica_id] = _Sent()
         self._queued_at_s.pop(facts.replica_id, None)
-        self._roster = Roster.of(self._views)
+        self._roster = None
 
     def lose(self, replica_id: str) -> None:
         """Forget a replica; unknown ids are ignored."""
@@ -88,19 +91,19 @@ class FleetTable:
             self._put(replica_id, None)
             del self._sent[replica_id]
             self._queued_at_s.pop(replica_id, None)
-            self._roster = Roster.of(self._views)
+            self._roster = None
 
     def drain(self, replica_id: str) -> None:
         """Mark a replica as taking no new work."""
         if view := self._views.get(replica_id):
             self._put(replica_id, replace(view, draining=True))
-            self._roster = Roster.of(self._views)
+            self._roster = None
 
     def change_role(self, replica_id: str, role: Role) -> ReplicaView | None:
         """Note what a replica is meant for now: its view; None when it is unknown."""
         if view := self._views.get(replica_id):
             self._put(replica_id, replace(view, facts=replace(view.facts, role=role)))
-            self._roster = Roster.of(self._views)
+            self._roster = None
         return self._views.get(replica_id)
 
     def report(
@@ -180,7 +183,8 @@ class FleetTable:
         )
         assert sums == counted, f"sums over the fleet are {sums}, counted {counted}"
         assert self._queued_at_s.keys() <= self._views.keys(), "queues of unknown replicas"
-        assert self._roster == Roster.of(self._views), "the roster is not that of the views"
+        known = self._roster
+        assert known is None or known == Roster.of(self._views), "the roster is not the views'"
         for replica_id, view in self._views.items():
             assert view == _with_unseen(view, self._sent[replica_id].unseen), (
                 f"{replica_id}: unseen"

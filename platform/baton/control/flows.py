@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.control.fleet_table import FleetTable
 from baton.control.ledger import Entry, Flow
 from baton.domain.handoff import Ticket
@@ -45,7 +47,9 @@ class Flows:
             self._links.failed(flow.source_id, flow.target_id, now_s, failed)
             self._doubts.append((flow.source_id, flow.target_id))
 
-    def take_doubts(self) -> list[tuple[str, str]]:
+    def take_doubts(self) -> Sequence[tuple[str, str]]:
         """Pairs of source and target on which handoffs have failed since this was last called."""
+        if not self._doubts:
+            return ()
         doubts, self._doubts = self._doubts, []
         return doubts

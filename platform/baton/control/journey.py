@@ -157,14 +157,15 @@ class Journeys:
                 # The pull is over: the engines have ended the lease between themselves.
                 entry.lease = None
                 self.flows.end(entry, now_s, landed=True)
-            self.wait_until(entry, now_s + self.limits.stall_s)
+            if output.finish is None:
+                self.wait_until(entry, now_s + self.limits.stall_s)
         if output.finish is not None:
             self._legs.end(output.leg_id)
             entry.leg_id = None
             self._knowledge.finished(entry, leg.replica_id, now_s)
             self.end(entry, Phase.FINISHED, now_s, reason=output.finish)
         return Delivery(
-            entry.request_id,
+            entry.request.request_id,
             output.token_ids,
             output.finish,
             output.stop_reason,
@@ -359,9 +360,8 @@ class Journeys:
         return min(queued_at_s + self.limits.transfer_s, entry.first_token_due_at_s)
 
     def wait_until(self, entry: Entry, at_s: float) -> None:
-        """Set the deadline of the phase that the entry is in."""
-        entry.phase_deadline_at_s = at_s
-        self.deadlines.arm(entry.request_id, entry.deadline_at_s)
+        """Set the deadline of the phase that the entry is in; its own comes first, if sooner."""
+        self.deadlines.arm(entry.request.request_id, min(at_s, entry.total_deadline_at_s))
 
     def fail(self, entry: Entry, error: BatonError, now_s: float) -> None:
         """End a request in FAILED."""

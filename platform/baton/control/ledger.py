@@ -59,18 +59,12 @@ class Entry:
     prefill_done_at_s: float | None = None
     handed_off_blocks: int = 0
     total_deadline_at_s: float = float("inf")
-    phase_deadline_at_s: float = float("inf")
     _hashes: dict[tuple[Family, int], list[int]] = field(default_factory=dict)
 
     @property
     def request_id(self) -> str:
         """The request's id."""
         return self.request.request_id
-
-    @property
-    def deadline_at_s(self) -> float:
-        """When this entry must be looked at: its phase's deadline, or the request's own."""
-        return min(self.total_deadline_at_s, self.phase_deadline_at_s)
 
     def move(self, target: Phase) -> None:
         """Take an edge of the transition table.

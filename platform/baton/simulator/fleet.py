@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 from baton.control.coordinator import Coordinator
@@ -53,6 +54,8 @@ class VirtualFleet:
         self.records: list[RequestRecord] = []
         """Those of all requests that have ended, if they are kept."""
         self.ended = 0
+        self._wanted: int | None = None
+        """How many are to have ended in all when time stops."""
         self.ingresses: list[VirtualIngress] = []
         self.replicas: dict[str, VirtualReplica] = {}
         """Those that live, by their ids."""
@@ -99,7 +102,7 @@ class VirtualFleet:
         for ingress in self.ingresses:
             ingress.join(replica, self._latency_s())
         beat_s = self._options.reporting.beat_s
-        self.timeline.after(self._random.uniform(0, beat_s), lambda: self._beat(replica))
+        self.timeline.after(self._random.uniform(0, beat_s), partial(self._beat, replica))
         return replica
 
     def kill(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
@@ -138,8 +141,10 @@ class VirtualFleet:
 
     def run(self, *, until_s: float = float("inf"), ended: int | None = None) -> None:
         """Let time pass until then, or until so many requests have ended in all."""
-        enough = None if ended is None else (lambda: self.ended >= ended)
-        self.timeline.run(until_s=until_s, enough=enough)
+        if ended is not None and self.ended >= ended:
+            return
+        self._wanted = ended
+        self.timeline.run(until_s=until_s)
 
     # ------------------------------------------------------------------ for tests
     def check_integrity(self) -> None:
@@ -172,7 +177,7 @@ class VirtualFleet:
         if replica.alive:
             replica.beat()
             beat_s = self._options.reporting.beat_s
-            self.timeline.after(beat_s, lambda: self._beat(replica))
+            self.timeline.after(beat_s, partial(self._beat, replica))
 
     def _on_end(self, record: RequestRecord) -> None:
         self.ended += 1
@@ -180,3 +185,5 @@ class VirtualFleet:
             self.records.append(record)
         for watcher in self._watchers:
             watcher(record)
+        if self.ended == self._wanted:
+            self.timeline.stop()

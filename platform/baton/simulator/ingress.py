@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 from baton.control.coordinator import Coordinator
@@ -66,20 +67,27 @@ class VirtualIngress:
 
     def on_event(self, event: Event) -> None:
         """Handle one event and whatever it leads to."""
-        self._events.append(event)
         if self._handling:
+            self._events.append(event)
             return
         self._handling = True
+        now_s, handle = self._timeline.now_s, self.coordinator.handle
+        for command in handle(event, now_s):
+            self._carry_out(command)
         while self._events:
-            for command in self.coordinator.handle(self._events.popleft(), self._timeline.now_s):
+            for command in handle(self._events.popleft(), now_s):
                 self._carry_out(command)
         self._handling = False
         self._set_timer()
 
     def _carry_out(self, command: Command) -> None:
         match command:
+            case Deliver():
+                self._deliver(command)
             case SubmitLeg():
                 self._submit(command)
+            case RecordRequest():
+                self._on_end(command.record)
             case AbortLegs():
                 legs = command.leg_ids
                 self._tell(command.replica_id, lambda replica, own: replica.abort(own, legs))
@@ -94,18 +102,14 @@ class VirtualIngress:
                     command.replica_id,
                     lambda replica, own: replica.check_side_channel(own, *asked),
                 )
-            case Deliver():
-                self._deliver(command)
-            case RecordRequest():
-                self._on_end(command.record)
             case FailRequest():
                 pass  # the record says the same
             case _:
                 assert_never(command)
 
     def _submit(self, command: SubmitLeg) -> None:
-        leg = command.leg
-        if not self._tell(command.replica_id, lambda replica, own: replica.submit(own, leg)):
+        leg, found = command.leg, self._sessions.get(command.replica_id)
+        if found is None:
             self._events.append(
                 LegFailed(
                     replica_id=command.replica_id,
@@ -113,15 +117,16 @@ class VirtualIngress:
                     failure=LegFailure.UNREACHABLE,
                 )
             )
-
-    def _tell(self, replica_id: str, what: Callable[[VirtualReplica, Session], None]) -> bool:
-        """Send something; False when there is no session."""
-        found = self._sessions.get(replica_id)
-        if found is None:
-            return False
+            return
         replica, session = found
-        self._timeline.after(session.latency_s, lambda: what(replica, session))
-        return True
+        self._timeline.after(session.latency_s, partial(replica.submit, session, leg))
+
+    def _tell(self, replica_id: str, what: Callable[[VirtualReplica, Session], None]) -> None:
+        """Send something, if there is a session."""
+        found = self._sessions.get(replica_id)
+        if found is not None:
+            replica, session = found
+            self._timeline.after(session.latency_s, partial(what, replica, session))
 
     def _deliver(self, command: Deliver) -> None:
         if self._on_tokens is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, assert_never
 
 from baton.domain.events import (
@@ -146,7 +147,7 @@ class VirtualReplica:
 
     def _say(self, session: Session, event: Event, *, late_s: float = 0.0) -> None:
         delay_s = session.latency_s + late_s
-        self._timeline.after(delay_s, lambda: session.listener.hear(self, event))
+        self._timeline.after(delay_s, partial(session.listener.hear, self, event))
 
     def _say_to_all(self, event: Event) -> None:
         for session in self._sessions:
@@ -257,8 +258,7 @@ class VirtualReplica:
     def _end_in(self, delay_s: float) -> None:
         self._ends_at_s = self._timeline.now_s + delay_s
         self._end_number += 1
-        number = self._end_number
-        self._timeline.after(delay_s, lambda: self._on_end(number))
+        self._timeline.after(delay_s, partial(self._on_end, self._end_number))
 
     def _on_end(self, number: int) -> None:
         if not self.alive or number != self._end_number:

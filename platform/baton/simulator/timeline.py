@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from itertools import count
+from heapq import heappop, heappush
 
 Action = Callable[[], None]
 
@@ -14,31 +13,40 @@ class Timeline:
 
     def __init__(self, start_s: float = 0.0) -> None:
         self.now_s = start_s
-        self.happened = 0
-        """Things, so far."""
         self._heap: list[tuple[float, int, Action]] = []
-        self._order = count()
+        self._said = 0
+        """Things that were to happen, so far: the number of the last one."""
+        self._stopped = False
+
+    @property
+    def happened(self) -> int:
+        """Things, so far."""
+        return self._said - len(self._heap)
 
     def at(self, at_s: float, action: Action) -> None:
         """Let something happen at a time; a time that is past means now."""
-        heapq.heappush(self._heap, (max(at_s, self.now_s), next(self._order), action))
+        self._said = number = self._said + 1
+        heappush(self._heap, (max(at_s, self.now_s), number, action))
 
     def after(self, delay_s: float, action: Action) -> None:
         """Let something happen in a while."""
         self.at(self.now_s + delay_s, action)
 
-    def run(
-        self, *, until_s: float = float("inf"), enough: Callable[[], bool] | None = None
-    ) -> bool:
-        """Let time pass until `until_s`, or `enough` says so, or nothing is to happen any more.
+    def stop(self) -> None:
+        """Let nothing more happen in the `run` that is under way."""
+        self._stopped = True
 
-        Returns whether `enough` was said; `now_s` is then the time of what led to it.
+    def run(self, *, until_s: float = float("inf")) -> bool:
+        """Let time pass until `until_s`, or `stop`, or nothing is to happen any more.
+
+        Returns whether it was stopped; `now_s` is then the time of what led to it.
         """
-        while self._heap and self._heap[0][0] <= until_s:
-            self.now_s, _, action = heapq.heappop(self._heap)
-            self.happened += 1
+        heap = self._heap
+        self._stopped = False
+        while heap and heap[0][0] <= until_s:
+            self.now_s, _, action = heappop(heap)
             action()
-            if enough is not None and enough():
+            if self._stopped:
                 return True
         if until_s != float("inf"):
             self.now_s = max(self.now_s, until_s)
