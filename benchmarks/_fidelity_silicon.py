@@ -36,6 +36,9 @@ def figures(data_dir: Path) -> dict[str, float]:
         possible = [one for one in rows if one.impossible is None]
         if len(possible) < len(rows):
             found |= _errors(f"h200_{label}", "_plausible", *judgement.errors(possible))
+            beside = judgement.beside_impossible()
+            unspoiled = [one for one in possible if one not in beside]
+            found |= _errors(f"h200_{label}", "_unspoiled", *judgement.errors(unspoiled))
     return found
 
 

@@ -22,7 +22,9 @@ def cost(
         for row, target, weight in zip(rows, targets, weights, strict=True)
     )
     held = sum(
-        0.002 * max(1, sum(row[i] != 0 for row in rows)) * (found[i] - one.prior) ** 2
+        0.002
+        * max(1, sum(row[i] != 0 for row in rows))
+        * ((found[i] - one.prior) / (one.high - one.prior)) ** 2
         for i, one in enumerate(unknowns)
     )
     return errors + held
@@ -50,8 +52,13 @@ def test_what_no_row_has_a_part_in_stays_where_it_is_believed_to_be() -> None:
 
 def test_more_rows_of_the_same_make_nothing_surer() -> None:
     one, many = (
-        solved([[1.0]] * count, [2.0] * count, [1.0] * count, [Unknown(1.0, 0.0, 9.0)])
+        solved([[1.0]] * count, [2.0] * count, [1.0] * count, [Unknown(1.0, 0.0, 2.5)])
         for count in (1, 100)
     )
     assert one == pytest.approx(many)
-    assert one[0] < 2.0
+    assert one[0] < 1.9995
+
+
+def test_what_may_lie_far_off_is_held_less() -> None:
+    near, far = (solved([[1.0]], [1.5], [1.0], [Unknown(1.0, 0.0, high)])[0] for high in (1.6, 9.0))
+    assert near < far < 1.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,6 +17,7 @@ from baton.perf.calibration import (
     Observation,
     Residual,
     calibrate,
+    calibrate_jointly,
     error_of,
     factors_between,
     parts_of_totals,
@@ -100,8 +101,13 @@ def test_noise_is_not_learned() -> None:
     noise = [rng.uniform(0.95, 1.05) for _ in BATCHES]
     found = calibrate(steps_as(Factors(), noise.__getitem__), DEFAULT)
     factors = factors_between(DEFAULT, found.efficiency)
-    assert factors == pytest.approx(Factors(), rel=0.3)
     assert factors.products_narrow == pytest.approx(1.0, abs=0.03)
+    assert (factors.attention, factors.wire) == pytest.approx((1.0, 1.0), abs=0.1)
+    learned, real = (
+        [sum(row.parts) for row in steps_as(Factors())(efficiency)]
+        for efficiency in (found.efficiency, DEFAULT)
+    )
+    assert learned == pytest.approx(real, rel=0.035)
 
 
 def test_factors_stay_where_kernels_can_be() -> None:
@@ -126,6 +132,42 @@ def test_what_is_before_first_tokens_only_is_told_from_the_rest() -> None:
 def test_nothing_cannot_be_calibrated_on() -> None:
     with pytest.raises(ValueError, match="no rows"):
         calibrate(lambda _: [], DEFAULT)
+
+
+def test_an_engine_without_rows_cannot_be_calibrated() -> None:
+    start = {"": DEFAULT, "missing": DEFAULT}
+    with pytest.raises(ValueError, match="no rows missing"):
+        calibrate_jointly(lambda by_engine: steps_as(TRUTH)(by_engine[""]), start)
+
+
+def test_engines_share_kernels_and_nothing_else() -> None:
+    quick, slow = TRUTH, TRUTH._replace(step=4.0)
+
+    def predict(by_engine: Mapping[str, Efficiency]) -> list[Observation]:
+        observed = []
+        for engine, truth in (("quick", quick), ("slow", slow)):
+            rows = [replace(row, engine=engine) for row in steps_as(truth)(by_engine[engine])]
+            observed += rows if engine == "quick" else rows[: len(rows) // 2]
+        return observed
+
+    found = calibrate_jointly(predict, {"quick": DEFAULT, "slow": DEFAULT})
+    factors = {engine: factors_between(DEFAULT, one.efficiency) for engine, one in found.items()}
+    assert factors["quick"][2:] == pytest.approx(factors["slow"][2:])
+    assert factors["quick"].products_narrow == pytest.approx(0.9, rel=0.03)
+    assert factors["quick"].step == pytest.approx(1.6, rel=0.15)
+    assert factors["slow"].step == pytest.approx(4.0, rel=0.3)
+    assert found["slow"].most.devices == 1
+    assert found["quick"].most.devices == 4
+    assert len(found["quick"].residuals) == 2 * len(found["slow"].residuals)
+
+
+def test_what_was_learned_of_16_bits_says_nothing_of_narrower_products() -> None:
+    def predict(efficiency: Efficiency) -> list[Observation]:
+        return [replace(row, narrow=False) for row in steps_as(TRUTH)(efficiency)]
+
+    factors = factors_between(DEFAULT, calibrate(predict, DEFAULT).efficiency)
+    assert factors.products_narrow == 1.0
+    assert factors.products != pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.perf.catalogue import accelerator
 from baton.perf.collectives import all_reduce, send_s
-from baton.perf.efficiency import DEFAULT, Efficiency
+from baton.perf.efficiency import DEFAULT, Efficiency, of_engine
 from baton.perf.hardware import Dtype
 from baton.perf.layer_work import Matrix, layer_kinds
 from baton.perf.model_shape import ModelShape
@@ -229,3 +230,40 @@ def test_an_efficiency_is_kept() -> None:
     timing = Roofline(LLAMA_8B, H100, efficiency=efficiency)
     assert timing.efficiency is efficiency
     assert timing.step_s(decode(1, 1)) > 0.5
+
+
+def test_quantising_inputs_is_not_quicker_where_memory_is() -> None:
+    matrix = Matrix(inputs=8192, outputs=8192)
+
+    def seconds(rows: int, bandwidth: float) -> float:
+        device = replace(H100, memory_bytes_per_s=bandwidth * H100.memory_bytes_per_s)
+        return product_s(device, matrix, rows, weights=Dtype.FP8, inputs=Dtype.FP8)
+
+    quantising_s = 8192 * 8192 * 3030 / 1.979e15
+    computing_s = 2 * 8192**3 / (0.73 * 1.979e15)
+    assert seconds(8192, 1.43) / seconds(8192, 1.0) > 0.93
+    assert seconds(8192, 1e6) == pytest.approx(quantising_s + computing_s, rel=0.02)
+
+
+def test_narrow_products_have_a_factor_of_their_own() -> None:
+    slower = replace(DEFAULT, gemm_narrow=2 * DEFAULT.gemm_narrow)
+    batch = StepBatch(decode_requests=8, decode_context_tokens=800)
+    for weights, changes in ((Dtype.BF16, False), (Dtype.FP8, True), (Dtype.INT4, False)):
+        before, after = (
+            Roofline(LLAMA_8B, H100, weights=weights, efficiency=one).step_s(batch)
+            for one in (DEFAULT, slower)
+        )
+        assert (after > before) is changes
+
+
+def test_tiles_of_queries_bind_decodes_of_an_fp8_cache_but_not_of_xqa_kernels() -> None:
+    h200 = accelerator("h200_sxm")
+    batch = StepBatch(decode_requests=64, decode_context_tokens=64 * 8000)
+    xqa, tiles = (
+        Roofline(LLAMA_8B, h200, kv=Dtype.FP8, efficiency=of_engine(engine)).parts(batch)
+        for engine in ("trtllm", "vllm")
+    )
+    read_s = 64 * 8000 * 2 * 8 * 128 * 32 / (4.8e12 * DEFAULT.decode_memory)
+    assert xqa.attention_s == pytest.approx(DEFAULT.attention * read_s, rel=0.15)
+    assert tiles.attention_s > 1.2 * xqa.attention_s
+    assert of_engine("anything else") == DEFAULT

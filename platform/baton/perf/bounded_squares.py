@@ -8,8 +8,9 @@ from typing import NamedTuple
 _SWEEPS = 500
 _AT_REST = 1e-7
 _PRIOR_WEIGHT = 0.002
-"""Of an unknown's squared distance from its prior, against the squared error of each row that it
-has a part in: rows of one sweep err alike, so more of them make nothing surer."""
+"""Of an unknown's squared distance from its prior, where the upper bound is at distance 1, against
+the squared error of each row that it has a part in: what may lie far off is held less, and rows of
+one sweep err alike, so more of them make nothing surer."""
 
 
 class Unknown(NamedTuple):
@@ -38,7 +39,7 @@ def solved(
             for j in range(size):
                 normal[i][j] += weight * row[i] * row[j]
     for i, unknown in enumerate(unknowns):
-        held = _PRIOR_WEIGHT * max(1, seen[i])
+        held = _PRIOR_WEIGHT * max(1, seen[i]) / (unknown.high - unknown.prior) ** 2
         normal[i][i] += held
         right[i] += held * unknown.prior
     solution = [unknown.prior for unknown in unknowns]
