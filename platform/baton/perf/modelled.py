@@ -42,8 +42,7 @@ class ModelledTiming:
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         """One step that decodes for `running` requests and prefills nothing."""
-        batch = StepBatch(decode_requests=running, decode_context_tokens=context_tokens)
-        return self.steps.step_s(batch)
+        return self.steps.step_s(StepBatch(0, 0, 0.0, 0, running, context_tokens))
 
     def decode_request_s(self, *, context_tokens: int = 0) -> float:
         """What one more request with so much context adds to each step.
@@ -60,14 +59,7 @@ class ModelledTiming:
     def _chunk_s(
         self, tokens: int, before: int, running: int, context_tokens: int, *, ends: bool = False
     ) -> float:
+        pairs, finished = chunk_pairs(tokens, before), int(ends)
         return self.steps.step_s(
-            StepBatch(
-                prefill_tokens=tokens,
-                prefill_requests=1,
-                prefill_pairs=chunk_pairs(tokens, before),
-                prefill_context_tokens=before,
-                decode_requests=running,
-                decode_context_tokens=context_tokens,
-                finished_prefills=int(ends),
-            )
+            StepBatch(tokens, 1, pairs, before, running, context_tokens, finished)
         )

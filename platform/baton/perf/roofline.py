@@ -59,14 +59,18 @@ class Roofline:
 
     __slots__ = (
         "_activations",
+        "_attended",
+        "_attention_factor",
         "_by_sampled",
         "_by_tokens",
         "_costs",
         "_device",
         "_efficiency",
+        "_fixed_s",
         "_gemm",
         "_kinds",
         "_pp",
+        "_request_s",
         "_shape",
         "_tp",
         "_weights",
@@ -97,6 +101,10 @@ class Roofline:
         self._gemm = efficiency.gemm_narrow if narrow else efficiency.gemm
         self._kinds = layer_kinds(shape, tp)
         self._costs = _attention(shape, accelerator, efficiency, tp=tp, kv=kv)
+        self._fixed_s, self._request_s = efficiency.step_s, efficiency.request_s
+        self._attention_factor = efficiency.attention
+        launch_s = efficiency.attention_launch_s
+        self._attended = (shape.layers, shape.windowed_layers, shape.window_tokens, launch_s)
         self._by_tokens: dict[int, _ByTokens] = {}
         self._by_sampled: dict[int, _ByTokens] = {}
 
@@ -106,28 +114,48 @@ class Roofline:
         return self._efficiency
 
     def step_s(self, batch: StepBatch) -> float:
-        """From the batch being chosen to its tokens being there."""
-        return sum(self.parts(batch))
+        """From the batch being chosen to its tokens being there: the sum of `parts`.
+
+        Added up here, in their order: engines and placement ask twenty times for each request.
+        """
+        prefill_tokens, prefills, pairs, _, decodes, context, finished = batch
+        layers = self._by_tokens.get(prefill_tokens + decodes)
+        output = self._by_sampled.get(finished + decodes)
+        if layers is None or output is None:
+            layers, output = self._layers(batch.tokens), self._output(finished + decodes)
+        attention_s = self._prefill_attention_s(prefill_tokens, pairs) if prefill_tokens else 0.0
+        if decodes:
+            attention_s += self._decode_attention_s(decodes, context, beside=prefill_tokens)
+        return (
+            self._fixed_s
+            + (prefills + decodes) * self._request_s
+            + (layers.products_s + output.products_s)
+            + self._attention_factor * attention_s
+            + (layers.wire_s + output.wire_s)
+            + (layers.rest_s + output.rest_s)
+        )
 
     def parts(self, batch: StepBatch) -> StepParts:
         """What `step_s` is the sum of, each with its factor."""
-        efficiency = self._efficiency
         sampled = batch.finished_prefills + batch.decode_requests
         layers, output = self._layers(batch.tokens), self._output(sampled)
         requests = batch.prefill_requests + batch.decode_requests
         return StepParts(
-            efficiency.step_s,
-            requests * efficiency.request_s,
+            self._fixed_s,
+            requests * self._request_s,
             layers.products_s + output.products_s,
-            efficiency.attention * self._attention_s(batch),
+            self._attention_factor * self._attention_s(batch),
             layers.wire_s + output.wire_s,
             layers.rest_s + output.rest_s,
         )
 
     def _attention_s(self, batch: StepBatch) -> float:
-        seconds = self._prefill_attention_s(batch) if batch.prefill_tokens else 0.0
-        if batch.decode_requests:
-            seconds += self._decode_attention_s(batch)
+        tokens, requests, seconds = batch.prefill_tokens, batch.decode_requests, 0.0
+        if tokens:
+            seconds = self._prefill_attention_s(tokens, batch.prefill_pairs)
+        if requests:
+            context = batch.decode_context_tokens
+            seconds += self._decode_attention_s(requests, context, beside=tokens)
         return seconds
 
     def _layers(self, tokens: int) -> _ByTokens:
@@ -217,25 +245,22 @@ class Roofline:
             copies=copies,
         )
 
-    def _prefill_attention_s(self, batch: StepBatch) -> float:
-        shape, extra = self._shape, self._costs.extra_pairs
-        tokens, pairs = batch.prefill_tokens, batch.prefill_pairs
-        windowed, full = shape.windowed_layers, shape.layers - shape.windowed_layers
-        seen = pairs if shape.window_tokens is None else min(pairs, tokens * shape.window_tokens)
-        layered = full * pairs + windowed * seen + shape.layers * tokens * extra
-        launches_s = shape.layers * self._efficiency.attention_launch_s
-        return launches_s + layered * self._costs.pair_s
+    def _prefill_attention_s(self, tokens: int, pairs: float) -> float:
+        costs = self._costs
+        layers, windowed, window, launch_s = self._attended
+        seen = pairs if window is None else min(pairs, tokens * window)
+        layered = (layers - windowed) * pairs + windowed * seen
+        layered += layers * tokens * costs.extra_pairs
+        return layers * launch_s + layered * costs.pair_s
 
-    def _decode_attention_s(self, batch: StepBatch) -> float:
-        shape, efficiency = self._shape, self._efficiency
-        requests, context = batch.decode_requests, batch.decode_context_tokens
-        windowed, full = shape.windowed_layers, shape.layers - shape.windowed_layers
-        seen = context
-        if shape.window_tokens is not None:
-            seen = min(context, requests * shape.window_tokens)
-        launch_s = efficiency.attention_launch_s if not batch.prefill_tokens else 0.0
-        each_s = launch_s + requests * self._costs.request_s
-        return shape.layers * each_s + (full * context + windowed * seen) * self._costs.token_s
+    def _decode_attention_s(self, requests: int, context: int, *, beside: int) -> float:
+        """`beside` so many tokens of prompts, whose launches it shares."""
+        costs = self._costs
+        layers, windowed, window, launch_s = self._attended
+        seen = context if window is None else min(context, requests * window)
+        each_s = (0.0 if beside else launch_s) + requests * costs.request_s
+        attended = (layers - windowed) * context + windowed * seen
+        return layers * each_s + attended * costs.token_s
 
 
 class _Attention(NamedTuple):

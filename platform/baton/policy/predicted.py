@@ -26,10 +26,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from operator import attrgetter
 from zlib import crc32
 
 from baton.domain.fleet import ReplicaView, Role
-from baton.domain.handoff import Decision, Route, RouteReason
+from baton.domain.handoff import Decision, Option, Route, RouteReason
 from baton.policy.placement import Disaggregate, NoRoute, PlacementQuery, Surroundings, no_route
 from baton.policy.replica_cost import ReplicaCost
 from baton.policy.shortlist import Shortlist
@@ -38,6 +39,8 @@ from baton.policy.ways import Way, Ways
 NAME = "predicted"
 _SHOWN = 3
 """Options kept with a decision."""
+_SECONDS = attrgetter("late_s", "cost_s")
+"""What ways are compared by."""
 _NEAR = 0.1
 """A session's own replica is preferred when it costs at most this fraction more than the best."""
 
@@ -88,7 +91,7 @@ class PredictedPlacer:
         reason = forced or RouteReason.LOCAL_FASTER
         found += [ways.local(cost, reason) for cost in decoders]
         if query.local_only is None and self._options.disaggregate is Disaggregate.AUTO:
-            used_tokens = min(found, key=_seconds).option.hit_tokens
+            used_tokens = min(found, key=_SECONDS).option.hit_tokens
             known = {cost.view.replica_id: cost for cost in (*prefillers, *decoders)}
             found += ways.fetches(decoders, known, used_tokens=used_tokens)
         return self._decide(query, around, found)
@@ -143,7 +146,7 @@ class PredictedPlacer:
     # -------------------------------------------------------------- the choice
 
     def _decide(self, query: PlacementQuery, around: Surroundings, ways: Sequence[Way]) -> Decision:
-        ranked = sorted(ways, key=_seconds)
+        ranked = sorted(ways, key=_SECONDS)
         best = _session_way(query, ranked) or self._first_of_equals(ranked)
         shown = [best, *(way for way in ranked[:_SHOWN] if way is not best)][:_SHOWN]
         option = best.option
@@ -158,14 +161,17 @@ class PredictedPlacer:
             route=route,
             policy=NAME,
             at_s=around.fleet.at_s,
-            options=tuple(way.option._replace(cost_s=way.cost_s) for way in shown),
+            options=tuple([Option(*way.option[:-1], way.cost_s) for way in shown]),
             considered=len(ways),
         )
 
     def _first_of_equals(self, ranked: Sequence[Way]) -> Way:
         """The best way; among equals it depends on the coordinator, but not on their order."""
-        best = _seconds(ranked[0])
-        equals = takewhile(lambda way: _seconds(way) == best, ranked)
+        first = ranked[0]
+        best = _SECONDS(first)
+        if len(ranked) == 1 or _SECONDS(ranked[1]) != best:
+            return first
+        equals = takewhile(lambda way: _SECONDS(way) == best, ranked)
         return min(equals, key=lambda way: self._tie(way.option.decode_replica_id))
 
     def _tie(self, replica_id: str) -> int:
@@ -185,10 +191,6 @@ def _session_way(query: PlacementQuery, ranked: Sequence[Way]) -> Way | None:
         if way.option.decode_replica_id == wanted:
             return way
     return None
-
-
-def _seconds(way: Way) -> tuple[float, float]:
-    return way.late_s, way.cost_s
 
 
 def _no_prefill(

@@ -48,18 +48,19 @@ class Ways:
         """What each of some replicas, among which one is chosen, would take for its part."""
         query, fleet, timings = self._query, self._around.fleet, self._around.timings
         output_tokens = timings.expected_output_tokens(query.max_tokens)
-        costs = []
-        for replica_id in replica_ids:
-            view = fleet.replicas[replica_id]
-            cost = replica_cost(
+        replicas, at_s, crowd = fleet.replicas, fleet.at_s, fleet.crowd
+        views = [replicas[replica_id] for replica_id in replica_ids]
+        costs = [
+            replica_cost(
                 query,
                 view,
                 timings.of(view),
                 output_tokens=output_tokens,
-                at_s=fleet.at_s,
-                crowd=fleet.crowd,
+                at_s=at_s,
+                crowd=crowd,
             )
-            costs.append(cost)
+            for view in views
+        ]
         compare(costs, reuses=query.reuses)
         return costs
 
@@ -102,8 +103,9 @@ class Ways:
         None when the best other way makes use of as many cached tokens, `used_tokens`, already.
         """
         ways: list[Way] = []
-        targets = sorted(decoders, key=_readiness)[:_PAIRS]
-        for holder_id in self._query.hits.holders(_PAIRS):
+        holders = self._query.hits.holders(_PAIRS)
+        targets = sorted(decoders, key=_readiness)[:_PAIRS] if holders else []
+        for holder_id in holders:
             view = self._around.fleet.replicas.get(holder_id)
             if view is None or view.draining or holder_id in self._query.avoid:
                 continue

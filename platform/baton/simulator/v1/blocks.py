@@ -64,7 +64,7 @@ class CountedBlocks:
 
     @property
     def used(self) -> int:
-        """Private and shared blocks."""
+        """Private and shared blocks; what is merely cached is free for the taking."""
         return self.total - self.empty - self._idle
 
     @property

@@ -171,16 +171,17 @@ class V1Core:
         """The load at this moment, counted."""
         step_s, steps = self._steps.counted(now_s)
         counts = self._scheduler.counts()
+        blocks = self._memory.blocks
         return Load(
-            queued_requests=counts.queued,
-            running_requests=counts.running,
-            queued_tokens=counts.queued_tokens,
-            kv_used_fraction=self._memory.used_fraction,
-            step_s=step_s,
-            transfers=self._pulls.transfers,
-            pulling_requests=counts.pulling,
-            steps=steps,
-            cache_sequence=self._memory.blocks.sequence,
+            counts.queued,
+            counts.running,
+            counts.queued_tokens,
+            blocks.used / blocks.total,
+            step_s,
+            self._pulls.transfers,
+            counts.pulling,
+            steps,
+            blocks.sequence,
         )
 
     def links(self) -> tuple[LinkTotals, ...]:

@@ -37,11 +37,6 @@ class V1Memory:
         self._roots: dict[str | None, int] = {}
         self._leases: dict[str, _Lease] = {}
 
-    @property
-    def used_fraction(self) -> float:
-        """The share of blocks that are in use; what is merely cached is free for the taking."""
-        return self.blocks.used / self.blocks.total
-
     def blocks_for(self, tokens: int) -> int:
         """How many blocks this many tokens need."""
         return -(-tokens // self._size)

@@ -349,15 +349,20 @@ class Scheduler:
 
     def counts(self) -> Counts:
         """Where the legs are at this moment."""
-        queued = (*self.waiting, *self.ready, *self.held)
-        missing = [run.tokens - run.computed for run in self.running]
-        prompts = [tokens for tokens in missing if tokens > 1]
-        return Counts(
-            queued=len(queued),
-            pulling=len(self.transfers),
-            running=len(self.running),
-            queued_tokens=sum([run.to_compute for run in queued]) + sum(prompts),
-        )
+        tokens = 0
+        if not self._only_decode_now:
+            missing = [run.tokens - run.computed for run in self.running]
+            tokens = sum([more for more in missing if more > 1])
+        queued = len(self.waiting) + len(self.ready) + len(self.held)
+        if queued:
+            for queue in (self.waiting, self.ready, self.held):
+                tokens += sum([run.to_compute for run in queue])
+        return Counts(queued, len(self.transfers), len(self.running), tokens)
+
+    @property
+    def _only_decode_now(self) -> bool:
+        """Whether it is known, without a look, that all running legs miss a single token."""
+        return self.only_decodes and self._settings.pipeline_stages == 1
 
     # ------------------------------------------------------------------ for tests
     def check_integrity(self) -> None:
@@ -375,5 +380,7 @@ class Scheduler:
         expect(len(ids) == len(set(ids)), f"a leg is in two places: {ids}")
         pulls = sum(run.pulls for run in self.everyone() if run.state is not RunState.HELD)
         expect(pulls == self._pulls <= self._settings.max_pulls, f"{self._pulls} pull, not {pulls}")
+        prompts = [run.leg_id for run in self.running if run.tokens - run.computed > 1]
+        expect(not (prompts and self._only_decode_now), f"they do more than decode: {prompts}")
         seats = self._settings.max_running_requests
         expect(len(self.running) <= seats, f"{len(self.running)} run on {seats} seats")

@@ -124,8 +124,11 @@ class Steps:
 
     def counted(self, now_s: float) -> tuple[float, StepTotals]:
         """The average seconds of a step, and all steps so far."""
+        stretch, meter = self._stretch, self._meter
+        if stretch is None:
+            return meter.step_s(), meter.totals()
         done = self.catch_up(now_s)
-        return self._meter.step_s(self._stretch, done), self._meter.totals(self._stretch, done)
+        return meter.step_s(stretch, done), meter.totals(stretch, done)
 
     def _settle_late(self, done: int) -> None:
         late, self._late = self._late, []
@@ -180,4 +183,5 @@ class Steps:
             if missing > 0:
                 run.private += missing
                 taken += missing
-        self._memory.blocks.take(taken)
+        if taken:
+            self._memory.blocks.take(taken)
