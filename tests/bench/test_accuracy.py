@@ -190,6 +190,8 @@ def test_far_rows_are_refused_unless_told() -> None:
             "in front of the engine",
         ),
         (replace(ROW, tpot_s=0.001), "more than its devices can compute"),
+        (replace(ROW, model="nobody/knows"), "nobody/knows"),
+        (replace(ROW, system="h1000"), "h1000"),
     ],
 )
 def test_what_does_not_tell_of_the_engine_is_not_fitted_to(

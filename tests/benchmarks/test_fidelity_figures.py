@@ -36,3 +36,9 @@ def test_vllm_on_h200_is_predicted_from_h100() -> None:
     assert found["h200_vllm_published_rows"] == 30
     assert found["h200_vllm_published_tpot_mape"] < 0.08
     assert found["h200_vllm_published_ttft_mape"] < 0.20
+    assert found["h200_published_tpot_mape"] < 0.08
+    assert found["h200_published_ttft_mape"] < 0.20
+    assert found["h200_ttft_mape"] < 0.20
+    assert found["h200_rows_plausible"] == 90
+    assert found["h200_rows_unspoiled"] == 83
+    assert found["h200_tpot_mape_unspoiled"] < 0.08

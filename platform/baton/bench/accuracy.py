@@ -130,8 +130,11 @@ def unfit(row: MeasuredRow) -> str | None:
         return "it measured separate pools"
     if row.ttft_s >= SATURATED_TTFT_S:
         return f"its time to first token of {row.ttft_s:.1f} s is a queue's"
-    if why_impossible(row) is not None:
-        return "it implies more than its devices can compute"
+    try:
+        if why_impossible(row) is not None:
+            return "it implies more than its devices can compute"
+    except BatonError as error:
+        return str(error)
     if not recipe_of(row).by_engine(row):
         return "the server in front of the engine was more than half busy"
     return None
