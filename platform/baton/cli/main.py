@@ -27,6 +27,8 @@ def build_app() -> typer.Typer:
         help="Serve LLMs with vLLM in separate prefill and decode pools on Ray.",
         no_args_is_help=True,
         add_completion=False,
+        # Plain text: what rich would draw costs more time than all else that --help does.
+        rich_markup_mode=None,
         # Locals in a traceback could show what must not be shown.
         pretty_exceptions_enable=False,
     )
@@ -40,12 +42,16 @@ def build_app() -> typer.Typer:
     app.command("simulate")(simulate.simulate)
     app.command("replay")(replay.replay)
     app.command("version")(version.version)
-    group = typer.Typer(no_args_is_help=True, help="Look at a configuration.")
+    group = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, help="Look at a configuration."
+    )
     group.command("validate")(config.validate)
     group.command("show")(config.show)
     group.command("schema")(config.schema)
     app.add_typer(group, name="config")
-    group = typer.Typer(no_args_is_help=True, help="Ask why something was decided.")
+    group = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, help="Ask why something was decided."
+    )
     group.command("route")(explain.route)
     app.add_typer(group, name="explain")
     return app

@@ -208,12 +208,11 @@ def _workload(order: _Order) -> Trace:
         raise TraceUnusable("--workload needs a rate", "give --rate, in requests per second")
     if order.duration_s is None and order.most is None:
         raise TraceUnusable("--workload needs an end", "give --duration or --limit")
-    # A tenth more and a few, so that there are enough although arrivals are random.
-    long_s = (1.1 * (order.most or 0) + 10) / rate_per_s
     return make_workload(
         order.workload or "",
         rate_per_s=rate_per_s,
-        duration_s=long_s if order.duration_s is None else order.duration_s,
+        duration_s=order.duration_s,
+        most=order.most,
         seed=order.seed,
     )
 

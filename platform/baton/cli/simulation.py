@@ -250,12 +250,11 @@ def _workload(wanted: Requests, rate_per_s: float | None) -> Trace:
         raise CannotSimulate("--workload needs a rate", "give --rate, in requests per second")
     if wanted.duration_s is None and wanted.most is None:
         raise CannotSimulate("--workload needs an end", "give --duration or --requests")
-    # A tenth more and a few, so that there are enough although arrivals are random.
-    long_s = 1.1 * (wanted.most or 0) / rate_per_s + 10 / rate_per_s
     return make_workload(
         wanted.workload or "",
         rate_per_s=rate_per_s,
-        duration_s=long_s if wanted.duration_s is None else wanted.duration_s,
+        duration_s=wanted.duration_s,
+        most=wanted.most,
         seed=wanted.seed,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_STEPS = 1.2, 1.4, 2.0
+_STEPS = 1.2, 1.2, 1.4, 2.0
 """How far the next try goes while everything holds, or nothing does."""
 _MOST_STEPS = 12
 

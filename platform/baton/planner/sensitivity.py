@@ -20,6 +20,8 @@ from baton.planner.work import Work
 CHANGES = (0.8, 1.2)
 STAGE = "sensitivity"
 _AS_ASKED = "as asked"
+_FAR = 3.0
+"""Times what a fleet carries: at a rate beyond that nothing is simulated, since nothing is met."""
 _TERMS = ("prompt length", "output length", "objectives")
 
 
@@ -91,8 +93,9 @@ def _scaled(one: SloClass, change: float) -> SloClass:
 def _other_rates(candidate: Candidate, explorer: Explorer, work: Work) -> Iterator[Sensitivity]:
     rate = explorer.question.rate_per_s or candidate.rate_per_s
     part = explorer.task(candidate.cell)
-    tasks = [replace(part, guess_per_s=change * rate / candidate.factor) for change in CHANGES]
-    for change, trial in zip(CHANGES, work.all(STAGE, at_guess, tasks), strict=True):
+    near = [change for change in CHANGES if change * rate <= _FAR * candidate.rate_per_s]
+    tasks = [replace(part, guess_per_s=change * rate / candidate.factor) for change in near]
+    for change, trial in zip(near, work.all(STAGE, at_guess, tasks), strict=True):
         explorer.runs += 1
         yield Sensitivity(term="rate", change=change, attainment=trial.attainment)
 

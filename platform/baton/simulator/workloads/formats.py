@@ -73,6 +73,9 @@ def read_trace(
     all_lines = iter(lines)
     head = list(islice(all_lines, _MOST_BLANK_LINES))
     first = next((line for line in head if line.strip()), "")
+    if not first:
+        blank = f"begins with {len(head)} blank lines" if head else "is empty"
+        raise BadTrace(name, 0, f"{blank}: wanted JSON lines or CSV, a request each")
     format_ = detect(first, name)
     whole = chain(head, all_lines)
     rng = random.Random(seed)  # noqa: S311 - seeded, not secret
