@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
@@ -152,19 +153,25 @@ def test_an_offers_own_limit_counts_as_the_whole_stocks_does() -> None:
     assert [one.replicas for one in largest(Kind.COLOCATED, [(BOTH,)], stock)] == [5]
 
 
+def evenness(part: Sequence[int], whole: Sequence[int]) -> float:
+    shares = [some / every for some, every in zip(part, whole, strict=True)]
+    return min(shares) / max(shares)
+
+
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(2, 10))
-def test_a_part_of_a_fleet_has_its_proportions_or_is_all_of_it(
+def test_a_part_of_a_fleet_has_its_proportions_and_is_no_larger_than_it_must_be(
     first: int, second: int, most: int
 ) -> None:
     whole = fleet(Kind.DISAGGREGATED, first, second)
-    part = cell(whole, most)
-    shares = [
-        some.replicas / every.replicas for some, every in zip(part.pools, whole.pools, strict=True)
-    ]
+    counts = [pool.replicas for pool in cell(whole, most).pools]
 
-    assert part == whole or part.replicas <= most
-    assert min(shares) >= 0.8 * max(shares)
-    assert all(pool.replicas >= 1 for pool in part.pools)
+    assert evenness(counts, (first, second)) >= 0.8
+    even_and_smaller = [
+        part
+        for part in product(range(1, first + 1), range(1, second + 1))
+        if evenness(part, (first, second)) >= 0.8 and sum(part) < sum(counts)
+    ]
+    assert sum(counts) <= most or not even_and_smaller
 
 
 def test_of_parts_that_are_even_the_largest_is_taken() -> None:
@@ -173,7 +180,13 @@ def test_of_parts_that_are_even_the_largest_is_taken() -> None:
     assert [pool.replicas for pool in part.pools] == [4, 2]
 
 
-def test_a_fleet_that_no_small_part_stands_for_is_left_whole() -> None:
-    lopsided = fleet(Kind.DISAGGREGATED, 22, 1)
+def test_where_no_small_part_is_even_the_smallest_that_is_stands_for_the_fleet() -> None:
+    part = cell(fleet(Kind.DISAGGREGATED, 19, 13), 3)
 
-    assert cell(lopsided, 8) is lopsided
+    assert [pool.replicas for pool in part.pools] == [3, 2]
+
+
+def test_a_fleet_that_no_part_stands_for_is_left_whole() -> None:
+    uneven = fleet(Kind.DISAGGREGATED, 3, 2)
+
+    assert cell(uneven, 3) is uneven

@@ -236,7 +236,9 @@ def _fleet(kind: Kind, shapes: tuple[Instance, ...], counts: tuple[int, ...]) ->
 
 
 def cell(fleet: Fleet, most: int) -> Fleet:
-    """A part of a fleet with about its proportions and at most so many replicas; or all of it.
+    """A part of a fleet with about its proportions and at most so many replicas.
+
+    Where none of those comes near, the smallest that does; in the end, all of the fleet.
 
     Of parts that are about even, the largest: a queue that more replicas serve is shorter, so a
     part carries a little less than its share of the whole.
@@ -249,10 +251,25 @@ def cell(fleet: Fleet, most: int) -> Fleet:
     evenness = {one: _evenness(one, counts) for one in parts}
     best = max(evenness.values(), default=0.0)
     if best < _UNEVEN:
-        return fleet
+        return _smallest_even(fleet, most + 1)
     near = [part for part, even in evenness.items() if even >= min(best, _EVEN)]
     chosen = max(near, key=lambda part: (sum(part), evenness[part]))
     return fleet.with_replicas(chosen)
+
+
+def _smallest_even(fleet: Fleet, least: int) -> Fleet:
+    """The part with the fewest replicas, from so many on, that has about the proportions."""
+    counts = [pool.replicas for pool in fleet.pools]
+    for replicas in range(least, fleet.replicas):
+        parts = [
+            (first, replicas - first)
+            for first in range(1, replicas)
+            if first <= counts[0] and replicas - first <= counts[1]
+        ]
+        best = max(parts, key=lambda part: _evenness(part, counts))
+        if _evenness(best, counts) >= _UNEVEN:
+            return fleet.with_replicas(best)
+    return fleet
 
 
 def _evenness(part: tuple[int, ...], whole: list[int]) -> float:

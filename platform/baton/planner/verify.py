@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.planner.arrivals import Traffic
 from baton.planner.fleets import Fleet, Kind
@@ -51,8 +51,18 @@ def verify(task: FleetTask) -> Measured:
 
 def run(task: FleetTask, rate_per_s: float) -> Trial:
     """The fleet at one rate."""
-    requests = requests_of_a_run(rate_per_s * task.under_way_s, task.effort)
+    requests = requests_of_a_run(rate_per_s * task.under_way_s, _for_all(task))
     return shortened(lambda count: _run(task, rate_per_s, count), requests)
+
+
+def _for_all(task: FleetTask) -> Effort:
+    """As many requests for each replica where more are simulated than usual.
+
+    A run that is over before a replica has had a few prompts shows no queue at any rate.
+    """
+    effort = task.effort
+    times = max(1.0, task.fleet.replicas / effort.cell)
+    return replace(effort, requests=round(times * effort.requests))
 
 
 def _run(task: FleetTask, rate_per_s: float, requests: int) -> Trial:

@@ -1,0 +1,58 @@
+"""Whole fleets at one rate: how much of it is simulated, and that too much is seen as such."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.fleet import Role
+from baton.planner.arrivals import Traffic
+from baton.planner.fleets import Fleet, Kind, Pool
+from baton.planner.question import Effort, SloClass
+from baton.planner.verify import FleetTask, run, verify
+from baton.simulator.outcome import Objectives
+from baton.simulator.workloads.trace import Trace, TraceRequest
+from tests.planner.shapes import instance
+
+HELD = Objectives(ttft_s=1.0, tpot_s=0.05)
+EFFORT = Effort(requests=60, least_requests=20, precision=0.2, cell=2)
+STEADY = Traffic(
+    Trace(name="steady", requests=tuple(TraceRequest(0.05 * at, 1000, 20) for at in range(400)))
+)
+
+
+def task(replicas: int) -> FleetTask:
+    """Each replica takes at least 50 ms for a prompt: 20 a second are more than it carries."""
+    return FleetTask(
+        fleet=Fleet(
+            kind=Kind.COLOCATED,
+            pools=(Pool(role=Role.MIXED, instance=instance(2048), replicas=replicas),),
+        ),
+        traffic=STEADY,
+        classes=(SloClass(objectives=HELD),),
+        aims=HELD,
+        effort=EFFORT,
+        guess_per_s=10.0 * replicas,
+        under_way_s=1.0,
+    )
+
+
+@pytest.mark.parametrize(("replicas", "times"), [(1, 1), (2, 1), (4, 2), (16, 8)])
+def test_each_replica_of_a_large_fleet_has_as_many_requests_as_one_of_a_small(
+    replicas: int, times: int
+) -> None:
+    trial = run(task(replicas), 20.0 * replicas)
+    most = times * EFFORT.requests
+    assert trial.requests == pytest.approx(2 / 3 * min(most, 3 * 20 * replicas), rel=0.2)
+
+
+@pytest.mark.parametrize("replicas", [1, 8])
+def test_no_rate_is_found_that_replicas_have_no_time_for(replicas: int) -> None:
+    found = verify(task(replicas))
+    assert 0.4 * 20 * replicas < found.rate_per_s < 20 * replicas
+    assert found.beyond is not None
+
+
+def test_a_fleet_that_is_given_far_too_much_fails() -> None:
+    assert not run(replace(task(8), under_way_s=0.1), 2000.0).holds
