@@ -212,27 +212,28 @@ class Coordinator:
 
     def _on_step(self, event: StepProduced, now_s: float) -> None:
         deliveries: list[Delivery] = []
+        journeys, replica_id, running = self._journeys, event.replica_id, self._legs.running
         for output in event.outputs:
-            placed = self._legs.running(output.leg_id)
-            if placed is None or placed.replica_id != event.replica_id:
-                self._on_late_output(output, event.replica_id, now_s)
+            placed = running(output.leg_id)
+            if placed is None or placed.replica_id != replica_id:
+                self._on_late_output(output, replica_id, now_s)
                 continue
             if self._probes_pairs and self._prober.owns(output.leg_id):
                 self._do(self._prober.output(output, now_s))
                 continue
-            entry = self._journeys.entries[placed.leg.request_id]
+            entry = journeys.entries[placed.leg.request_id]
             if placed.leg.kind is LegKind.PREFILL:
-                self._journeys.take_prefill(entry, output, placed, now_s)
+                journeys.take_prefill(entry, output, placed, now_s)
             elif output.finish in BROKEN:
                 why = f"the engine ended it in {output.finish}"
                 if entry.phase is Phase.TRANSFER:
                     entry.local_only = LocalOnly.HANDOFF_FAILED
-                self._journeys.broken(entry, event.replica_id, why, now_s)
+                journeys.broken(entry, replica_id, why, now_s)
             else:
-                deliveries.append(self._journeys.take_tokens(entry, output, placed, now_s))
+                deliveries.append(journeys.take_tokens(entry, output, placed, now_s))
         if deliveries:
             # First, so that a client has its last token before its request is recorded as ended.
-            self._journeys.commands.insert(0, Deliver(deliveries=tuple(deliveries)))
+            journeys.commands.insert(0, Deliver(deliveries=tuple(deliveries)))
 
     def _on_late_output(self, output: LegOutput, replica_id: str, now_s: float) -> None:
         """An output of a leg that is closing, or was forgotten; nobody waits for its blocks."""

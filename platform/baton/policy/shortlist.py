@@ -48,11 +48,15 @@ class Shortlist:
         for pair in range(pairs):
             one = ids[(start + pair * step) % count]
             other = ids[(start + (pair + pairs) * step) % count]
-            yield one if _work(replicas[one]) <= _work(replicas[other]) else other
+            yield one if _is_idler(replicas[one], replicas[other]) else other
 
 
-def _work(view: ReplicaView) -> tuple[int, int]:
-    """How much work a replica has, cheaply: tokens to compute, then requests."""
-    load = view.load
-    legs = load.running_requests + load.queued_requests + view.unseen_legs
-    return load.queued_tokens + view.unseen_tokens, legs
+def _is_idler(one: ReplicaView, other: ReplicaView) -> bool:
+    """Whether one has less work than another, or as much: tokens to compute, then requests."""
+    here, there = one.load, other.load
+    tokens = here.queued_tokens + one.unseen_tokens
+    others = there.queued_tokens + other.unseen_tokens
+    if tokens != others:
+        return tokens < others
+    legs = here.running_requests + here.queued_requests + one.unseen_legs
+    return legs <= there.running_requests + there.queued_requests + other.unseen_legs

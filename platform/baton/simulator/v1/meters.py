@@ -27,17 +27,18 @@ class StepMeter:
 
     def totals(self, stretch: Stretch | None = None, steps: int = 0) -> StepTotals:
         """All steps so far, and the first `steps` of the one under way."""
-        before = self._totals
         if stretch is None or not steps:
-            return before
+            return self._totals
+        done, busy_s, prefilled, decoded, context, prefill_steps, decode_steps = self._totals
+        prefill_tokens, decodes = stretch.prefill_tokens, stretch.decode_requests
         return StepTotals(
-            before.steps + steps,
-            before.busy_s + stretch.seconds(steps),
-            before.prefill_tokens + steps * stretch.prefill_tokens,
-            before.decode_tokens + steps * stretch.decode_requests,
-            before.context_tokens + stretch.context_of(steps),
-            before.prefill_steps + (steps if stretch.prefill_tokens else 0),
-            before.decode_steps + (steps if stretch.decode_requests else 0),
+            done + steps,
+            busy_s + stretch.seconds(steps),
+            prefilled + steps * prefill_tokens,
+            decoded + steps * decodes,
+            context + stretch.context_of(steps),
+            prefill_steps + (steps if prefill_tokens else 0),
+            decode_steps + (steps if decodes else 0),
         )
 
     def step_s(self, stretch: Stretch | None = None, steps: int = 0) -> float:
@@ -51,6 +52,8 @@ class StepMeter:
         last_s = stretch.first_s + (steps - 1) * stretch.slope_s
         if not self._totals.steps:  # nothing to be averaged with; the first is a step of its own
             return last_s
+        if steps == 1:
+            return _KEPT * self._step_s + (1 - _KEPT) * last_s
         return _KEPT**steps * self._step_s + _weighted(last_s, stretch.slope_s, steps)
 
 

@@ -40,9 +40,10 @@ class Stretch:
             return 0
         passed_s = now_s - self.started_at_s
         done = min(max(int(self._steps_in(passed_s)), 0), last)
-        while done < last and self.seconds(done + 1) <= passed_s:
+        seconds = self.seconds
+        while done < last and seconds(done + 1) <= passed_s:
             done += 1
-        while done and self.seconds(done) > passed_s:
+        while done and seconds(done) > passed_s:
             done -= 1
         return done
 
