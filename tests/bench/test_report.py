@@ -196,6 +196,15 @@ def test_a_file_of_another_kind_is_refused_before_anything_is_done(tmp_path: Pat
         check_report_path(tmp_path / "a.pdf")
     with pytest.raises(ReportUnwritable, match="no folder"):
         write_report(SWEPT, tmp_path / "none" / "a.html")
+    (tmp_path / "folder.html").mkdir()
+    with pytest.raises(ReportUnwritable, match="it is a folder"):
+        check_report_path(tmp_path / "folder.html")
+
+
+def test_a_disk_that_takes_no_more_is_said_with_the_file() -> None:
+    with pytest.raises(ReportUnwritable, match=r"'/proc/self/none.png'") as caught:
+        write_report(study(), Path("/proc/self/none.png"))
+    assert "name another" in caught.value.remedy
 
 
 def test_without_what_draws_plots_the_error_names_the_extra(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.bench.report import Curve, Trade
+from baton.bench.report import Curve, Result, Trade
 from baton.bench.report.summary import (
     capacity,
     curves_of,
@@ -16,6 +16,7 @@ from baton.bench.report.summary import (
     scales_of,
     shown,
     summarize,
+    tail_notes,
     trades_of,
 )
 from baton.simulator.outcome import Objectives
@@ -51,6 +52,16 @@ def test_a_request_of_one_token_has_no_time_between_tokens() -> None:
     # It is judged like any other all the same.
     assert figures.attainment == 1.0
     assert figures.goodput_per_s == pytest.approx(2 / figures.span_s)
+
+
+def test_a_run_that_mostly_waits_for_its_last_answers_says_so() -> None:
+    def arriving_for(span_s: float) -> Result:
+        return result(outcome(), outcome(span_s, ttft_s=0.9))  # which takes 1 s
+
+    (note,) = tail_notes([arriving_for(9.0), arriving_for(1.0)])
+    assert note.startswith("Up to 50% of a run's time is after its last arrival")
+    assert not list(tail_notes([arriving_for(9.0)]))
+    assert not list(tail_notes([result()]))
 
 
 def test_each_objective_is_judged_alone_and_all_together() -> None:

@@ -88,6 +88,15 @@ def test_a_trace_with_a_bad_line_is_refused_with_its_place(tmp_path: Path) -> No
     assert f"{trace}, line 3" in result.stderr
 
 
+def test_where_no_configuration_can_be_written_nothing_is_planned(tmp_path: Path) -> None:
+    out = tmp_path / "none" / "plan.yaml"
+    result = run(MODEL, "--gpu", "H100", *CONV, "--ttft", "1s", "--write", str(out))
+
+    assert result.exit_code == 1
+    assert f"a configuration cannot be written to '{out}': no folder" in result.stderr
+    assert not result.stdout
+
+
 @pytest.mark.slow
 def test_a_plan_is_printed_written_and_loads_again(tmp_path: Path) -> None:
     out = tmp_path / "plan.yaml"

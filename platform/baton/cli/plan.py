@@ -122,6 +122,10 @@ def _run(order: Order, *, command: str, output: OutputFormat, report: Path | Non
     from baton.cli.planning_text import plain, print_plan
 
     with reported_errors():
+        if order.write is not None:
+            from baton.bench.report.write import check_place
+
+            check_place(order.write, "a configuration")
         if report is not None:
             from baton.bench.report import check_report_path, write_report
 

@@ -60,7 +60,7 @@ def lines(plan: Plan) -> Iterator[str]:
         yield from _best_lines(plan, best)
     if plan.candidates:
         yield ""
-        yield "fleets (simulated; best first):"
+        yield f"fleets (simulated; best first{_simplest(plan)}):"
         yield from table_lines(candidate_rows(plan), "  ")
     if plan.sensitivity:
         yield ""
@@ -70,6 +70,16 @@ def lines(plan: Plan) -> Iterator[str]:
         yield ""
         yield "left out:"
         yield from (f"  {one.label}: {one.why}" for one in plan.misfits)
+
+
+def _simplest(plan: Plan) -> str:
+    """Why the first does not carry most, where it does not."""
+    best = plan.best
+    if best is None or best.rate_per_s >= max(one.rate_per_s for one in plan.candidates):
+        return ""
+    if plan.question.rate_per_s is not None and plan.enough:
+        return "; the cheapest that is enough"
+    return f"; of those within {plan.question.effort.precision:.0%}, the simplest to run"
 
 
 def _best_lines(plan: Plan, best: Candidate) -> Iterator[str]:

@@ -241,6 +241,7 @@ def _recorded(order: _Order, path: Path) -> Trace:
 def _study(order: _Order, trace: Trace, model: ServedModel, replayed: Replayed) -> Study:
     import baton
     from baton.bench.report import Evidence, Result, Study, Table
+    from baton.bench.report.summary import tail_notes
     from baton.bench.words import number_text, seconds_text
 
     rate_text = f"{number_text(trace.rate_per_s)}/s" if trace.rate_per_s else "at once"
@@ -269,7 +270,7 @@ def _study(order: _Order, trace: Trace, model: ServedModel, replayed: Replayed) 
             "seed": str(order.seed),
             "baton": baton.__version__,
         },
-        notes=_notes(order, trace, replayed),
+        notes=(*_notes(order, trace, replayed), *tail_notes([result])),
         objectives=_objectives(order),
         target=order.attainment,
         device="GPU" if order.gpus else "endpoint",

@@ -9,7 +9,7 @@ from random import Random
 
 import baton
 from baton.bench.report import Curve, Evidence, Moment, Result, Study
-from baton.bench.report.summary import SCALES, scaled
+from baton.bench.report.summary import SCALES, scaled, tail_notes
 from baton.bench.words import number_text, seconds_text
 from baton.cli.traces import TraceUnusable, load_trace, make_workload
 from baton.config.load import load_config
@@ -128,7 +128,11 @@ def study_of(order: Order, *, command: str, on_progress: Progress = lambda _: No
         evidence=Evidence.SIMULATED,
         command=command,
         facts=_facts(order, arms, traces),
-        notes=(*first.deployment.notes, *_trace_notes(first, traces)),
+        notes=(
+            *first.deployment.notes,
+            *_trace_notes(first, traces),
+            *tail_notes(results),
+        ),
         objectives=objectives,
         target=order.target,
         device=first.deployment.device,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.bench.report.study import Curve, Result, Study, Trade
@@ -11,6 +11,8 @@ from baton.simulator.outcome import Objectives, Outcome, attainment, mean, quant
 SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 """By which objectives are multiplied, to see how near to the edge a run is."""
 
+_LONG_TAIL = 0.2
+"""Of a run, after its last arrival: from then on its rates say little of a steady state."""
 _DECODES = 2
 """A request with fewer output tokens has no time between tokens."""
 
@@ -109,6 +111,25 @@ def span(outcomes: Sequence[Outcome]) -> float:
         return 0.0
     arrived_at_s = min(one.arrived_at_s for one in outcomes)
     return max(_ended_at_s(one) for one in outcomes) - arrived_at_s
+
+
+def tail_notes(results: Iterable[Result]) -> Iterator[str]:
+    """What a reader must know where much of a run's time is after its last arrival."""
+    most = max((_tail(one.outcomes) for one in results), default=0.0)
+    if most > _LONG_TAIL:
+        yield (
+            f"Up to {most:.0%} of a run's time is after its last arrival. Goodput and tokens/s are"
+            " means over all of it: a longer trace has higher ones."
+        )
+
+
+def _tail(outcomes: Sequence[Outcome]) -> float:
+    """The share of a run's time after its last arrival."""
+    if not outcomes:
+        return 0.0
+    arrivals = [one.arrived_at_s for one in outcomes]
+    whole_s = span(outcomes)
+    return 1 - (max(arrivals) - min(arrivals)) / whole_s if whole_s else 0.0
 
 
 def _ended_at_s(one: Outcome) -> float:
