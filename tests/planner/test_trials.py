@@ -86,3 +86,39 @@ def test_the_class_that_is_furthest_from_its_target_decides() -> None:
 def test_an_outcome_is_missing() -> None:
     with pytest.raises(ValueError, match="1 outcomes for 2 requests"):
         judge(1.0, [TraceRequest(0.0, 1, 1)] * 2, [outcome()], (CLASS,), HeldTo(duty=Duty.BOTH))
+
+
+def queueing(growth: float, *, seconds: int, base_s: float = 0.1) -> Trial:
+    """Ten requests a second, each waiting so many seconds longer per second."""
+    outcomes = [
+        outcome(base_s + growth * n / 10)._replace(arrived_at_s=n / 10) for n in range(10 * seconds)
+    ]
+    return judged(outcomes)
+
+
+def test_a_queue_that_grows_does_not_hold_even_while_it_is_not_late_yet() -> None:
+    trial = queueing(0.1, seconds=6)
+
+    assert trial.attainment == 1
+    assert trial.grows
+    assert not trial.holds
+
+
+def test_a_wait_that_stays_or_gets_shorter_holds() -> None:
+    assert queueing(0.0, seconds=6).holds
+    assert queueing(0.03, seconds=6).holds
+    assert queueing(-0.1, seconds=6, base_s=0.9).holds
+
+
+def test_in_a_long_run_the_objective_itself_tells() -> None:
+    trial = queueing(0.05, seconds=40)
+
+    assert not trial.grows
+    assert trial.attainment < 0.81
+
+
+def test_one_long_prompt_at_the_end_is_no_queue() -> None:
+    outcomes = [outcome(0.1)._replace(arrived_at_s=n / 10) for n in range(60)]
+    outcomes[-1] = outcomes[-1]._replace(ttft_s=0.9)
+
+    assert judged(outcomes).holds

@@ -13,6 +13,11 @@ from baton.simulator.workloads.trace import TraceRequest
 WARM_UP = 1 / 3
 """Of a run's requests, the first that do not count: they find an engine emptier than it will be."""
 _NO_TIME_S = 1e-9
+_GROWS = 0.04
+"""Seconds that the wait grows by per second, from where on there is too much to do. Below it a wait
+is as likely the chance of one run."""
+_SHOWS = 1 / _GROWS
+"""A run this many times as long as the objective shows such a growth by missing it."""
 TURNS = 3
 """A run has this many times as many requests as are under way at once, so that those that count
 find as many streams as there would be for ever."""
@@ -57,11 +62,14 @@ class Trial:
     """On average."""
     cached_fraction: float
     """Of all prompt tokens."""
+    grows: bool = False
+    """Whether the wait for the first token grows, too slowly for a run this short to miss its
+    objectives: they would be missed for ever a little later."""
 
     @property
     def holds(self) -> bool:
-        """Whether every class meets its target."""
-        return self.margin >= 0
+        """Whether every class meets its target, and would go on to."""
+        return self.margin >= 0 and not self.grows
 
     @property
     def tokens_per_s(self) -> float:
@@ -139,7 +147,28 @@ def judge(
         e2e_s=mean([out.e2e_s for out in came]),
         output_tokens=mean([float(out.output_tokens) for _, out in kept]),
         cached_fraction=sum(out.cached_tokens for _, out in kept) / max(1, prompts),
+        grows=_wait_grows([out for _, out in kept], classes, held_to),
     )
+
+
+def _wait_grows(kept: Sequence[Outcome], classes: Sequence[SloClass], held_to: HeldTo) -> bool:
+    """Whether first tokens come later and later, in a run too short to show it otherwise.
+
+    Where prompts bring more work than can be done, at rho times what can, the wait grows by 1 -
+    1/rho per second: an objective of 2 s is met for 10 s at 1.25 times the capacity.
+    """
+    limits = [held_to.limits(one.objectives).ttft_s or 0.0 for one in classes]
+    third = len(kept) // 3
+    if not third:
+        return False
+    span_s = kept[-1].arrived_at_s - kept[0].arrived_at_s
+    if span_s <= 0 or span_s > _SHOWS * max(limits):
+        return False
+    # Medians: one long prompt more in a third is no growth. Infinite where nothing came.
+    begin_s, end_s = (
+        quantile([out.ttft_s for out in part], 0.5) for part in (kept[:third], kept[-third:])
+    )
+    return end_s - begin_s > _GROWS * span_s * 2 / 3
 
 
 def _first_late(outcome: Outcome, objectives: Objectives) -> bool:
