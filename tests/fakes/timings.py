@@ -44,9 +44,15 @@ class FixedTimings:
     timing: LinearTiming = LinearTiming()
     by_pool: Mapping[str, LinearTiming] = field(default_factory=dict)
     output_tokens: float = 10.0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """By replica: what share of its time prompts take."""
 
     def of(self, view: ReplicaView) -> EngineTiming:
         return self.by_pool.get(view.facts.pool, self.timing)
+
+    def prompt_share(self, view: ReplicaView, now_s: float) -> float:
+        del now_s
+        return self.shares.get(view.replica_id, 0.0)
 
     def expected_output_tokens(self, max_tokens: int) -> float:
         return min(max_tokens, self.output_tokens)

@@ -55,6 +55,7 @@ def option(
         decode_s=0.0625,
         harm_s=2.0,
         cost_s=3.0,
+        missed=0.75,
     )
 
 
@@ -199,6 +200,7 @@ def test_a_decision_tells_what_it_was_made_from() -> None:
             "decode_s": 0.0625,
             "harm_s": 2.0,
             "cost_s": 3.0,
+            "missed": 0.75,
             "ttft_s": 0.5,
             "chosen": True,
         }

@@ -86,6 +86,9 @@ class Option(NamedTuple):
     cost_s: float = 0.0
     """What it was compared by, once the TTFT objective is met: all of the above that counts, its
     own time decoding, and what it drives out of a cache."""
+    missed: float = 0.0
+    """How many requests, of this one and those that run there, were predicted to miss an objective
+    for it; 0 without a TPOT objective."""
 
     @property
     def ttft_s(self) -> float:

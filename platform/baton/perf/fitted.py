@@ -18,6 +18,7 @@ from baton.domain.fleet import Load, ReplicaFacts, ReplicaView, StepTotals
 from baton.perf.corrected import CorrectedTiming, Correction, RememberedTiming, busy_s
 from baton.perf.least_squares import Coefficient, LeastSquares
 from baton.perf.output_lengths import OutputLengths
+from baton.perf.prompt_share import PromptShare
 from baton.perf.step_costs import HOST_BYTES_PER_S, PRIOR_COSTS, FittedTiming, StepCosts
 from baton.perf.timing import EngineTiming
 
@@ -67,6 +68,7 @@ class TimingBook:
         self._host_bytes_per_s = host_bytes_per_s
         self._pools: dict[str, _Pool | _ModelledPool] = {}
         self._bases: dict[str, StepTotals] = {}
+        self._shares: dict[str, PromptShare] = {}
         self._outputs = OutputLengths()
 
     # ---------------------------------------------------------------- asked by placement
@@ -75,6 +77,11 @@ class TimingBook:
         """How long this replica takes."""
         pool = self._pools.get(view.facts.pool)
         return (pool or self._pool(view.facts)).timing
+
+    def prompt_share(self, view: ReplicaView, now_s: float) -> float:
+        """What share of its time a replica spends on prompts, while streams wait for it."""
+        share = self._shares.get(view.facts.replica_id)
+        return 0.0 if share is None else share.share(self.of(view), now_s)
 
     def expected_output_tokens(self, max_tokens: int) -> float:
         """How many tokens a request that may generate `max_tokens` will generate, on average."""
@@ -89,6 +96,9 @@ class TimingBook:
         if base is None or steps.steps == base.steps:
             return
         done = StepTotals(*map(sub, steps, base))
+        if facts.replica_id not in self._shares:
+            self._shares[facts.replica_id] = PromptShare()
+        self._shares[facts.replica_id].learn(done, now_s)
         if min(done) >= 0:  # or else the engine has started again
             self._pool(facts).learn(done, now_s)
 
@@ -104,6 +114,7 @@ class TimingBook:
     def leave(self, replica_id: str) -> None:
         """Forget a replica's totals: if it comes back, it counts from zero."""
         self._bases.pop(replica_id, None)
+        self._shares.pop(replica_id, None)
 
     # ---------------------------------------------------------------- asked by operators
 

@@ -26,3 +26,8 @@ class EngineTiming(Protocol):
     def host_load_s(self, blocks: int) -> float:
         """To bring blocks from the host's memory into the KV cache."""
         ...
+
+
+def delay_s(timing: EngineTiming, tokens: int) -> float:
+    """How much later the steps beside it end when so many prompt tokens are computed in them."""
+    return max(0.0, timing.prefill_s(tokens) - timing.prefill_s(1)) if tokens > 1 else 0.0

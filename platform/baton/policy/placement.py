@@ -82,6 +82,10 @@ class Timings(Protocol):
         """How long this replica takes."""
         ...
 
+    def prompt_share(self, view: ReplicaView, now_s: float) -> float:
+        """What share of its time this replica spends on prompts, while streams wait for it."""
+        ...
+
     def expected_output_tokens(self, max_tokens: int) -> float:
         """How many tokens a request that may generate `max_tokens` will generate, on average."""
         ...

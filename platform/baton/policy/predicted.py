@@ -12,6 +12,9 @@ against unlike things:
            ttft + own decode time + harm x (how near the streams are to their TPOT objective)
            + prefill that is done again later because of what this one drives out of a cache
 
+With a TPOT objective, the requests that are predicted to miss an objective are counted instead of
+the seconds over one, and each has a price in seconds; see `promises`.
+
 Without objectives every stream's second counts as one: the least sum of everybody's waiting wins.
 
 In a large fleet only a shortlist is looked at: those that hold most of the prompt, and the idler
@@ -161,7 +164,7 @@ class PredictedPlacer:
             route=route,
             policy=NAME,
             at_s=around.fleet.at_s,
-            options=tuple([Option(*way.option[:-1], way.cost_s) for way in shown]),
+            options=tuple([Option(*way.option[:-2], way.cost_s, way.missed) for way in shown]),
             considered=len(ways),
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.domain.fleet import ReplicaView, Role
-from baton.perf.timing import EngineTiming
+from baton.perf.timing import EngineTiming, delay_s
 from baton.policy.hits import Hit
 from baton.policy.placement import PlacementQuery
 
@@ -34,12 +34,16 @@ class ReplicaCost:
     """How many it is expected to generate."""
     stream_s: float
     """What one stream adds to each step."""
+    ahead_tokens: int
+    """Of the prompts ahead."""
     own_s: float = 0.0
     """What it will spend decoding; see `compare`."""
     join_s: float = 0.0
     """What each of those streams loses by this one beside it; see `compare`."""
     displaced_s: float = 0.0
     """Prefill that will be done again because of what its cache lets go for this prompt."""
+    prompt_share: float = 0.0
+    """Of its time, what prompts take from its streams; known where there is a TPOT objective."""
 
     @property
     def queue_s(self) -> float:
@@ -98,6 +102,7 @@ def replica_cost(
         step_s,
         output_tokens,
         timing.decode_request_s(context_tokens=attended),
+        load.queued_tokens + unseen,
     )
 
 
@@ -132,11 +137,6 @@ def compare(costs: Sequence[ReplicaCost], *, reuses: float) -> None:
 def usable_tokens(hit: Hit, prompt_tokens: int, block_size_tokens: int) -> int:
     """Prompt tokens that a hit saves; the last one is always computed, for the first new token."""
     return min(hit.blocks, (prompt_tokens - 1) // block_size_tokens) * block_size_tokens
-
-
-def delay_s(timing: EngineTiming, tokens: int) -> float:
-    """How much later the steps beside it end when so many prompt tokens are computed in them."""
-    return max(0.0, timing.prefill_s(tokens) - timing.prefill_s(1)) if tokens > 1 else 0.0
 
 
 def _streams(view: ReplicaView, crowd: float) -> int:

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import HandoffMode, Option, RouteReason
+from baton.perf.timing import delay_s
 from baton.policy.placement import PlacementQuery, Surroundings
-from baton.policy.replica_cost import ReplicaCost, compare, delay_s, replica_cost
+from baton.policy.promises import Promises
+from baton.policy.replica_cost import ReplicaCost, compare, replica_cost
 
 _PAIRS = 2
 """Best prefill and best decode replicas that are paired with each other, and holders that a prefix
@@ -26,6 +28,7 @@ class Way(NamedTuple):
     option: Option
     reason: RouteReason
     prefill_tokens: int | None = None
+    missed: float = 0.0
 
 
 class Ways:
@@ -42,7 +45,7 @@ class Ways:
         self._query = query
         self._around = around
         self._ttft_slo_s = ttft_slo_s
-        self._tpot_slo_s = tpot_slo_s
+        self._promises = None if tpot_slo_s is None else Promises(tpot_slo_s, ttft_slo_s)
 
     def costs(self, replica_ids: Iterable[str]) -> list[ReplicaCost]:
         """What each of some replicas, among which one is chosen, would take for its part."""
@@ -61,6 +64,9 @@ class Ways:
             )
             for view in views
         ]
+        if self._promises is not None:
+            for cost in costs:
+                cost.prompt_share = timings.prompt_share(cost.view, at_s)
         compare(costs, reuses=query.reuses)
         return costs
 
@@ -79,7 +85,8 @@ class Ways:
             0.0,
             _harm_s(cost, self._query.prompt_tokens - cost.hit_tokens),
         )
-        return self._way(option, cost, reason, displaced_s=cost.displaced_s)
+        here = self._query.prompt_tokens - cost.hit_tokens
+        return self._way(option, cost, reason, displaced_s=cost.displaced_s, here_tokens=here)
 
     def remotes(
         self, prefillers: Sequence[ReplicaCost], decoders: Sequence[ReplicaCost]
@@ -129,7 +136,10 @@ class Ways:
         if transfer_s is None or target.view.replica_id == source.replica_id:
             return None
         harm_s = self._weight(target) * target.running * target.join_s
-        return transfer_s + _decode_s(target) + target.own_s + harm_s
+        left_s = transfer_s + _decode_s(target) + target.own_s + harm_s
+        if self._promises is not None:
+            left_s += self._promises.worth_s(target) * self._promises.missed(target)
+        return left_s
 
     # -------------------------------------------------------------- pairs
 
@@ -187,7 +197,7 @@ class Ways:
             _harm_s(target, rest),
         )
         reason = RouteReason.PREFIX_FETCH
-        way = self._way(option, target, reason, displaced_s=target.displaced_s)
+        way = self._way(option, target, reason, displaced_s=target.displaced_s, here_tokens=rest)
         return way._replace(prefill_tokens=tokens + 1)
 
     def _transfer_s(
@@ -205,8 +215,15 @@ class Ways:
     # -------------------------------------------------------------- what they are compared by
 
     def _way(
-        self, option: Option, decoder: ReplicaCost, reason: RouteReason, *, displaced_s: float
+        self,
+        option: Option,
+        decoder: ReplicaCost,
+        reason: RouteReason,
+        *,
+        displaced_s: float,
+        here_tokens: int = 0,
     ) -> Way:
+        """`here_tokens` of the prompt are computed where it is decoded."""
         ttft_s, late_s = option.ttft_s, 0.0
         if self._ttft_slo_s is not None:
             late_s = max(0.0, self._query.waited_s + ttft_s - self._ttft_slo_s)
@@ -214,12 +231,16 @@ class Ways:
         cost_s = ttft_s + decoder.own_s + harm_s
         if option.mode is not HandoffMode.LOCAL:
             cost_s *= 1 + _WORTH
-        return Way(late_s, cost_s, option, reason)
+        if self._promises is None:
+            return Way(late_s, cost_s, option, reason)
+        missed = self._promises.missed(decoder, here_tokens) + (late_s > 0)
+        cost_s += missed * self._promises.worth_s(decoder)
+        return Way(0.0, cost_s, option, reason, missed=missed)
 
     def _weight(self, cost: ReplicaCost) -> float:
         """What a second lost by a running stream counts: less, far from its TPOT objective."""
-        slo_s = self._tpot_slo_s
-        return 1.0 if slo_s is None else min(1.0, cost.step_s / slo_s)
+        promises = self._promises
+        return 1.0 if promises is None else min(1.0, cost.step_s / promises.tpot_slo_s)
 
 
 def _decode_s(target: ReplicaCost) -> float:

@@ -127,6 +127,7 @@ def _option(option: Option) -> Story:
         "decode_s": _plain(option.decode_s),
         "harm_s": _plain(option.harm_s),
         "cost_s": _plain(option.cost_s),
+        "missed": _plain(option.missed),
         "ttft_s": _plain(option.ttft_s),
     }
 
