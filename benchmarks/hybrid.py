@@ -11,7 +11,11 @@ Objectives are multiples of what a request alone takes: of the time to the first
 longer than 90 % of the trace's, and of a step at its mean context. Prints one JSON object as the
 last line of stdout, writes it to `benchmarks/results/hybrid.json`. Progress goes to stderr.
 
-    python -m benchmarks.hybrid --data FOLDER [--trace NAME]... [--window-requests 1200]
+With `--levels` hybrid's own highest rate is not looked for, only how far it gets among a few
+multiples of the better rival's: a quarter of the runs. What each trace gave is kept as soon as it
+is known.
+
+    python -m benchmarks.hybrid --data FOLDER [--trace NAME]... [--window-requests 1200] [--levels]
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -37,6 +41,7 @@ from benchmarks._hybrid_runs import (
     COLOCATED,
     REPLICAS,
     STATIC,
+    TARGET,
     Arm,
     Load,
     capacity,
@@ -54,6 +59,8 @@ from benchmarks.fidelity import DATA, data_folder
 RESULTS = Path(__file__).parent / "results" / "hybrid.json"
 TTFT_SCALES = (2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
 TPOT_SCALES = (1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
+LEVELS = (0.8, 0.9, 0.95, 0.98, 1.0, 1.1, 1.2, 1.3)
+"""Of the better rival's rate."""
 
 Cell = dict[str, float | str]
 
@@ -64,6 +71,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--trace", action="append", default=[])
     parser.add_argument("--window-requests", type=int, default=1200)
+    parser.add_argument("--levels", action="store_true", help="only at multiples of the better")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -76,11 +84,13 @@ def main() -> int:
     cells: dict[str, list[Cell]] = {}
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
         for name in names:
-            cells[name] = grid(name, traces[name], pool, options.window_requests)
-    result = summarize(cells) | {"simulated": True, "took_s": time.monotonic() - began_s}
-    whole = rounded(result | {"cells": cells} | provenance(), 4)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(whole, indent=1) + "\n")
+            compare = _compare_levels if options.levels else _compare
+            cells[name] = grid(name, traces[name], pool, options.window_requests, compare)
+            result = summarize(cells) | {"simulated": True, "took_s": time.monotonic() - began_s}
+            asked = {"window_requests": options.window_requests, "levels": options.levels}
+            whole = rounded(result | asked | {"cells": cells} | provenance(), 4)
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(whole, indent=1) + "\n")
     print(json.dumps(rounded(result, 4)))
     return 0
 
@@ -113,7 +123,13 @@ def _share(ratios: Sequence[float], least: float) -> float:
 # -------------------------------------------------------------------- one trace
 
 
-def grid(name: str, trace: Trace, pool: ProcessPoolExecutor, window_requests: int) -> list[Cell]:
+def grid(
+    name: str,
+    trace: Trace,
+    pool: ProcessPoolExecutor,
+    window_requests: int,
+    compare: Callable[[Asked], Cell],
+) -> list[Cell]:
     """Every cell of a trace."""
     cells = objectives(trace)
     most = bound(trace)
@@ -133,7 +149,7 @@ def grid(name: str, trace: Trace, pool: ProcessPoolExecutor, window_requests: in
         for number in range(len(cells))
     ]
     asked = [(cell, pair, rates, load) for cell, pair in zip(cells, better, strict=True)]
-    return list(pool.map(_compare, asked))
+    return list(pool.map(compare, asked))
 
 
 def _climb(
@@ -152,20 +168,62 @@ def _best(arms: Sequence[Arm], sustained: Mapping[Arm, Sequence[float]], number:
 
 def _compare(asked: Asked) -> Cell:
     """One cell: both rivals, and the best of hybrid's pools."""
-    cell, ((colocated, together), (static, split)), rates, load = asked
-    better = max(colocated, static)
-    arms = [hybrid(0, together.budget)]
-    arms += [hybrid(count) for count in range(max(1, split.prefill - 1), split.prefill + 1)]
+    cell, (colocated, static), rates, load = asked
+    better = max(colocated[0], static[0])
+    arms = _arms(colocated, static)
     found = [(sustained_by(arm, cell, load, rates, near=better), arm.name) for arm in arms]
-    most, name = max(found)
+    return _told(cell, colocated, static, *max(found))
+
+
+def _compare_levels(asked: Asked) -> Cell:
+    """One cell, hybrid only at multiples of the better rival's rate."""
+    cell, (colocated, static), _, load = asked
+    better = max(colocated[0], static[0])
+
+    def held(arm: Arm, level: float) -> bool:
+        return attainment(run(arm, load.at(level * better), cell), cell) >= TARGET
+
+    level, arm = reached(_arms(colocated, static), held) if better else (0.0, static[1])
+    return _told(cell, colocated, static, level * better, hybrid(arm.prefill, arm.budget).name)
+
+
+def reached(arms: Sequence[Arm], held: Callable[[Arm, float], bool]) -> tuple[float, Arm]:
+    """The highest of `LEVELS` that an arm holds, and which; 0 when none holds the lowest.
+
+    The first arm is asked from 1 on, up or down; the others only whether they go beyond the best
+    so far.
+    """
+    best, first = -1, arms[0]
+    for level in range(LEVELS.index(1.0), -1, -1):
+        if held(first, LEVELS[level]):
+            best = level
+            break
+    name = first
+    for arm in arms:
+        if arm is first and best < LEVELS.index(1.0):
+            continue
+        while best + 1 < len(LEVELS) and held(arm, LEVELS[best + 1]):
+            best, name = best + 1, arm
+    return (LEVELS[best] if best >= 0 else 0.0), name
+
+
+def _arms(colocated: Best, static: Best) -> list[Arm]:
+    """Hybrid's pools for a cell, the likeliest first."""
+    split, together = static[1], colocated[1]
+    fewer = [hybrid(split.prefill - 1)] if split.prefill > 1 else []
+    return [hybrid(split.prefill), hybrid(0, together.budget), *fewer]
+
+
+def _told(cell: Objectives, colocated: Best, static: Best, most: float, name: str) -> Cell:
+    better = max(colocated[0], static[0])
     say(f"  {cell.ttft_s:.2f} s, {cell.tpot_s:.3f} s: {better:.2f} -> {most:.2f} by {name}")
     return {
         "ttft_s": cell.ttft_s or 0.0,
         "tpot_s": cell.tpot_s or 0.0,
-        "colocated": colocated,
-        "colocated_best": together.name,
-        "static": static,
-        "static_best": split.name,
+        "colocated": colocated[0],
+        "colocated_best": colocated[1].name,
+        "static": static[0],
+        "static_best": static[1].name,
         "better": better,
         "hybrid": most,
         "hybrid_best": name,

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
-from benchmarks._hybrid_runs import Load, capacity, highest, rungs
-from benchmarks.hybrid import TPOT_SCALES, TTFT_SCALES, alone, bound, objectives, summarize
+from benchmarks._hybrid_runs import Arm, Load, capacity, highest, hybrid, rungs
+from benchmarks.hybrid import (
+    LEVELS,
+    TPOT_SCALES,
+    TTFT_SCALES,
+    alone,
+    bound,
+    objectives,
+    reached,
+    summarize,
+)
 
 RATES = rungs(1.0, 20.0)
 TRACE = Trace(
@@ -85,3 +95,19 @@ def test_cells_that_lose_are_shown_and_those_that_nobody_serves_are_not_counted(
     assert found["share_not_2_percent_under"] == pytest.approx(2 / 3)
     assert found["share_a_fifth_over"] == pytest.approx(1 / 3)
     assert found["losing"] == [{"trace": "a", "better": 1.0, "hybrid": 0.9}]
+
+
+@pytest.mark.parametrize(("first", "second"), list(product((0.0, *LEVELS), repeat=2)))
+def test_the_best_arm_of_a_cell_is_found_with_few_runs(first: float, second: float) -> None:
+    holds = {hybrid(2): first, hybrid(1): second}
+    asked: list[tuple[Arm, float]] = []
+
+    def held(arm: Arm, level: float) -> bool:
+        asked.append((arm, level))
+        return level <= holds[arm]
+
+    level, arm = reached(list(holds), held)
+    assert level == max(first, second)
+    assert holds[arm] == level or level == 0
+    assert arm == hybrid(2) or second > first
+    assert len(asked) == len(set(asked)) <= len(LEVELS) + LEVELS.index(1.0) + 1
