@@ -14,7 +14,14 @@ from baton.policy.placement import PlacementQuery
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.promises import Promises, broken_share
 from baton.policy.replica_cost import ReplicaCost, replica_cost
-from tests.fakes.timings import FixedTimings, LinearTiming, replica_view, surroundings
+from baton.policy.ways import Ways
+from tests.fakes.timings import (
+    FixedTimings,
+    KnownHits,
+    LinearTiming,
+    replica_view,
+    surroundings,
+)
 
 QUERY = PlacementQuery(prompt_tokens=1600, max_tokens=100)
 FAST = LinearTiming(step=0.01, token=0.0001, stream=0.0)
@@ -119,9 +126,9 @@ def test_streams_that_seem_lost_are_not_given_up() -> None:
 def test_a_stream_more_counts_where_it_makes_steps_too_long() -> None:
     crowded = replace(cost(), step_s=0.021, stream_s=0.002)
     assert Promises(0.02).missed(crowded) == 1
-    stalled = replace(crowded, step_s=0.0199)
-    roomy = replace(crowded, step_s=0.0199, stream_s=0.0, ahead_tokens=0)
-    assert Promises(0.02).missed(stalled, 100) == Promises(0.02).missed(roomy, 100)
+    queueing = replace(cost(queued_tokens=1600), step_s=0.014, stream_s=0.004)
+    assert Promises(0.02).missed(queueing) > 0.1  # they have less slack for what queues there
+    assert Promises(0.02).missed(replace(queueing, stream_s=0.0)) == 0
 
 
 def test_a_miss_costs_more_than_all_that_a_request_may_take() -> None:
@@ -170,6 +177,20 @@ def test_an_objective_that_is_kept_changes_nothing_in_an_idle_fleet(
         plain = PredictedPlacer().place(query, around)
         aiming = PredictedPlacer(PredictedOptions(tpot_slo_s=0.1)).place(query, around)
         assert aiming == plain
+
+
+def test_what_is_computed_after_a_prefix_was_fetched_breaks_streams_too() -> None:
+    holder, target = (
+        replica_view(one, load=Load(running_requests=20), prefix_fetch=True) for one in ("h", "t")
+    )
+    query = replace(QUERY, hits=KnownHits({"h": 50}))  # 800 of 1,600 tokens are left
+    around = surroundings(holder, target, timings=FixedTimings(timing=FAST, output_tokens=100.0))
+    ways = Ways(query, around, ttft_slo_s=None, tpot_slo_s=0.02)
+    costs = ways.costs(["h", "t"])
+    (fetch,) = ways.fetches(costs, {cost.view.replica_id: cost for cost in costs}, used_tokens=0)
+    assert fetch.option.decode_replica_id == "t"
+    assert fetch.missed == pytest.approx(Promises(0.02).missed(costs[1], 800))
+    assert fetch.missed > 0
 
 
 @pytest.mark.parametrize(("slowed", "other"), [("a", "b"), ("b", "a")])
