@@ -15,6 +15,11 @@ def test_a_workload_has_as_many_requests_as_are_asked_for(name: str) -> None:
         assert len(make_workload(name, rate_per_s=4, most=40, seed=seed)) == 40
 
 
+def test_that_is_so_however_rarely_arrivals_happen_to_come() -> None:
+    made = [make_workload("code-bursty", rate_per_s=1, most=30, seed=seed) for seed in (1, 8, 10)]
+    assert {len(one) for one in made} == {30}
+
+
 def test_conversations_come_at_the_rate_that_was_asked_for_from_the_beginning() -> None:
     seconds, rate_per_s = 60.0, 20.0
     made = make_workload("chat", rate_per_s=rate_per_s, duration_s=seconds)

@@ -132,6 +132,14 @@ def test_a_question_that_was_a_fifth_off_changes_the_answer_the_right_way() -> N
     assert attained[0.8] >= 0.9 > attained[1.2]
 
 
+def test_a_rate_far_beyond_what_the_fleet_carries_is_not_simulated() -> None:
+    asked = question(CHAT, tpot_s=0.05, gpus=1, rate_per_s=1e9)
+    asked = replace(asked, effort=replace(asked.effort, sensitivity=True))
+    doubts = plan(asked, found=shapes()).sensitivity
+
+    assert {one.term for one in doubts} == {"prompt length", "output length", "objectives"}
+
+
 # ----------------------------------------------------------------- what cannot be
 
 
