@@ -510,7 +510,11 @@ def test_an_unconfirmed_abort_is_forgotten_after_its_deadline() -> None:
     world.cancel("r")
     assert world.machine.unconfirmed_aborts() == 1
     assert world.machine.next_deadline_at_s() is not None
-    world.wait(LIMITS.abort_s)
+    world.wait(LIMITS.abort_s / 2)
+    world.arrive(request("later"))  # whose own deadline is not the next one
+    begun_at_s = world.now_s - LIMITS.abort_s / 2
+    assert world.machine.next_deadline_at_s() == begun_at_s + LIMITS.abort_s
+    world.wait(LIMITS.abort_s / 2)
     assert world.machine.unconfirmed_aborts() == 0
 
 

@@ -523,6 +523,17 @@ def test_facts_are_those_of_the_settings() -> None:
     assert (facts.replica_id, facts.side_channel, facts.prefix_fetch) == ("r", "r:0", True)
 
 
+def test_streams_beside_a_prompt_have_no_queued_tokens() -> None:
+    core = new_core()
+    core.add(leg("a", 10, 50))
+    core.begin(0.0, patience_s=0.0)
+    core.finish(0.1)
+    core.add(leg("b", 13, 5))
+    core.begin(0.1, patience_s=0.0)
+    assert core.load(0.1).running_requests == 2
+    assert core.load(0.1).queued_tokens == 13
+
+
 def test_queued_tokens_are_those_that_have_to_be_computed_here() -> None:
     source, target = new_core(), new_core(impatient(SETTINGS, max_running_requests=1), "d0")
     one = prefill("p", 20)
