@@ -13,6 +13,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -120,7 +121,8 @@ class Pair:
     def _signal(self, number: signal.Signals) -> None:
         for process in self._processes:
             if process.pid is not None and process.is_alive():
-                os.kill(process.pid, number)
+                with suppress(ProcessLookupError):  # it has ended just now
+                    os.kill(process.pid, number)
 
 
 def _received(end: End) -> object:
