@@ -14,7 +14,7 @@ import typer
 from baton.cli.options import Output, command_line, seconds
 from baton.cli.output import ExitCode, OutputFormat, complain, print_report, reported_errors
 from baton.cli.simulate import progress_bar
-from baton.cli.traces import TraceUnusable, load_trace, make_workload
+from baton.cli.traces import TraceUnusable, load_or_pace, make_workload
 
 if TYPE_CHECKING:
     from baton.bench.client import ServedModel
@@ -223,14 +223,10 @@ def _recorded(order: _Order, path: Path) -> Trace:
     from baton.simulator.workloads import scaling
 
     rate_per_s = order.rate_per_s
-    try:
-        trace = load_trace(path, skip_bad=order.skip_bad, seed=order.seed)
-    except TraceUnusable:
-        if rate_per_s is None:
-            raise
-        # Perhaps it only does not say when requests arrive; if not, this says what is wrong.
-        return load_trace(path, skip_bad=order.skip_bad, rate_per_s=rate_per_s, seed=order.seed)
-    if rate_per_s is None:
+    trace, paced = load_or_pace(
+        path, skip_bad=order.skip_bad, rate_per_s=rate_per_s, seed=order.seed
+    )
+    if rate_per_s is None or paced:
         return trace
     if not trace.rate_per_s:
         raise TraceUnusable(f"{path}: its requests have no rate to scale", "leave out --rate")

@@ -11,7 +11,7 @@ import baton
 from baton.bench.report import Curve, Evidence, Moment, Result, Study
 from baton.bench.report.summary import SCALES, scaled, tail_notes
 from baton.bench.words import number_text, seconds_text
-from baton.cli.traces import TraceUnusable, load_trace, make_workload
+from baton.cli.traces import load_or_pace, make_workload
 from baton.config.load import load_config
 from baton.config.scenario import Simulated, simulated
 from baton.config.schema import DeploymentConfig
@@ -238,13 +238,8 @@ def _traces(wanted: Requests) -> list[Trace]:
 def _recorded(wanted: Requests, file: Path) -> tuple[Trace, Sequence[float]]:
     """The trace in a file, and the rates to bring it to."""
     rate = wanted.rate_per_s
-    try:
-        read = load_trace(file, skip_bad=wanted.skip_bad, seed=wanted.seed)
-    except TraceUnusable:
-        if rate is None:
-            raise
-        # Perhaps it only does not say when requests arrive; if not, this says what is wrong.
-        read = load_trace(file, skip_bad=wanted.skip_bad, rate_per_s=rate, seed=wanted.seed)
+    read, paced = load_or_pace(file, skip_bad=wanted.skip_bad, rate_per_s=rate, seed=wanted.seed)
+    if paced:
         return read, wanted.scales
     return read, wanted.scales or (() if rate is None else (rate,))
 

@@ -46,6 +46,23 @@ def load_trace(
         raise TraceUnusable(f"{path}: cannot be read: {why}", "name a file that can be") from error
 
 
+def load_or_pace(
+    path: Path, *, skip_bad: bool, rate_per_s: float | None, seed: int
+) -> tuple[Trace, bool]:
+    """The trace in a file, and whether its arrivals were made at `rate_per_s`: it had none.
+
+    Raises:
+        TraceUnusable: it cannot be read.
+    """
+    try:
+        return load_trace(path, skip_bad=skip_bad, seed=seed), False
+    except TraceUnusable:
+        if rate_per_s is None:
+            raise
+        # Perhaps it only does not say when requests arrive; if not, this says what is wrong.
+        return load_trace(path, skip_bad=skip_bad, rate_per_s=rate_per_s, seed=seed), True
+
+
 def _remedy(error: BadTrace) -> str:
     if error.line > 1:
         return "correct the line, or leave out all that are bad with --skip-bad"

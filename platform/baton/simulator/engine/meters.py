@@ -1,20 +1,20 @@
-"""What a simulated engine counts: steps and what they computed, pulls by source, leases run out."""
+"""What simulated engines count: steps and what they computed, pulls by source, leases run out."""
 
 from __future__ import annotations
 
 from baton.domain.fleet import LinkTotals, StepTotals, TransferTotals
 
-_STEP_AVERAGE_WEIGHT = 0.2
+STEP_AVERAGE_WEIGHT = 0.2
 """Weight of the newest step in `step_s`: about the last ten steps count."""
 TRANSPORT = "sim"
 
 
-class Meters:
-    """Totals since the engine was made; they only grow, but for the average `step_s`."""
+class PullMeter:
+    """Pulls since the engine was made."""
+
+    __slots__ = ("_links", "transfers")
 
     def __init__(self) -> None:
-        self.step_s = 0.0
-        self.steps = StepTotals()
         self.transfers = TransferTotals()
         self._links: dict[str, LinkTotals] = {}
 
@@ -22,23 +22,6 @@ class Meters:
     def links(self) -> tuple[LinkTotals, ...]:
         """Pulls by source, those pulled from first in front."""
         return tuple(self._links.values())
-
-    def stepped(
-        self, took_s: float, *, prefill_tokens: int, decode_tokens: int, context_tokens: int
-    ) -> None:
-        """A step ended."""
-        weight = _STEP_AVERAGE_WEIGHT if self.steps.steps else 1.0
-        self.step_s += weight * (took_s - self.step_s)
-        before = self.steps
-        self.steps = StepTotals(
-            steps=before.steps + 1,
-            busy_s=before.busy_s + took_s,
-            prefill_tokens=before.prefill_tokens + prefill_tokens,
-            decode_tokens=before.decode_tokens + decode_tokens,
-            context_tokens=before.context_tokens + context_tokens,
-            prefill_steps=before.prefill_steps + (prefill_tokens > 0),
-            decode_steps=before.decode_steps + (decode_tokens > 0),
-        )
 
     def pulled(self, source_id: str, *, moved_bytes: int, took_s: float) -> None:
         """A pull brought its blocks."""
@@ -67,3 +50,31 @@ class Meters:
 
     def _link(self, source_id: str) -> LinkTotals:
         return self._links.get(source_id) or LinkTotals(source_id, transport=TRANSPORT)
+
+
+class Meters(PullMeter):
+    """Those, and steps; totals only grow, but for the average `step_s`."""
+
+    __slots__ = ("step_s", "steps")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step_s = 0.0
+        self.steps = StepTotals()
+
+    def stepped(
+        self, took_s: float, *, prefill_tokens: int, decode_tokens: int, context_tokens: int
+    ) -> None:
+        """A step ended."""
+        weight = STEP_AVERAGE_WEIGHT if self.steps.steps else 1.0
+        self.step_s += weight * (took_s - self.step_s)
+        before = self.steps
+        self.steps = StepTotals(
+            steps=before.steps + 1,
+            busy_s=before.busy_s + took_s,
+            prefill_tokens=before.prefill_tokens + prefill_tokens,
+            decode_tokens=before.decode_tokens + decode_tokens,
+            context_tokens=before.context_tokens + context_tokens,
+            prefill_steps=before.prefill_steps + (prefill_tokens > 0),
+            decode_steps=before.decode_steps + (decode_tokens > 0),
+        )

@@ -1,14 +1,12 @@
-"""What a counted engine counts: steps and what they computed, pulls by source, leases run out."""
+"""What a counted engine counts of its steps, several at a time; pulls are counted as elsewhere."""
 
 from __future__ import annotations
 
-from baton.domain.fleet import LinkTotals, StepTotals, TransferTotals
+from baton.domain.fleet import StepTotals
+from baton.simulator.engine.meters import STEP_AVERAGE_WEIGHT
 from baton.simulator.v1.stretch import Stretch
 
-_STEP_AVERAGE_WEIGHT = 0.2
-"""Weight of the newest step in `step_s`: about the last ten steps count."""
-_KEPT = 1 - _STEP_AVERAGE_WEIGHT
-TRANSPORT = "sim"
+_KEPT = 1 - STEP_AVERAGE_WEIGHT
 
 
 class StepMeter:
@@ -57,52 +55,9 @@ class StepMeter:
         return _KEPT**steps * self._step_s + _weighted(last_s, stretch.slope_s, steps)
 
 
-class PullMeter:
-    """Pulls since the engine was made."""
-
-    __slots__ = ("_links", "transfers")
-
-    def __init__(self) -> None:
-        self.transfers = TransferTotals()
-        self._links: dict[str, LinkTotals] = {}
-
-    @property
-    def links(self) -> tuple[LinkTotals, ...]:
-        """Pulls by source, those pulled from first in front."""
-        return tuple(self._links.values())
-
-    def pulled(self, source_id: str, *, moved_bytes: int, took_s: float) -> None:
-        """A pull brought its blocks."""
-        total, link = self.transfers, self._link(source_id)
-        self.transfers = total._replace(
-            pulls=total.pulls + 1,
-            moved_bytes=total.moved_bytes + moved_bytes,
-            busy_s=total.busy_s + took_s,
-        )
-        self._links[source_id] = link._replace(
-            pulls=link.pulls + 1,
-            moved_bytes=link.moved_bytes + moved_bytes,
-            busy_s=link.busy_s + took_s,
-        )
-
-    def pull_failed(self, source_id: str) -> None:
-        """A pull brought nothing."""
-        self.transfers = self.transfers._replace(failures=self.transfers.failures + 1)
-        link = self._link(source_id)
-        self._links[source_id] = link._replace(failures=link.failures + 1)
-
-    def expired(self, leases: int) -> None:
-        """Leases ran out before anyone pulled."""
-        total = self.transfers.expired_leases + leases
-        self.transfers = self.transfers._replace(expired_leases=total)
-
-    def _link(self, source_id: str) -> LinkTotals:
-        return self._links.get(source_id) or LinkTotals(source_id, transport=TRANSPORT)
-
-
 def _weighted(last_s: float, slope_s: float, steps: int) -> float:
     """What the last `steps` steps add to the average: sum of w (1-w)^j (last_s - j slope_s)."""
     kept = _KEPT**steps
     # sum of j q^j for j < n is q (1 - n q^(n-1) + (n-1) q^n) / (1-q)^2
-    lags = _KEPT * (1 - steps * _KEPT ** (steps - 1) + (steps - 1) * kept) / _STEP_AVERAGE_WEIGHT
+    lags = _KEPT * (1 - steps * _KEPT ** (steps - 1) + (steps - 1) * kept) / STEP_AVERAGE_WEIGHT
     return (1 - kept) * last_s - lags * slope_s
