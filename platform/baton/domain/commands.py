@@ -8,6 +8,8 @@ from typing import NamedTuple
 from baton.domain.errors import BatonError
 from baton.domain.handoff import Decision, Lease, Leg, Route
 from baton.domain.request import FinishReason, Phase
+from baton.domain.slo import ALL_MET, NO_SLO, Judgement, Slo
+from baton.domain.tenant import DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,18 @@ class RequestRecord:
     prefill_done_at_s: float | None
     """When the ticket arrived; None for LOCAL."""
     handed_off_blocks: int
+    tenant: str = DEFAULT_TENANT
+    slo: Slo = NO_SLO
+    """What it was promised."""
+    judgement: Judgement = ALL_MET
+    worst_gap_s: float = 0.0
+    """The longest time between two of its tokens."""
+    slow_gaps: int = 0
+    """Those that were longer than its class's `itl_p99_s`."""
+    held_s: float = 0.0
+    """How long it was held here before it was placed for the first time."""
+    gpu_s: float = 0.0
+    """GPU-seconds that it took, as predicted from what was computed for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,13 @@
     ├── Rejected              refused before any work: come back after `retry_after_s`
     │   ├── QueueFull         the bounded queue is full
     │   ├── NoCapacity        no replica can take the request
+    │   ├── TooLate           it could not be served within what its class is promised
+    │   ├── RateLimited       its tenant has used up what it may use for now
     │   └── Evicted           taken out of the queue: it waited past its deadline
     ├── EngineFailed          an engine could not go on and no other could take over
     │   └── NotResumable      tokens had reached the client; generation cannot be carried over
     ├── PromptTooLong         longer than this deployment lets in
+    ├── NotAllowed            asked for what its tenant may not have
     ├── DeadlineExceeded      the request's own time limit ran out
     ├── EngineDied            the engine of a replica is dead
     ├── LinkFailed            a fleet link refused a frame or is down
@@ -68,6 +71,18 @@ class NoCapacity(Rejected):
     """No replica can take the request."""
 
 
+class TooLate(Rejected):
+    """It could not be served within what its class is promised; sooner said than served late."""
+
+    http_status = 429
+
+
+class RateLimited(Rejected):
+    """Its tenant has used up what it may use for now."""
+
+    http_status = 429
+
+
 class Evicted(Rejected):
     """Waited in the queue past its deadline."""
 
@@ -96,6 +111,12 @@ class PromptTooLong(_RequestFailed):
     """The prompt is longer than this deployment lets in."""
 
     http_status = 400
+
+
+class NotAllowed(_RequestFailed):
+    """It asked for what its tenant may not have."""
+
+    http_status = 403
 
 
 class DeadlineExceeded(_RequestFailed):

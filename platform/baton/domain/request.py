@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.domain.outline import TokenIds
+from baton.domain.tenant import DEFAULT_TENANT
 
 
 class Phase(StrEnum):
@@ -59,6 +60,10 @@ class Request:
     arrived_at_s: float
     priority: int = 0
     session_id: str | None = None
+    tenant: str = DEFAULT_TENANT
+    """Who asks."""
+    slo_class: str | None = None
+    """The class that it asks to be served in; None leaves that to rules and to its tenant."""
     cache_salt: str | None = None
     local_only: LocalOnly | None = None
     """Set when the request must not be disaggregated."""

@@ -14,6 +14,7 @@ from typing import Protocol
 from baton.domain.fleet import FleetView, ReplicaView
 from baton.domain.handoff import Decision
 from baton.domain.request import LocalOnly
+from baton.domain.slo import Slo
 from baton.perf.timing import EngineTiming
 from baton.policy.hits import NO_HITS, Hits
 
@@ -65,6 +66,8 @@ class PlacementQuery:
     """How often a token that is cached is used again before it goes, on average over the fleet."""
     waited_s: float = 0.0
     """Since the request arrived: its deadline is that much nearer."""
+    slo: Slo | None = None
+    """What it is promised; None: what the placer was made with."""
 
 
 class LinkEstimates(Protocol):

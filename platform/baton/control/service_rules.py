@@ -1,0 +1,26 @@
+"""What a coordinator serves by: classes, tenants, admission. Replaced as a whole, while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baton.domain.tenant import DEFAULT_TENANT, Tenant
+from baton.policy.admission import AdmissionOptions
+from baton.policy.slo_book import SloBook
+
+_ANYBODY = Tenant()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRules:
+    """Immutable, so that a request is served by one set of rules from its arrival on."""
+
+    slos: SloBook = field(default_factory=SloBook)
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    """By name; one that is not there is served like `default`, or with no limits without one."""
+    admission: AdmissionOptions = field(default_factory=AdmissionOptions)
+
+    def tenant(self, name: str) -> Tenant:
+        """The tenant of that name, or whoever stands for those who are not known."""
+        return self.tenants.get(name) or self.tenants.get(DEFAULT_TENANT, _ANYBODY)

@@ -1,0 +1,109 @@
+"""What a coordinator tells the controller: what was asked, what requests got, what it sees.
+
+Counts are totals since the coordinator started: whoever has two reports knows what happened in
+between, however many were lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from baton.domain.fleet import Role
+
+
+class Tally(NamedTuple):
+    """Requests of one class, tenant, model and pool that have ended, and what they took."""
+
+    slo_class: str
+    tenant: str
+    model: str
+    pool: str
+    """Where it decoded, or would have; empty for requests that were never placed."""
+    judged: int = 0
+    good: int = 0
+    ttft_met: int = 0
+    tpot_met: int = 0
+    itl_met: int = 0
+    shed: int = 0
+    evicted: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    gpu_s: float = 0.0
+
+
+class DemandTotals(NamedTuple):
+    """What was asked of one coordinator."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    uncached_tokens: float = 0.0
+    """As predicted when they arrived, or as engines said."""
+    output_tokens: float = 0.0
+    """Generated; and what those would have generated, on average, who were refused."""
+
+
+class LatencyTotals(NamedTuple):
+    """Of requests that got a first token: for means, and by upper edge for quantiles."""
+
+    requests: int = 0
+    sum_s: float = 0.0
+    buckets: tuple[int, ...] = ()
+    """How many were at most each of `EDGES_S`; not cumulative; the last one holds the rest."""
+
+
+NO_LATENCIES = LatencyTotals()
+NO_DEMAND = DemandTotals()
+
+EDGES_S: tuple[float, ...] = tuple(0.001 * 1.25**step for step in range(64))
+"""1 ms to about 21 minutes, each a quarter longer than the one before."""
+
+
+class PoolReport(NamedTuple):
+    """One pool, as one coordinator sees it now."""
+
+    pool: str
+    prefill: int = 0
+    decode: int = 0
+    mixed: int = 0
+    draining: int = 0
+    busy_s: float = 0.0
+    """Time in engine steps, added up over its replicas: a total."""
+    running_requests: float = 0.0
+    queued_requests: float = 0.0
+    queued_tokens: float = 0.0
+    """Of all of its replicas together, as these are."""
+    kv_used_fraction: float = 0.0
+    """On average."""
+    prefill_tokens_per_s: float | None = None
+    decode_tokens_per_s: float | None = None
+    stale_s: float = 0.0
+    """Age of the oldest load report that counts."""
+    roles: tuple[tuple[str, Role], ...] = ()
+    """Its replicas and what they are meant for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorReport:
+    """Everything, at one moment."""
+
+    coordinator_id: str
+    at_s: float
+    """By its own clock."""
+    demand: DemandTotals = NO_DEMAND
+    tallies: tuple[Tally, ...] = ()
+    ttft: LatencyTotals = NO_LATENCIES
+    tpot: LatencyTotals = NO_LATENCIES
+    in_flight: int = 0
+    held: int = 0
+    slack_s: float | None = None
+    """See `policy.scaling.observation.Service`."""
+    pools: tuple[PoolReport, ...] = ()
+    held_work_s: float = 0.0
+    """GPU-seconds that wait here."""
+    wanted_rates: tuple[tuple[str, float, float], ...] = field(default=())
+    """By tenant with a rate limit: requests and tokens per second that it has asked for here
+    lately; shares of its limits are dealt out by these."""

@@ -1,0 +1,65 @@
+"""What a class of requests is promised, and whether one of them got it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_WINDOW_S = 30 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """One class's objectives; None for what is not promised."""
+
+    name: str = "default"
+    ttft_s: float | None = None
+    """From arrival to the first token."""
+    tpot_s: float | None = None
+    """(last token - first token) / (output tokens - 1)."""
+    itl_p99_s: float | None = None
+    """At most one in a hundred gaps between two tokens of a request may be longer."""
+    attainment_target: float = 0.99
+    """The share of arrived requests that are to meet all of them."""
+    window_s: float = _WINDOW_S
+    """Over which the target counts."""
+    priority: int = 0
+    """Who comes first when not all can be served: higher numbers do."""
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s", "itl_p99_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"slo {self.name!r}: {name} is {value}, wanted more than 0")
+        if not 0 < self.attainment_target <= 1:
+            raise ValueError(
+                f"slo {self.name!r}: attainment_target is {self.attainment_target},"
+                " wanted more than 0 and at most 1"
+            )
+
+    @property
+    def promises_anything(self) -> bool:
+        """Whether there is an objective at all."""
+        return (self.ttft_s, self.tpot_s, self.itl_p99_s) != (None, None, None)
+
+
+NO_SLO = Slo()
+"""Nothing is promised: whatever finishes is good."""
+
+
+class Judgement(NamedTuple):
+    """Whether one request got what its class is promised; made once, when it ends."""
+
+    served: bool
+    """It was not shed, evicted or failed."""
+    ttft_met: bool
+    tpot_met: bool
+    itl_met: bool
+
+    @property
+    def good(self) -> bool:
+        """It counts for goodput."""
+        return self.served and self.ttft_met and self.tpot_met and self.itl_met
+
+
+ALL_MET = Judgement(served=True, ttft_met=True, tpot_met=True, itl_met=True)

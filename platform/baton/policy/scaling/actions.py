@@ -1,0 +1,72 @@
+"""What a tick of the autoscaler decided, and what is to be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baton.domain.fleet import Role
+from baton.policy.scaling.wants import ScalingReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReplicas:
+    """Ask for more replicas of a pool."""
+
+    pool: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReplicas:
+    """Let replicas of a pool drain and stop; which ones is for whoever carries it out."""
+
+    pool: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlipReplicas:
+    """Have replicas of a pool play another role from now on; nothing is restarted."""
+
+    pool: str
+    replicas: int
+    to: Role
+
+
+Action = StartReplicas | StopReplicas | FlipReplicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingDecision:
+    """One pool's part of a tick."""
+
+    pool: str
+    have: int
+    """Replicas that take work or are starting."""
+    want: int
+    """What it is to have now: what the policy wants, within every bound."""
+    asked: int
+    """What the policy wants."""
+    reason: ScalingReason
+    why: str = ""
+    inputs: Mapping[str, float] = field(default_factory=dict)
+    clipped_by: str = ""
+    """Which bound stood between `asked` and `want`: "max", "gpu_budget", "cooldown", ...; empty
+    for none."""
+    flips: Mapping[Role, int] = field(default_factory=dict)
+    """How many of its replicas are to play another role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """What was decided at one moment, with everything that it was decided from."""
+
+    at_s: float
+    policy: str
+    decisions: tuple[ScalingDecision, ...] = ()
+    actions: tuple[Action, ...] = ()
+    """In order; empty when nothing changes, also in a dry run."""
+    held: str = ""
+    """Why nothing was decided; empty when it was."""
+    dry_run: bool = False

@@ -1,0 +1,94 @@
+"""What a scaling decision sees: the demand, what requests got, and every pool, over one window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baton.domain.fleet import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What was asked for, per second, by all who arrived: also those who were refused."""
+
+    requests_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    """That had to be computed: what was cached is not among them."""
+    output_tokens_per_s: float = 0.0
+    """Generated, and what those who were refused would have generated, as far as is known."""
+    mean_prompt_tokens: float = 0.0
+    """Of a request, cached ones among them."""
+    mean_uncached_tokens: float = 0.0
+    mean_output_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What requests got that ended in the window; None where none did."""
+
+    attainment: float | None = None
+    """The share of them that met every objective, refused ones among the misses."""
+    ttft_mean_s: float | None = None
+    ttft_p90_s: float | None = None
+    tpot_mean_s: float | None = None
+    tpot_p90_s: float | None = None
+    refused_per_s: float = 0.0
+    in_flight: int = 0
+    held: int = 0
+    """Requests that wait at a coordinator."""
+    slack_s: float | None = None
+    """How much of its TTFT objective the request has left that is worst off: objective minus what
+    it has waited and is predicted to wait yet. Negative: it is late. None: none waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolObservation:
+    """One pool."""
+
+    name: str
+    role: Role
+    """What its replicas start as."""
+    prefill: int = 0
+    """Replicas that take work, by what they are meant for at present."""
+    decode: int = 0
+    mixed: int = 0
+    starting: int = 0
+    draining: int = 0
+    gpus_per_replica: float = 1.0
+    cold_start_s: float = 60.0
+    """From being asked for to taking work: measured where any was seen to start."""
+    prefill_tokens_per_s: float | None = None
+    """Prompt tokens that one replica computes, doing nothing else; None: not known."""
+    decode_tokens_per_s: float | None = None
+    """Tokens that one replica generates with the most streams that still meet the strictest TPOT
+    objective and fit, prefilling nothing."""
+    busy_fraction: float | None = None
+    """Of the window, spent in engine steps, on average over the replicas that take work."""
+    running_requests: float = 0.0
+    """Of one replica that takes work, on average."""
+    queued_requests: float = 0.0
+    queued_tokens: float = 0.0
+    kv_used_fraction: float = 0.0
+
+    @property
+    def ready(self) -> int:
+        """Replicas that take work."""
+        return self.prefill + self.decode + self.mixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one tick sees."""
+
+    at_s: float
+    window_s: float
+    """Over which rates are taken."""
+    demand: Demand = Demand()
+    service: Service = Service()
+    pools: Mapping[str, PoolObservation] = field(default_factory=dict)
+    ttft_s: float | None = None
+    """The objectives to plan for: the strictest of the classes in use."""
+    tpot_s: float | None = None
+    missing: tuple[str, ...] = ()
+    """What could not be seen, in words; a tick that misses anything holds still."""

@@ -1,0 +1,60 @@
+"""What an operator may say about scaling, and the bounds within which every policy is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class ScalingRule(StrEnum):
+    """The policies that ship."""
+
+    SLO = "slo"
+    """baton's own."""
+    STATIC = "static"
+    """As many as the configuration starts with."""
+    HPA = "hpa"
+    KPA = "kpa"
+    DYNAMO = "dynamo"
+    WVA = "wva"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """How fast a pool may change in one direction."""
+
+    cooldown_s: float = 0.0
+    """Since the last change of that pool, in whichever direction."""
+    max_step: int = 4
+    """Replicas at a time."""
+    headroom_fraction: float = 0.2
+    """Down only: what must be left free after a step down, so that it need not be taken back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBounds:
+    """How many replicas a pool may have."""
+
+    min: int = 1
+    start: int = 1
+    max: int = 1
+    gpus_per_replica: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscalerOptions:
+    """What holds for all policies."""
+
+    rule: ScalingRule = ScalingRule.SLO
+    interval_s: float = 2.0
+    gpu_budget: float | None = None
+    """GPUs of all pools together; None for no bound but those of the pools."""
+    up: StepLimits = StepLimits(cooldown_s=0.0, max_step=4)
+    down: StepLimits = StepLimits(cooldown_s=300.0, max_step=1)
+    scale_to_zero: bool = False
+    """Pools whose `min` is 0 may lose their last replica when nothing has been asked for."""
+    dry_run: bool = False
+    """Say what would be done, and do nothing."""
+    bounds: Mapping[str, PoolBounds] = field(default_factory=dict)
+    """By pool."""

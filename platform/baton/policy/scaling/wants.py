@@ -1,0 +1,69 @@
+"""What a scaling policy answers, and the port that every policy matches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from baton.domain.fleet import Role
+from baton.policy.scaling.observation import Observation
+
+
+class ScalingReason(StrEnum):
+    """Why a pool should have as many replicas as it should (a metric label, hence an enum)."""
+
+    STEADY = "steady"
+    """As many as there are."""
+    DEMAND = "demand"
+    """What is asked for now needs so many."""
+    FORECAST = "forecast"
+    """What will be asked for when a new replica would be ready needs so many."""
+    SLACK = "slack"
+    """Requests that wait now would be late."""
+    BALANCE = "balance"
+    """Another role has replicas to spare."""
+    SPARE = "spare"
+    """Fewer will do, and have done for a while."""
+    IDLE = "idle"
+    """Nothing is asked for."""
+    UTILIZATION = "utilization"
+    CONCURRENCY = "concurrency"
+    PANIC = "panic"
+    LATENCY = "latency"
+    FIXED = "fixed"
+    FORESEEN = "foreseen"
+    """The future was known (simulated only)."""
+    OVERRIDE = "override"
+    """An operator has said so."""
+    HELD = "held"
+    """Something could not be seen, so nothing is changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """How many replicas one pool should have, ready or starting, by present role."""
+
+    replicas: int
+    reason: ScalingReason
+    why: str = ""
+    """In words, with numbers."""
+    inputs: Mapping[str, float] = field(default_factory=dict)
+    """What it was worked out from, by name with unit."""
+    flips: Mapping[Role, int] = field(default_factory=dict)
+    """How many of its replicas should play another role than the pool's own."""
+
+
+class ScalingPolicy(Protocol):
+    """A rule for how many replicas there should be; it may remember what it has seen.
+
+    Bounds, budgets, pauses between changes and an operator's word are not its business: see
+    `control.autoscaler`.
+    """
+
+    name: str
+
+    def wants(self, seen: Observation) -> Mapping[str, Want]:
+        """What every pool in `seen` should have. Called once a tick, `seen.at_s` going up."""
+        ...
