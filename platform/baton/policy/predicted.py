@@ -35,6 +35,7 @@ from zlib import crc32
 from baton.domain.fleet import ReplicaView, Role
 from baton.domain.handoff import Decision, Option, Route, RouteReason
 from baton.policy.placement import Disaggregate, NoRoute, PlacementQuery, Surroundings, no_route
+from baton.policy.promises import Promises
 from baton.policy.replica_cost import ReplicaCost
 from baton.policy.shortlist import Shortlist
 from baton.policy.ways import Way, Ways
@@ -54,7 +55,9 @@ class PredictedOptions:
 
     disaggregate: Disaggregate = Disaggregate.AUTO
     ttft_slo_s: float | None = None
+    """Of requests that bring no objectives of their own."""
     tpot_slo_s: float | None = None
+    """Likewise; and of the streams that run, whatever they are promised."""
     shortlist: int = 3
     """Holders of the prefix, and idle others, that are looked at for each phase."""
 
@@ -117,8 +120,14 @@ class PredictedPlacer:
     # -------------------------------------------------------------- candidates
 
     def _ways(self, query: PlacementQuery, around: Surroundings) -> Ways:
-        options = self._options
-        return Ways(query, around, ttft_slo_s=options.ttft_slo_s, tpot_slo_s=options.tpot_slo_s)
+        options, slo = self._options, query.slo
+        ttft_s, tpot_s = options.ttft_slo_s, options.tpot_slo_s
+        if slo is not None:
+            ttft_s, tpot_s = slo.ttft_s, slo.tpot_s
+        promises = None
+        if tpot_s is not None or options.tpot_slo_s is not None:
+            promises = Promises(tpot_s, ttft_s, options.tpot_slo_s)
+        return Ways(query, around, ttft_slo_s=ttft_s, promises=promises)
 
     def _costs(
         self, ways: Ways, query: PlacementQuery, around: Surroundings, ids: Sequence[str]

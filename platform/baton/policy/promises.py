@@ -13,6 +13,9 @@ break does not count: only the difference that the new one makes.
 
 A miss costs a multiple of what the request may take within its objectives. That makes seconds of
 it, which are compared with other seconds.
+
+Requests differ in what they are promised. Which classes the streams on a replica belong to is not
+known here, so they count with the objective that the placer was made with.
 """
 
 from __future__ import annotations
@@ -35,8 +38,22 @@ while the prefill pool's queue was within the objective."""
 class Promises:
     """What requests are served for."""
 
-    tpot_slo_s: float
+    tpot_slo_s: float | None
+    """The request's own; None: it is promised no pace."""
     ttft_slo_s: float | None = None
+    others_tpot_slo_s: float | None = None
+    """That of the streams that run already; None: the same as the request's."""
+
+    def __post_init__(self) -> None:
+        if self.tpot_slo_s is None and self.others_tpot_slo_s is None:
+            raise ValueError("promises: nobody is promised a pace, wanted a TPOT for somebody")
+
+    @property
+    def pace_s(self) -> float:
+        """What the streams that run already are promised for each token."""
+        found = self.tpot_slo_s if self.others_tpot_slo_s is None else self.others_tpot_slo_s
+        assert found is not None, "one of them is set"
+        return found
 
     def missed(self, cost: ReplicaCost, here_tokens: int = 0) -> float:
         """How many more requests miss their TPOT when a replica decodes one more.
@@ -44,9 +61,9 @@ class Promises:
         It computes `here_tokens` of the new one's prompt, too. The new one's own first token is not
         looked at.
         """
-        slo_s, kept = self.tpot_slo_s, 1.0 - cost.prompt_share
+        own_s, slo_s, kept = self.tpot_slo_s, self.pace_s, 1.0 - cost.prompt_share
         pace_s = cost.step_s / kept
-        missed = float(pace_s > slo_s)
+        missed = float(own_s is not None and pace_s > own_s)
         if not cost.running:
             return missed
         life, ahead, timing = cost.output_tokens, cost.ahead_tokens, cost.timing
@@ -61,7 +78,8 @@ class Promises:
 
     def worth_s(self, cost: ReplicaCost) -> float:
         """What a request that keeps its objectives may take: the price of a miss."""
-        return _PRICE * ((self.ttft_slo_s or 0.0) + cost.output_tokens * self.tpot_slo_s)
+        own_s = self.pace_s if self.tpot_slo_s is None else self.tpot_slo_s
+        return _PRICE * ((self.ttft_slo_s or 0.0) + cost.output_tokens * own_s)
 
 
 def broken_share(stall_s: float, *, slack_s: float, life_tokens: float) -> float:

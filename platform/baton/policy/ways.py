@@ -40,12 +40,12 @@ class Ways:
         around: Surroundings,
         *,
         ttft_slo_s: float | None,
-        tpot_slo_s: float | None,
+        promises: Promises | None,
     ) -> None:
         self._query = query
         self._around = around
         self._ttft_slo_s = ttft_slo_s
-        self._promises = None if tpot_slo_s is None else Promises(tpot_slo_s, ttft_slo_s)
+        self._promises = promises
 
     def costs(self, replica_ids: Iterable[str]) -> list[ReplicaCost]:
         """What each of some replicas, among which one is chosen, would take for its part."""
@@ -240,7 +240,7 @@ class Ways:
     def _weight(self, cost: ReplicaCost) -> float:
         """What a second lost by a running stream counts: less, far from its TPOT objective."""
         promises = self._promises
-        return 1.0 if promises is None else min(1.0, cost.step_s / promises.tpot_slo_s)
+        return 1.0 if promises is None else min(1.0, cost.step_s / promises.pace_s)
 
 
 def _decode_s(target: ReplicaCost) -> float:

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.fleet import Load, Role
+from baton.domain.handoff import Decision, HandoffMode
+from baton.domain.slo import Slo
+from baton.policy.placement import PlacementQuery, Surroundings
+from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.promises import Promises
+from baton.policy.replica_cost import ReplicaCost, replica_cost
+from tests.fakes.timings import FixedTimings, LinearTiming, replica_view, surroundings
+
+FAST = LinearTiming(step=0.01, token=0.0001, stream=0.0)
+QUERY = PlacementQuery(prompt_tokens=1600, max_tokens=100)
+objectives = st.none() | st.floats(0.001, 3.0)
+
+
+def pair(queued_tokens: int = 0) -> Surroundings:
+    decode = replica_view("d0", load=Load(running_requests=20))
+    prefill = replica_view("p0", Role.PREFILL, Load(queued_tokens=queued_tokens))
+    timings = FixedTimings(timing=FAST, output_tokens=100.0)
+    return surroundings(prefill, decode, timings=timings)
+
+
+def placed(slo: Slo | None, around: Surroundings, **options: float) -> Decision:
+    placer = PredictedPlacer(PredictedOptions(**options))  # type: ignore[arg-type]
+    decision = placer.place(replace(QUERY, slo=slo), around)
+    assert isinstance(decision, Decision)
+    return decision
+
+
+def cost(running: int) -> ReplicaCost:
+    view = replica_view("d0", load=Load(running_requests=running))
+    return replica_cost(QUERY, view, FAST, output_tokens=100.0, at_s=0.0)
+
+
+@given(ttft=objectives, tpot=objectives, queued=st.integers(0, 60_000))
+def test_a_requests_objectives_count_as_if_the_placer_had_been_made_with_them(
+    ttft: float | None, tpot: float | None, queued: int
+) -> None:
+    around = pair(queued)
+    made_with = PredictedPlacer(PredictedOptions(ttft_slo_s=ttft, tpot_slo_s=tpot))
+    brought = Slo(ttft_s=ttft, tpot_s=tpot)
+    assert placed(brought, around) == made_with.place(QUERY, around)
+
+
+def test_a_request_that_brings_none_is_served_for_the_placers_own() -> None:
+    around = pair(queued_tokens=3000)
+    assert placed(None, around, ttft_slo_s=0.2).route.mode is HandoffMode.LOCAL
+    assert placed(Slo(ttft_s=5.0), around, ttft_slo_s=0.2).route.mode is HandoffMode.PULL
+    assert placed(Slo(), around, ttft_slo_s=0.2).route.mode is HandoffMode.PULL
+
+
+def test_a_patient_request_does_not_break_streams_that_are_promised_a_pace() -> None:
+    around = pair(queued_tokens=2000)
+    patient = Slo(tpot_s=30.0, ttft_s=60.0)
+    alone = placed(patient, around)
+    beside = placed(patient, around, tpot_slo_s=0.0105)
+    assert alone.route.mode is HandoffMode.LOCAL  # nobody there is promised anything better
+    assert beside.route.mode is HandoffMode.PULL
+
+
+def test_the_pace_of_a_request_that_is_promised_none_breaks_nothing() -> None:
+    slow = Promises(None, None, 0.005)
+    assert slow.missed(cost(running=0)) == 0
+    assert Promises(0.005, None, 1.0).missed(cost(running=0)) == 1
+    assert Promises(1.0, None, 0.005).missed(cost(running=0)) == 0
+
+
+def test_streams_that_run_are_judged_by_what_they_are_promised() -> None:
+    stalled = Promises(1.0, None, 0.0105).missed(cost(running=20), 1600)
+    assert stalled > 1
+    assert Promises(0.0105, None, 1.0).missed(cost(running=20), 1600) < 1
+    assert Promises(0.0105).missed(cost(running=20), 1600) == pytest.approx(stalled)
+
+
+def test_the_price_of_a_miss_is_what_the_request_itself_may_take() -> None:
+    assert Promises(0.02, 1.0, 0.5).worth_s(cost(1)) == pytest.approx(4 * (1.0 + 100 * 0.02))
+    assert Promises(None, None, 0.5).worth_s(cost(1)) == pytest.approx(4 * 100 * 0.5)
+
+
+def test_promises_to_nobody_are_refused() -> None:
+    with pytest.raises(ValueError, match="pace"):
+        Promises(None, 1.0, None)
