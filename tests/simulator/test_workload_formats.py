@@ -274,6 +274,7 @@ REQUESTS = st.builds(
     st.lists(st.integers(-(2**60), 2**60), max_size=5).map(tuple),
     st.none() | st.text(),
     st.none() | st.text(),
+    st.text(min_size=1),
 )
 
 

@@ -27,6 +27,7 @@ from baton.control.legs import ClosingLeg, LegBook
 from baton.control.limits import CoordinatorLimits
 from baton.control.pair_notices import PairNotice
 from baton.control.pairs import PairProber, ProbeOptions
+from baton.control.service_rules import ServiceRules
 from baton.domain.commands import Command, Deliver, Delivery, SyncCache
 from baton.domain.errors import EngineFailed, PromptTooLong, QueueFull, Rejected
 from baton.domain.events import (
@@ -61,11 +62,12 @@ NOT_THE_LINK = frozenset({LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFail
 class Coordinator:
     """The brain of one ingress replica. `handle` is never called re-entrantly."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of it, and has a default but two
         self,
         *,
         limits: CoordinatorLimits,
         placer: Placer,
+        rules: ServiceRules | None = None,
         index: IndexOptions | None = None,
         probing: ProbeOptions | None = None,
         priors: Mapping[str, EngineTiming] | None = None,
@@ -73,6 +75,7 @@ class Coordinator:
     ) -> None:
         """Begin with an empty fleet; `priors` say, by pool, how long engines take in theory."""
         self._limits = limits
+        self._rules = rules or ServiceRules()
         self._fleet = FleetTable()
         self._legs = LegBook(self._fleet)
         self.knowledge = Knowledge(self._fleet, PrefixIndex(index, seed=seed), TimingBook(priors))

@@ -7,6 +7,7 @@ from collections import Counter
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.handoff import HandoffMode
 from baton.domain.request import Phase, Request
+from baton.policy.slo_book import DEFAULT_CLASS
 from baton.simulator.outcome import Outcome
 from baton.simulator.timeline import Timeline
 
@@ -20,6 +21,8 @@ class _Client:
         "last_at_s",
         "number",
         "prompt_tokens",
+        "slo_class",
+        "tenant",
         "tokens",
         "worst_gap_s",
     )
@@ -28,6 +31,8 @@ class _Client:
         self.number = number
         self.arrived_at_s = request.arrived_at_s
         self.prompt_tokens = len(request.prompt_token_ids)
+        self.slo_class = request.slo_class or DEFAULT_CLASS
+        self.tenant = request.tenant
         self.tokens = 0
         self.first_at_s = self.last_at_s = float("inf")
         self.worst_gap_s = 0.0
@@ -41,19 +46,22 @@ class _Client:
         self.last_at_s = now_s
         self.tokens += tokens
 
-    def outcome(self, over_at_s: float, *, cached_tokens: int, ok: bool) -> Outcome:
-        """What has come of it."""
+    def outcome(self, over_at_s: float, record: RequestRecord | None) -> Outcome:
+        """What has come of it; there is no record while it is under way."""
         later = self.tokens - 1
         return Outcome(
             arrived_at_s=self.arrived_at_s,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=cached_tokens,
+            cached_tokens=0 if record is None else record.cached_tokens or 0,
             output_tokens=self.tokens,
             ttft_s=self.first_at_s - self.arrived_at_s,
             tpot_s=(self.last_at_s - self.first_at_s) / later if later > 0 else 0.0,
             e2e_s=over_at_s - self.arrived_at_s,
-            ok=ok,
+            ok=record is not None and record.outcome is Phase.FINISHED,
             worst_gap_s=self.worst_gap_s,
+            tenant=self.tenant,
+            slo_class=self.slo_class if record is None else record.slo.name,
+            good=record is not None and record.judgement.good,
         )
 
 
@@ -89,11 +97,7 @@ class Audience:
     def is_told(self, record: RequestRecord) -> None:
         """A request has ended, in whichever way."""
         client = self._waiting.pop(record.request_id)
-        self._outcomes[client.number] = client.outcome(
-            record.ended_at_s,
-            cached_tokens=record.cached_tokens or 0,
-            ok=record.outcome is Phase.FINISHED,
-        )
+        self._outcomes[client.number] = client.outcome(record.ended_at_s, record)
         self.ended += 1
         self.resumes += record.resumes
         if record.routes:
@@ -106,7 +110,5 @@ class Audience:
     def outcomes(self) -> tuple[Outcome, ...]:
         """Of all that have been sent, in that order; who still waits has not been served."""
         for client in self._waiting.values():
-            self._outcomes[client.number] = client.outcome(
-                self._timeline.now_s, cached_tokens=0, ok=False
-            )
+            self._outcomes[client.number] = client.outcome(self._timeline.now_s, None)
         return tuple(one for one in self._outcomes if one is not None)

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton.domain.tenant import DEFAULT_TENANT
+from baton.policy.slo_book import DEFAULT_CLASS
+
 
 class Outcome(NamedTuple):
     """One request, from its client's side. A NamedTuple: there may be millions."""
@@ -25,6 +28,11 @@ class Outcome(NamedTuple):
     """Whether it finished."""
     worst_gap_s: float = 0.0
     """The longest time between two of its tokens."""
+    tenant: str = DEFAULT_TENANT
+    slo_class: str = DEFAULT_CLASS
+    """In which it was served."""
+    good: bool = True
+    """Whether it got what that class is promised, as the coordinator judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

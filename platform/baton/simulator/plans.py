@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.control.limits import CoordinatorLimits
+from baton.control.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.perf.modelled import ModelledTiming
 from baton.perf.timing import EngineTiming
@@ -60,6 +61,8 @@ class Scenario:
     index: IndexOptions | None = None
     """None: the coordinator's own; or none at all for a trace whose prompts share nothing."""
     limits: CoordinatorLimits = GENEROUS
+    rules: ServiceRules = field(default_factory=ServiceRules)
+    """Classes, tenants and admission."""
     seed: int = 0
     latency_s: float = 0.000_2
     """One way between a coordinator and a replica."""

@@ -93,7 +93,7 @@ def simulate(
     """
     stage = Stage(scenario, trace)
     stage.run(
-        trace.asked(declared_tokens=declared_tokens),
+        trace.asked(declared_tokens=declared_tokens, classes=scenario.rules.slos.classes),
         until_s=float("inf") if until_s is None else until_s,
         on_progress=on_progress,
     )
@@ -146,6 +146,7 @@ class Stage:
         for number in range(scenario.coordinators):
             coordinator = Coordinator(
                 limits=scenario.limits,
+                rules=scenario.rules,
                 placer=scenario.placer(),
                 index=self._index,
                 priors=priors,

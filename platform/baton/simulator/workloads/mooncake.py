@@ -2,8 +2,9 @@
 
 A line has `timestamp` (milliseconds), `input_length`, `output_length` and `hash_ids`, which name
 the prompt's blocks: equal ids mean equal blocks. Baton adds `at_s` (the time in seconds, exact, in
-place of the timestamp), `block_tokens`, `session_id` and `slo_class`, each only where there is
-something to say, so every file of Mooncake's is one of baton's, and others can read baton's.
+place of the timestamp), `block_tokens`, `session_id`, `slo_class` and `tenant`, each only where
+there is something to say, so every file of Mooncake's is one of baton's, and others can read
+baton's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from statistics import median
 from typing import NamedTuple
 
 from baton.domain.errors import BadTrace
+from baton.domain.tenant import DEFAULT_TENANT
 from baton.simulator.workloads.lines import (
     assembled,
     finite,
@@ -92,6 +94,8 @@ def write(trace: Trace) -> Iterator[str]:
             fields["session_id"] = one.session_id
         if one.slo_class is not None:
             fields["slo_class"] = one.slo_class
+        if one.tenant != DEFAULT_TENANT:
+            fields["tenant"] = one.tenant
         yield json.dumps(fields, separators=(",", ":"))
 
 
@@ -107,6 +111,7 @@ def _parse(line: str) -> _Line:
         block_ids=_ids(fields.get("hash_ids")),
         session_id=_text(fields.get("session_id"), "session_id"),
         slo_class=_text(fields.get("slo_class"), "slo_class"),
+        tenant=_text(fields.get("tenant"), "tenant") or DEFAULT_TENANT,
     )
     if request.at_s < 0:
         raise ValueError(f"at_s is {request.at_s}, wanted at least 0")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from baton.domain.outline import Outline
 from baton.domain.request import Request
+from baton.domain.tenant import DEFAULT_TENANT
 
 
 class TraceRequest(NamedTuple):
@@ -23,6 +24,8 @@ class TraceRequest(NamedTuple):
     them; equal ids mean equal text. Without any, the prompt shares nothing with any other."""
     session_id: str | None = None
     slo_class: str | None = None
+    """What it is, and the class it asks for where that is one; see `as_request`."""
+    tenant: str = DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,13 @@ class Trace:
         """Requests per second over the span; 0 when there is no span."""
         return (len(self.requests) - 1) / self.span_s if self.span_s else 0.0
 
-    def asked(self, *, declared_tokens: int = 1024, start_s: float = 0.0) -> Iterator[Request]:
+    def asked(
+        self,
+        *,
+        declared_tokens: int = 1024,
+        start_s: float = 0.0,
+        classes: Container[str] = (),
+    ) -> Iterator[Request]:
         """The requests as clients send them, one at a time; see `as_request`."""
         for number, one in enumerate(self.requests):
             yield as_request(
@@ -65,6 +74,7 @@ class Trace:
                 block_tokens=self.block_tokens,
                 declared_tokens=declared_tokens,
                 start_s=start_s,
+                classes=classes,
             )
 
 
@@ -75,8 +85,11 @@ def as_request(
     block_tokens: int,
     declared_tokens: int = 1024,
     start_s: float = 0.0,
+    classes: Container[str] = (),
 ) -> Request:
-    """A request of a trace as a client sends it.
+    """A request of a trace as a client sends it; it asks for its class if that is among `classes`.
+
+    Traces also name kinds of requests that are no classes of the deployment that serves them.
 
     How much it will generate is in the payload, which only the engine reads: as in life, nobody
     else knows before it has ended. `max_tokens` is `declared_tokens`, or what is needed if more.
@@ -89,6 +102,8 @@ def as_request(
         max_tokens=max(one.output_tokens, declared_tokens),
         arrived_at_s=start_s + one.at_s,
         session_id=one.session_id,
+        tenant=one.tenant,
+        slo_class=one.slo_class if one.slo_class in classes else None,
         payload=output_payload(one.output_tokens),
     )
 
