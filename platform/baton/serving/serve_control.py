@@ -1,16 +1,47 @@
-"""Orders to the Serve controller that Serve has no public call for (private API of Ray 2.60)."""
+"""Orders to Serve, and questions, that it has no public call for (private API of Ray 2.60)."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+    from ray.serve.schema import DeploymentDetails
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.05
+_RUNNING = frozenset({"RUNNING", "UPDATING", "PENDING_MIGRATION", "RECOVERING"})
+"""States of a replica that has been started and not been told to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentState:
+    """One deployment, as Serve sees it."""
+
+    name: str
+    target: int
+    """How many replicas it is to have."""
+    running: int = 0
+    starting: int = 0
+    """Asked for and not there yet: those that Serve starts, or is about to."""
+    stopping: int = 0
+    """Told to stop, or about to be, and still finishing what they do."""
+    message: str = ""
+    """What Serve complains of; empty when nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What the replicas of a deployment said to one call."""
+
+    given: tuple[object, ...] = ()
+    missing: tuple[str, ...] = ()
+    """For each that gave none, why."""
 
 
 def find_controller() -> ActorHandle:
@@ -36,6 +67,97 @@ def scale(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None
     target = DeploymentID(name=deployment, app_name=app)
     call = find_controller().update_deployment_replicas.remote(target, replicas)
     ray.get(call, timeout=timeout_s)
+
+
+async def scale_soon(app: str, deployment: str, *, replicas: int, timeout_s: float) -> None:
+    """As `scale`, for coroutines."""
+    from ray.serve._private.common import DeploymentID
+
+    target = DeploymentID(name=deployment, app_name=app)
+    async with asyncio.timeout(timeout_s):
+        controller = await asyncio.to_thread(find_controller)
+        await controller.update_deployment_replicas.remote(target, replicas)
+
+
+async def deployment_states(
+    app: str, deployments: Iterable[str], *, timeout_s: float
+) -> Mapping[str, DeploymentState]:
+    """How many replicas of each deployment there are, in which state; by name.
+
+    Those that Serve does not know, as while it deploys them, are left out.
+    """
+    async with asyncio.timeout(timeout_s):
+        controller = await asyncio.to_thread(find_controller)
+        answers = await asyncio.gather(
+            *(controller.get_deployment_details.remote(app, name) for name in deployments),
+            return_exceptions=True,
+        )
+    states: dict[str, DeploymentState] = {}
+    for details in answers:
+        if isinstance(details, BaseException):
+            if not isinstance(getattr(details, "cause", details), KeyError):
+                raise details
+        else:
+            states[details.name] = deployment_state(details)
+    return states
+
+
+def deployment_state(details: DeploymentDetails) -> DeploymentState:
+    """The part of Serve's details that matters here.
+
+    Serve acts on a new target within a tenth of a second; what it is about to do counts as begun,
+    so that one who looks in between does not ask for it again.
+    """
+    states = [str(replica.state.value) for replica in details.replicas]
+    target = details.target_num_replicas
+    running = sum(state in _RUNNING for state in states)
+    going = sum(state == "STOPPING" for state in states)
+    leaving = max(0, running - target)
+    unhealthy = str(details.status.value) in {"UNHEALTHY", "DEPLOY_FAILED"}
+    return DeploymentState(
+        name=details.name,
+        target=target,
+        running=running - leaving,
+        starting=max(0, target - (running - leaving)),
+        stopping=going + leaving,
+        message=details.message if unhealthy else "",
+    )
+
+
+async def call_all(
+    app: str, deployment: str, method: str, *arguments: object, timeout_s: float
+) -> Answers:
+    """Call every replica of a deployment; who fails or is late costs nobody else's answer."""
+    from ray import serve
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            handle = serve.get_deployment_handle(deployment, app)
+            response = handle.broadcast(method, *arguments)
+            # Its public `results_async` keeps no answer when one of them is late.
+            results: list[Any] = await response._fetch_replica_results_async()  # noqa: SLF001
+    except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, nobody answered
+        return Answers(missing=(f"{deployment}: {_why(error, timeout_s)}",))
+    calls = [asyncio.ensure_future(result.get_async()) for result in results]
+    await asyncio.wait(calls, timeout=timeout_s)
+    given: list[object] = []
+    missing: list[str] = []
+    for call in calls:
+        if not call.done() or call.cancelled():
+            call.cancel()
+            missing.append(f"{deployment}: no answer to {method!r} within {timeout_s:g} s")
+        elif (failure := call.exception()) is not None:
+            missing.append(f"{deployment}: {_why(failure, timeout_s)}")
+        else:
+            given.append(call.result())
+    return Answers(given=tuple(given), missing=tuple(missing))
+
+
+def _why(error: BaseException, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"could not be called within {timeout_s:g} s"
+    last = str(error).strip().rpartition("\n")[2]
+    return f"{type(error).__name__}: {last}" if last else type(error).__name__
 
 
 def stop(timeout_s: float) -> bool:
