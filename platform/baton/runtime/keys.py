@@ -1,0 +1,241 @@
+"""API keys: what one looks like, what is kept of it, and whose a key is that somebody shows.
+
+A key is `bt_<id>_<secret>`. The id names it in lists and logs; the secret is 256 bits from the
+system's generator. What is kept is a plain SHA-256 of the whole key: slow hashes and salts protect
+secrets that people choose and that can be guessed, while nobody tries 2^256 keys, however fast each
+try is. So a check costs microseconds, and wrong keys cannot be used to keep a server busy.
+
+A key file holds one key a line and is for people to read:
+
+    k3v9q2m7xa  sha256:9f86d0...  acme  2026-11-20T21:00:00Z  expires=2027-02-18T21:00:00Z  # ci
+
+Time is wall-clock time here, because people write dates into the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+PREFIX = "bt_"
+"""By which a key is known for one of ours, also to tools that look for leaked secrets."""
+MAX_LABEL_CHARS = 100
+_ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_ID_CHARS = 10
+_SECRET_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # noqa: S105
+# 62^43 > 2^256.
+_SECRET_CHARS = 43
+# Longer ones are none of ours and are not even hashed.
+_MAX_TOKEN_CHARS = 128
+_DIGEST_PREFIX = "sha256:"
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+_ID = re.compile(r"[a-z0-9]{4,32}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TENANT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+class KeyState(StrEnum):
+    """What a key is good for."""
+
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+class BadKeyLine(ValueError):
+    """A line of a key file cannot be read. The text never repeats what might be a secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """What is kept of a key: enough to know it again, not enough to make it."""
+
+    key_id: str
+    digest: str
+    """Of the whole key, in hex."""
+    tenant: str
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.key_id):
+            raise BadKeyLine("its id is none, wanted 4 to 32 lower-case letters and digits")
+        if not _DIGEST.fullmatch(self.digest):
+            raise BadKeyLine(f"key {self.key_id}: wanted {_DIGEST_PREFIX} and 64 hex digits")
+        if not _TENANT.fullmatch(self.tenant):
+            raise BadKeyLine(
+                f"key {self.key_id}: its tenant is none, wanted at most 64 letters, digits,"
+                " '.', '_' and '-'"
+            )
+        if len(self.label) > MAX_LABEL_CHARS or not self.label.isprintable():
+            raise BadKeyLine(
+                f"key {self.key_id}: wanted a label of at most {MAX_LABEL_CHARS} printable"
+                " characters"
+            )
+
+    def state(self, now: datetime) -> KeyState:
+        """What it is good for at `now`."""
+        if self.revoked_at is not None:
+            return KeyState.REVOKED
+        if self.expires_at is not None and now >= self.expires_at:
+            return KeyState.EXPIRED
+        return KeyState.ACTIVE
+
+    def line(self) -> str:
+        """Its line in a key file."""
+        fields = [
+            self.key_id,
+            _DIGEST_PREFIX + self.digest,
+            self.tenant,
+            time_text(self.created_at),
+        ]
+        if self.expires_at is not None:
+            fields.append(f"expires={time_text(self.expires_at)}")
+        if self.revoked_at is not None:
+            fields.append(f"revoked={time_text(self.revoked_at)}")
+        text = "  ".join(fields)
+        return f"{text}  # {self.label}" if self.label else text
+
+
+def mint(
+    tenant: str,
+    *,
+    now: datetime,
+    expires_at: datetime | None = None,
+    label: str = "",
+    choice: Callable[[str], str] = secrets.choice,
+) -> tuple[ApiKey, str]:
+    """A new key: what to keep of it, and the key itself, which is nowhere afterwards.
+
+    Raises:
+        BadKeyLine: the tenant or the label cannot be written down.
+    """
+    key_id = "".join(choice(_ID_ALPHABET) for _ in range(_ID_CHARS))
+    token = f"{PREFIX}{key_id}_{''.join(choice(_SECRET_ALPHABET) for _ in range(_SECRET_CHARS))}"
+    key = ApiKey(
+        key_id=key_id,
+        digest=_digest(token),
+        tenant=tenant,
+        created_at=now,
+        expires_at=expires_at,
+        label=label.strip(),
+    )
+    return key, token
+
+
+def parse_line(line: str) -> ApiKey | None:
+    """The key in a line of a key file; None when it is empty or a comment.
+
+    Raises:
+        BadKeyLine: it is neither; says what was wanted.
+    """
+    text, _, label = line.partition("#")
+    if not text.strip():
+        return None
+    words = text.split()
+    if len(words) < 4 or not words[1].startswith(_DIGEST_PREFIX):  # noqa: PLR2004
+        raise BadKeyLine("wanted: id sha256:HEX tenant created [expires=TIME] [revoked=TIME]")
+    key_id, digest, tenant, created, *rest = words
+    times = _optional_times(rest)
+    return ApiKey(
+        key_id=key_id,
+        digest=digest.removeprefix(_DIGEST_PREFIX),
+        tenant=tenant,
+        created_at=_time(created),
+        expires_at=times.get("expires"),
+        revoked_at=times.get("revoked"),
+        label=label.strip(),
+    )
+
+
+def time_text(moment: datetime) -> str:
+    """A moment as it stands in key files: UTC, to the second."""
+    return moment.astimezone(UTC).strftime(_TIME_FORMAT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A key that is good; whose it is."""
+
+    key_id: str
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """A key that is not good. Why it is not is told only to whoever has its secret."""
+
+    state: KeyState | None = None
+    key_id: str | None = None
+    """Of a key that was good once."""
+
+
+class KeyRing:
+    """The keys of a deployment at one moment; immutable."""
+
+    __slots__ = ("_by_id",)
+
+    def __init__(self, keys: Iterable[ApiKey] = ()) -> None:
+        self._by_id: Mapping[str, tuple[ApiKey, bytes]] = {
+            key.key_id: (key, key.digest.encode()) for key in keys
+        }
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def look_up(self, token: str, now: datetime) -> Known | Unknown:
+        """Whose key `token` is. Takes as long for ids that are not known, and remembers nothing."""
+        if len(token) > _MAX_TOKEN_CHARS:
+            return Unknown()
+        key_id, _, _ = token.removeprefix(PREFIX).partition("_")
+        key, digest = self._by_id.get(key_id, (None, _NOBODYS_DIGEST))
+        # What is compared is a hash, whose first bytes nobody can choose; in constant time all the
+        # same.
+        same = hmac.compare_digest(_digest(token).encode(), digest)
+        if key is None or not same:
+            return Unknown()
+        state = key.state(now)
+        if state is not KeyState.ACTIVE:
+            return Unknown(state=state, key_id=key_id)
+        return Known(key_id=key_id, tenant=key.tenant)
+
+    def tenant_of(self, token: str, now: datetime) -> str | None:
+        """The tenant that a good key belongs to, or None."""
+        found = self.look_up(token, now)
+        return found.tenant if isinstance(found, Known) else None
+
+
+_NOBODYS_DIGEST = b"0" * 64
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _optional_times(words: Iterable[str]) -> dict[str, datetime]:
+    times: dict[str, datetime] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in {"expires", "revoked"} or name in times:
+            raise BadKeyLine("after the time of creation wanted expires=TIME or revoked=TIME, once")
+        times[name] = _time(value)
+    return times
+
+
+def _time(text: str) -> datetime:
+    wanted = "wanted a time such as 2026-11-20T21:00:00Z"
+    if not _TIME.fullmatch(text):
+        raise BadKeyLine(wanted)
+    try:
+        return datetime.strptime(text, _TIME_FORMAT).replace(tzinfo=UTC)
+    except ValueError as error:
+        raise BadKeyLine(wanted) from error
