@@ -16,6 +16,7 @@ from baton.config import DeploymentConfig, LoadedConfig, load_config, render, sc
 from baton.config.fields import Anything, Environment, Field, Named, Nested, fields_of
 from baton.config.leaves import (
     Choice,
+    Condition,
     Flag,
     Leaf,
     Pluggable,
@@ -38,10 +39,11 @@ from baton.config.schema import (
     ServerConfig,
     SideChannel,
     SimTimings,
-    Timeouts,
     TransferConfig,
 )
 from baton.config.schema_routing import RouterConfig
+from baton.config.schema_scaling import AutoscalerConfig
+from baton.config.schema_service import AdmissionConfig, SloClassConfig, TenantConfig, Timeouts
 from baton.config.tree import format_path
 from baton.config.units import Unit, format_quantity
 from baton.domain.errors import ConfigInvalid
@@ -85,6 +87,7 @@ RAW = st.recursive(
     ),
     max_leaves=6,
 )
+COMPARISONS = st.sampled_from([">", ">=", "<", "<="])
 NAMES = st.from_regex(r"x(_?[a-z0-9]){0,6}", fullmatch=True)
 
 
@@ -120,6 +123,14 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (Timeouts, "first_token"): durations(0.001, 600),
     (Timeouts, "total"): durations(600, 86_400),
     (ModelConfig, "max_len"): st.none() | st.integers(5_000, 10**6),
+    (TenantConfig, "slo"): st.sampled_from([None, "default"]),
+    (TenantConfig, "classes"): st.none() | st.just(["default"]),
+    (TenantConfig, "anonymous"): st.none(),
+    (AutoscalerConfig, "policy"): st.sampled_from(["slo", "hpa", "own.scaling:make"]),
+    (AutoscalerConfig, "gpu_budget"): st.none() | st.integers(256 * 9, 10**6),
+    (AutoscalerConfig, "scale_to_zero"): st.just(value=False),
+    (AdmissionConfig, "max_tokens"): st.none() | st.integers(2_000, 10**6),
+    (AdmissionConfig, "default_max_tokens"): st.none() | st.integers(1, 2_000),
 }
 """Keys that other keys set bounds to; everything else is drawn from the schema alone."""
 SIM_ENGINE = st.fixed_dictionaries(
@@ -148,7 +159,8 @@ def values(of: type, field: Field) -> st.SearchStrategy[object]:
             return sections(nested)
         case Named(nested):
             name = "m.1" if nested is ModelConfig else "a-1"
-            return st.fixed_dictionaries({name: sections(nested)})
+            one = st.fixed_dictionaries({name: sections(nested)})
+            return one if field.required else st.just({}) | one
         case Anything():
             return st.dictionaries(NAMES, RAW, max_size=3)
         case Environment():
@@ -167,17 +179,19 @@ def leaf_values(leaf: Leaf) -> st.SearchStrategy[object]:
             return numbers.map(lambda number: format_quantity(number, unit))
         case Choice(enum):
             return st.sampled_from([str(member) for member in enum])
-        case Pluggable():
-            raise AssertionError("said above: other keys depend on it")
-        case Several(item):
-            members = [str(member) for member in item.enum]
-            return st.lists(st.sampled_from(members), min_size=1, unique=True)
-        case Whole(bounds):
-            return st.integers(int(bounds.low or 0), int(bounds.high or 4000))
-        case Real(bounds):
-            return st.floats(bounds.low or 0, bounds.high or 1e6)
+        case Condition():
+            return st.builds("prompt_tokens {} {}".format, COMPARISONS, st.integers(0, 10**8))
+        case Several(Choice() as item):
+            return st.lists(leaf_values(item), min_size=1, unique=True)
+        case Whole(bounds) | Real(bounds):
+            low, high = bounds.low or 0, bounds.high or 4000
+            return (
+                st.floats(low, high) if isinstance(leaf, Real) else st.integers(int(low), int(high))
+            )
         case Text() | Flag():
             return TEXT if isinstance(leaf, Text) else st.booleans()
+        case Pluggable() | Several():
+            raise AssertionError("said above: other keys depend on it")
 
 
 def sections(of: type) -> st.SearchStrategy[Tree]:
@@ -278,6 +292,9 @@ WHOLE = plain(
             "version": 1,
             "model": {"source": "x", "max_len": 4096, "engine": {"kind": "sim"}},
             "pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}},
+            "slo": {"classes": {"batch": {}}},
+            "tenants": {"acme": {}},
+            "autoscaler": {},
         }
     ).config
 )
@@ -312,7 +329,15 @@ def findings_of(path: Path_, value: object) -> tuple[str, tuple[str, ...]]:
 
 
 def test_the_whole_configuration_has_every_section_of_the_schema() -> None:
-    assert {of for _path, of in SECTIONS} >= {SimTimings, IngressCounts, ReplicaCounts, Resources}
+    assert {of for _path, of in SECTIONS} >= {
+        SimTimings,
+        IngressCounts,
+        ReplicaCounts,
+        Resources,
+        SloClassConfig,
+        TenantConfig,
+        AutoscalerConfig,
+    }
     assert len(SECTIONS) > 25
 
 

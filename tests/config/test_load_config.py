@@ -197,7 +197,7 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
 ) -> None:
     findings = refuse(
         "version: 1\n"
-        "tenants: {}\n"
+        "observability: {tracing: {}}\n"
         "model: {source: tiny, max_len: many}\n"
         "pools:\n"
         "  p: {role: mixt, gpu: 1, replicas: {min: 3, start: 2}}\n"
@@ -206,8 +206,7 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         sets=["server.prot=1"],
     )
     assert findings == (
-        "x0.yaml:2:1: tenants: not yet: callers are not told apart, guard the endpoint with a "
-        "proxy",
+        "x0.yaml:2:17: observability.tracing: not yet: nothing is traced, remove it",
         "x0.yaml:3:32: model.max_len: got 'many', wanted a whole number, at least 2",
         "x0.yaml:5:13: pools.p.role: got 'mixt', wanted 'prefill', 'decode' or 'mixed', "
         "did you mean 'mixed'?",
@@ -257,12 +256,6 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         (with_key("router", "{policy: 'a:b c'}"), "'a:b", "router.policy: got 'a:b c', wanted"),
         (with_key("router", "{policy: 7}"), "7", "router.policy: got 7, wanted 'predicted'"),
         (with_key("router", "{index: event}"), "event", "router.index: got 'event', wanted"),
-        (with_key("slo", "{classes: {}}"), "classes", "slo.classes: not yet: all requests"),
-        (
-            with_key("slo", "{default: {attainment: 0.99}}"),
-            "attainment",
-            "slo.default.attainment: not yet: the share of requests",
-        ),
         (with_key("slo", "{default: {ttft: 0s}}"), "0s", "slo.default.ttft: got '0s', wanted"),
         (
             with_key("transfer", "{max_concurrent_pulls: 0}"),
@@ -347,7 +340,7 @@ def test_thousands_of_findings_are_cut_short(refuse: Refuse) -> None:
         ({"sets": ["server.routes.0=chat"]}, "--set: server.routes.0: server.routes is a list"),
         ({"sets": ["server.host=[a"]}, "--set: server.host: not YAML: while parsing a flow"),
         ({"env": {"BATON__": "1"}}, "env BATON__: wanted a name such as BATON__SERVER__PORT"),
-        ({"env": {"BATON__TENANTS": "1"}}, "env BATON__TENANTS: tenants: not yet: callers"),
+        ({"env": {"BATON__TENANTS": "1"}}, "env BATON__TENANTS: tenants: got 1, wanted a mapping"),
     ],
 )
 def test_findings_name_the_option_or_variable_that_they_are_about(

@@ -125,8 +125,8 @@ class Builder:
         match field.kind:
             case Nested(schema):
                 return self._section(schema, entry, path)
-            case Named(schema, names):
-                return self._named(schema, names, (entry, path))
+            case Named() as named:
+                return self._named(named, (entry, path), may_be_empty=not field.required)
             case Anything(names):
                 return self._anything(names, entry, path)
             case Environment(names):
@@ -135,12 +135,15 @@ class Builder:
                 self.origins[path] = entry.node.origin
                 return self._leaf(leaf, entry.node, path)
 
-    def _named(self, schema: type[_T], names: Names, at: tuple[Entry, Path]) -> dict[str, _T]:
+    def _named(
+        self, named: Named, at: tuple[Entry, Path], *, may_be_empty: bool
+    ) -> dict[str, object]:
         entry, path = at
         found = self._mapping(entry, path).entries
-        if not found:
+        if not found and not may_be_empty:
             raise self._wrong(entry.origin, path, "empty, wanted at least one")
-        self._check_names(names, entry, path)
+        self._check_names(named.names, entry, path)
+        schema: type[object] = named.schema
         made = {key: self.section(schema, value, (*path, key)) for key, value in found.items()}
         return {key: value for key, value in made.items() if value is not None}
 

@@ -8,27 +8,25 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
 
 from baton.config.build import Builder
+from baton.config.checks_service import check_scaling, check_service
 from baton.config.derive import sim_settings
 from baton.config.leaves import did_you_mean
 from baton.config.schema import (
-    AdmissionConfig,
     EngineConfig,
     EngineKind,
     IngressCounts,
-    ModelConfig,
     PoolConfig,
     ReplicaCounts,
     ServerConfig,
     SideChannel,
-    Timeouts,
     TransferConfig,
 )
 from baton.config.schema_routing import Policy, RouterConfig
-from baton.config.tree import DefaultOrigin, Finding, Origin, Path, Section
+from baton.config.schema_service import AdmissionConfig, Timeouts
+from baton.config.seen import Seen
+from baton.config.tree import Finding, Path, Section
 from baton.domain.fleet import Role
 from baton.policy.placement import Disaggregate
 
@@ -53,49 +51,13 @@ _OWN_KEYS: Mapping[str, str] = {
 }
 """vLLM engine arguments that have a key of their own, and which."""
 
-_T = TypeVar("_T")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _LAST_PORT = 65535
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What was built, by path, and where each thing stands."""
-
-    builder: Builder
-    model_names: tuple[str, ...]
-    pool_names: tuple[str, ...]
-
-    def at(self, *path: str) -> Origin:
-        """The place of a key; when nobody wrote it, of the nearest section that somebody wrote."""
-        for depth in range(len(path), 0, -1):
-            place = self.builder.origins.get(path[:depth]) or self.builder.sections.get(
-                path[:depth]
-            )
-            if place is not None and not isinstance(place, DefaultOrigin):
-                return place
-        return DefaultOrigin()
-
-    def wrong(self, path: Path, what: str) -> Finding:
-        return Finding(self.at(*path), path, what)
-
-    def get(self, schema: type[_T], *path: str) -> _T | None:
-        """The section at `path`; None when something in it is wrong."""
-        made = self.builder.built.get(path)
-        return made if isinstance(made, schema) else None
-
-    def models(self) -> dict[str, ModelConfig]:
-        made = {name: self.get(ModelConfig, "models", name) for name in self.model_names}
-        return {name: model for name, model in made.items() if model is not None}
-
-    def pools(self) -> dict[str, PoolConfig]:
-        made = {name: self.get(PoolConfig, "pools", name) for name in self.pool_names}
-        return {name: pool for name, pool in made.items() if pool is not None}
-
-
 def check(root: Section, builder: Builder) -> Iterator[Finding]:
     """Everything that is wrong between keys."""
-    seen = _Seen(builder, _names(root, "models"), _names(root, "pools"))
+    seen = Seen(builder, *(_names(root, key) for key in ("models", "pools", "tenants")))
     if len(seen.model_names) > 1:
         second = ("models", seen.model_names[1])
         yield seen.wrong(second, "not yet: several models, keep one and start another baton")
@@ -112,6 +74,8 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
     yield from _endpoint(seen)
     yield from _ports(seen)
     yield from _waits(seen)
+    yield from check_service(seen)
+    yield from check_scaling(seen)
 
 
 def _names(root: Section, key: str) -> tuple[str, ...]:
@@ -119,7 +83,7 @@ def _names(root: Section, key: str) -> tuple[str, ...]:
     return tuple(entry.node.entries) if entry and isinstance(entry.node, Section) else ()
 
 
-def _counts(seen: _Seen, pool: str) -> Iterator[Finding]:
+def _counts(seen: Seen, pool: str) -> Iterator[Finding]:
     path = ("pools", pool, "replicas")
     counts = seen.get(ReplicaCounts, *path)
     if counts is not None and not counts.min <= counts.start <= counts.max:
@@ -127,7 +91,7 @@ def _counts(seen: _Seen, pool: str) -> Iterator[Finding]:
         yield seen.wrong(path, f"got {got}, wanted min <= start <= max")
 
 
-def _pool(seen: _Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
+def _pool(seen: Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
     path, workers = ("pools", name), pool.parallel.workers
     if pool.model not in seen.model_names:
         near = did_you_mean(pool.model, seen.model_names)
@@ -150,7 +114,7 @@ def _pool(seen: _Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
     yield from _offload(seen, path, pool)
 
 
-def _offload(seen: _Seen, pool_path: Path, pool: PoolConfig) -> Iterator[Finding]:
+def _offload(seen: Seen, pool_path: Path, pool: PoolConfig) -> Iterator[Finding]:
     """The tier in the host's memory, which only some engines have."""
     path, wanted = (*pool_path, "engine", "offload", "host_memory"), pool.engine.offload
     if wanted.host_memory_bytes is None:
@@ -165,7 +129,7 @@ def _offload(seen: _Seen, pool_path: Path, pool: PoolConfig) -> Iterator[Finding
         yield seen.wrong(path, what)
 
 
-def _router(seen: _Seen) -> Iterator[Finding]:
+def _router(seen: Seen) -> Iterator[Finding]:
     router = seen.get(RouterConfig, "router")
     if router is None or router.disaggregate is not Disaggregate.AUTO:
         return
@@ -177,7 +141,7 @@ def _router(seen: _Seen) -> Iterator[Finding]:
         yield seen.wrong(("router", "disaggregate"), what)
 
 
-def _engine(seen: _Seen, owner: Path) -> Iterator[Finding]:
+def _engine(seen: Seen, owner: Path) -> Iterator[Finding]:
     path = (*owner, "engine")
     engine = seen.get(EngineConfig, *path)
     if engine is None:
@@ -202,7 +166,7 @@ def _engine(seen: _Seen, owner: Path) -> Iterator[Finding]:
     yield from _sim(seen, owner, engine)
 
 
-def _sim(seen: _Seen, owner: Path, engine: EngineConfig) -> Iterator[Finding]:
+def _sim(seen: Seen, owner: Path, engine: EngineConfig) -> Iterator[Finding]:
     pool = seen.get(PoolConfig, *owner)
     name = owner[-1] if pool is None else pool.model
     model, transfer = seen.models().get(name), seen.get(TransferConfig, "transfer")
@@ -218,7 +182,7 @@ def _sim(seen: _Seen, owner: Path, engine: EngineConfig) -> Iterator[Finding]:
         yield seen.wrong((*owner, "engine", "sim"), str(error))
 
 
-def _agreement(seen: _Seen) -> Iterator[Finding]:
+def _agreement(seen: Seen) -> Iterator[Finding]:
     """Replicas of one model hand KV blocks to each other, so their blocks must be alike."""
     first: dict[str, tuple[str, PoolConfig]] = {}
     for name, pool in seen.pools().items():
@@ -247,7 +211,7 @@ def _block_shape(engine: EngineConfig) -> dict[str, object]:
     }
 
 
-def _serving(seen: _Seen) -> Iterator[Finding]:
+def _serving(seen: Seen) -> Iterator[Finding]:
     pools = seen.pools()
     if len(pools) < len(seen.pool_names):
         return  # a pool that could not be read may be the one that serves
@@ -263,7 +227,7 @@ def _serving(seen: _Seen) -> Iterator[Finding]:
             yield seen.wrong(path, f"got 0, wanted at least 1: nothing else decodes {model!r}")
 
 
-def _endpoint(seen: _Seen) -> Iterator[Finding]:
+def _endpoint(seen: Seen) -> Iterator[Finding]:
     counts = seen.get(IngressCounts, "server", "replicas")
     if counts is not None and counts.min > counts.max:
         what = f"got min {counts.min}, max {counts.max}, wanted min <= max"
@@ -290,7 +254,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _ports(seen: _Seen) -> Iterator[Finding]:
+def _ports(seen: Seen) -> Iterator[Finding]:
     side_channel, server = (
         seen.get(SideChannel, "transfer", "side_channel"),
         seen.get(ServerConfig, "server"),
@@ -310,7 +274,7 @@ def _ports(seen: _Seen) -> Iterator[Finding]:
         yield seen.wrong(("server", "port"), f"{what}, wanted another")
 
 
-def _waits(seen: _Seen) -> Iterator[Finding]:
+def _waits(seen: Seen) -> Iterator[Finding]:
     transfer = seen.get(TransferConfig, "transfer")
     if transfer is not None and transfer.lease_s < transfer.deadline_s:
         what = "shorter than transfer.deadline, wanted at least as long: blocks must outlive a pull"

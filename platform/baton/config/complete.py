@@ -2,7 +2,7 @@
 
 Done on the tree, before it gets a meaning, so that every value keeps its origin: the short form
 `model:`, pools of the only model, engine options that pools inherit, counts that follow others,
-and what follows from the policy.
+what follows from the policy, and caches of tenants with keys.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from baton.config.layers import merge
 from baton.config.schema_routing import Policy
 from baton.config.tree import DefaultOrigin, Entry, Finding, Node, Scalar, Section
+from baton.domain.tenant import CacheSharing
 from baton.policy.placement import Disaggregate
 
 SHORT_FORM_NAME = "model"
@@ -26,6 +27,7 @@ def complete(root: Section, findings: list[Finding]) -> tuple[Section, str | Non
     root = _each(root, "models", _with_sim)
     models = _section(root, "models")
     root = _each(root, "pools", lambda pool: _complete_pool(pool, models))
+    root = _each(root, "tenants", _with_cache)
     router = _section(root, "router")
     if router is not None:
         root = _with(root, "router", _with_disaggregate(router))
@@ -90,6 +92,14 @@ def _with_disaggregate(router: Section) -> Section:
     always = str(Disaggregate.ALWAYS)
     origin = DefaultOrigin(f"policy {policy!r} does not decide about it")
     return _with(router, "disaggregate", Scalar(always, origin, always))
+
+
+def _with_cache(tenant: Section) -> Section:
+    """Who has keys has a cache of its own, so that nobody can find out what it asked."""
+    if "cache" in tenant.entries or _text(tenant, "keys_file") is None:
+        return tenant
+    isolated = str(CacheSharing.ISOLATED)
+    return _with(tenant, "cache", Scalar(isolated, DefaultOrigin("it has keys"), isolated))
 
 
 def _following(section: Section, key: str, leader: str) -> Section:

@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from baton.config.conditions import parse_condition
 from baton.config.fields import SecretRef
 from baton.config.schema import (
     DeploymentConfig,
     Dtype,
     EngineConfig,
     ModelConfig,
+    PoolConfig,
     SimTimings,
     TransferConfig,
 )
+from baton.config.schema_service import SloObjectives, TenantConfig
 from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
-from baton.domain.errors import ConfigInvalid
+from baton.control.service_rules import ServiceRules
+from baton.domain.errors import ConfigInvalid, UnknownAccelerator
+from baton.domain.slo import Slo
+from baton.domain.tenant import DEFAULT_TENANT, RateLimit, Tenant
+from baton.perf.catalogue import accelerator
+from baton.policy.admission import AdmissionOptions
 from baton.policy.predicted import PredictedOptions
 from baton.policy.prefix_index import IndexMode, IndexOptions
+from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
+from baton.policy.slo_book import DEFAULT_CLASS, SloBook, SloRule
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 
 
@@ -46,6 +56,151 @@ def predicted_options(config: DeploymentConfig) -> PredictedOptions:
         ttft_slo_s=objectives.ttft_s,
         tpot_slo_s=objectives.tpot_s,
     )
+
+
+def service_rules(config: DeploymentConfig) -> ServiceRules:
+    """What every coordinator serves by."""
+    return ServiceRules(
+        slos=slo_book(config), tenants=tenants(config), admission=admission_options(config)
+    )
+
+
+def slo_book(config: DeploymentConfig) -> SloBook:
+    """Every class, and which requests fall into which."""
+    rules = []
+    for name, one in config.slo.classes.items():
+        condition = None if one.when is None else parse_condition(one.when)
+        if condition is not None:
+            comparison, tokens = condition
+            rules.append(SloRule(slo_class=name, comparison=comparison, prompt_tokens=tokens))
+    classes = {DEFAULT_CLASS: config.slo.default, **config.slo.classes}
+    return SloBook(
+        classes={name: _slo(name, one) for name, one in classes.items()}, rules=tuple(rules)
+    )
+
+
+def _slo(name: str, one: SloObjectives) -> Slo:
+    return Slo(
+        name=name,
+        ttft_s=one.ttft_s,
+        tpot_s=one.tpot_s,
+        itl_p99_s=one.itl_p99_s,
+        attainment_target=one.attainment,
+        window_s=one.window_s,
+        priority=one.priority,
+    )
+
+
+def tenants(config: DeploymentConfig) -> dict[str, Tenant]:
+    """Who is told apart, by name."""
+    return {name: _tenant(name, one) for name, one in config.tenants.items()}
+
+
+def _tenant(name: str, one: TenantConfig) -> Tenant:
+    rate = one.rate
+    return Tenant(
+        name=name,
+        priority=one.priority,
+        weight=one.weight,
+        slo=one.slo,
+        classes=one.classes,
+        rate=RateLimit(
+            requests_per_s=rate.requests_per_s,
+            tokens_per_s=rate.tokens_per_s,
+            burst_s=rate.burst_s,
+        ),
+        max_in_flight=one.max_in_flight,
+        cache=one.cache,
+    )
+
+
+def key_files(config: DeploymentConfig) -> dict[str, Path]:
+    """The files with the API keys of those tenants that have any."""
+    return {
+        name: Path(one.keys_file)
+        for name, one in config.tenants.items()
+        if one.keys_file is not None
+    }
+
+
+def allows_anonymous(config: DeploymentConfig) -> bool:
+    """Whether callers without a key are served, as tenant `default`.
+
+    Unless it is said, they are as long as no tenant has keys.
+    """
+    default = config.tenants.get(DEFAULT_TENANT)
+    said = None if default is None else default.anonymous
+    return not key_files(config) if said is None else said
+
+
+def admission_options(config: DeploymentConfig) -> AdmissionOptions:
+    """What admission aims at."""
+    admission = config.admission
+    return AdmissionOptions(
+        rule=admission.policy,
+        engine_queue_s=admission.engine_queue_s,
+        margin_fraction=admission.margin,
+    )
+
+
+def autoscaler_options(config: DeploymentConfig) -> AutoscalerOptions | None:
+    """What holds for scaling, whatever the policy; None where nothing is scaled.
+
+    `rule` is the default one where the policy is the user's own: see `scaling_policy_name`.
+    """
+    scaler = config.autoscaler
+    if scaler is None:
+        return None
+    shipped = scaler.policy in {str(rule) for rule in ScalingRule}
+    return AutoscalerOptions(
+        rule=ScalingRule(scaler.policy) if shipped else ScalingRule.SLO,
+        interval_s=scaler.interval_s,
+        gpu_budget=scaler.gpu_budget,
+        up=StepLimits(cooldown_s=scaler.up.cooldown_s, max_step=scaler.up.max_step),
+        down=StepLimits(
+            cooldown_s=scaler.down.cooldown_s,
+            max_step=scaler.down.max_step,
+            headroom_fraction=scaler.down.headroom,
+        ),
+        scale_to_zero=scaler.scale_to_zero,
+        dry_run=scaler.dry_run,
+        bounds=pool_bounds(config),
+    )
+
+
+def scaling_policy_name(config: DeploymentConfig) -> str:
+    """The policy's name, or the user's own as `module:function`; `static` where nothing scales."""
+    scaler = config.autoscaler
+    return str(ScalingRule.STATIC if scaler is None else scaler.policy)
+
+
+def pool_bounds(config: DeploymentConfig) -> dict[str, PoolBounds]:
+    """How many replicas each pool may have."""
+    return {
+        name: PoolBounds(
+            min=pool.replicas.min,
+            start=pool.replicas.start,
+            max=pool.replicas.max,
+            gpus_per_replica=devices_of(pool),
+        )
+        for name, pool in config.pools.items()
+    }
+
+
+def devices_of(pool: PoolConfig) -> float:
+    """What one replica counts for in budgets and money: its GPUs, or its workers without GPUs."""
+    return float(pool.resources.gpus or pool.parallel.workers)
+
+
+def price_per_hour(pool: PoolConfig) -> float | None:
+    """$ for one device of a pool: as configured, else as its data sheet has it; None: not known."""
+    resources = pool.resources
+    if resources.price_per_hour is not None or resources.accelerator is None:
+        return resources.price_per_hour
+    try:
+        return accelerator(resources.accelerator).price_per_hour
+    except UnknownAccelerator:
+        return None
 
 
 def index_options(config: DeploymentConfig) -> IndexOptions:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from baton.config.leaves import (
     Bounds,
     Choice,
+    Condition,
     Flag,
     Leaf,
     Pluggable,
@@ -172,10 +173,10 @@ def _kind(hint: object, markers: tuple[object, ...], unit: Unit | None) -> Kind:
     names = _marker(markers, Names(r"[\s\S]+", "a name"))
     arguments = typing.get_args(hint)
     for marker in markers:
-        if isinstance(marker, Pluggable):
+        if isinstance(marker, Pluggable | Condition):
             return marker
     if typing.get_origin(hint) is tuple:
-        return Several(_choice(arguments[0], markers))
+        return Several(Text() if arguments[0] is str else _choice(arguments[0], markers))
     if typing.get_origin(hint) is Mapping:
         return _mapping(arguments[1], names)
     if hint in {int, float} and unit is not None:

@@ -44,13 +44,14 @@ def _properties(of: type) -> Json:
 
 
 def _value(field: Field) -> Json:
+    needed = field.required
     match field.kind:
         case Nested(schema=of):
             value = _section(of)
         case Named(of, names):
             names_schema = {"pattern": f"^(?:{names.pattern})$"}
-            value = {"type": "object", "additionalProperties": _section(of), "minProperties": 1}
-            value |= {"propertyNames": names_schema}
+            value = {"type": "object", "additionalProperties": _section(of)}
+            value |= {"propertyNames": names_schema} | ({"minProperties": 1} if needed else {})
         case Anything(names):
             value = {"type": "object", "propertyNames": {"pattern": f"^(?:{names.pattern})$"}}
         case Environment(names):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from baton.config.conditions import PATTERN, parse_condition
 from baton.config.tree import Listing, Node, Scalar
 from baton.config.units import PATTERNS, Unit, format_quantity, parse_quantity
 
@@ -234,12 +235,35 @@ class Pluggable:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on a request."""
+
+    def read(self, node: Node) -> str | None:
+        """The condition in its usual spelling; None when the node is something else."""
+        text = node.value if isinstance(node, Scalar) else None
+        condition = parse_condition(text) if isinstance(text, str) else None
+        return None if condition is None else str(condition)
+
+    def write(self, value: object) -> object:
+        """The text itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        return "a condition such as 'prompt_tokens > 8000', with >, >=, < or <="
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        return {"type": "string", "pattern": PATTERN}
+
+
+@dataclass(frozen=True, slots=True)
 class Several:
-    """A list of choices: at least one, each at most once."""
+    """A list: at least one, each at most once."""
 
-    item: Choice
+    item: Choice | Text
 
-    def read(self, node: Node) -> tuple[StrEnum, ...] | None:
+    def read(self, node: Node) -> tuple[str, ...] | None:
         """The members in order; None when the node or one of its items is something else."""
         if not isinstance(node, Listing):
             return None
@@ -262,7 +286,7 @@ class Several:
         return {"type": "array", "items": items, "minItems": 1, "uniqueItems": True}
 
 
-Leaf = Text | Flag | Whole | Real | Quantity | Choice | Pluggable | Several
+Leaf = Text | Flag | Whole | Real | Quantity | Choice | Pluggable | Condition | Several
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:

@@ -19,13 +19,16 @@ from baton.config.bounds import (
     PoolName,
     Port,
     Positive,
+    TenantName,
     VariableName,
     Wait,
     Workers,
 )
 from baton.config.fields import Key, NotYet, SecretRef
 from baton.config.leaves import Bounds
-from baton.config.schema_routing import RouterConfig, SloConfig
+from baton.config.schema_routing import RouterConfig
+from baton.config.schema_scaling import AutoscalerConfig
+from baton.config.schema_service import AdmissionConfig, SloConfig, TenantConfig
 from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
 from baton.domain.fleet import Role
@@ -200,6 +203,8 @@ class Resources:
     gpus: Annotated[int, NotNegative] = 0
     accelerator: str | None = None
     """Ray's accelerator type, e.g. H100."""
+    price_per_hour: Annotated[float | None, NotNegative] = None
+    """$ for one GPU, or one worker without GPUs; null takes the accelerator's usual one."""
     memory_bytes: Annotated[int | None, Positive] = None
 
 
@@ -239,38 +244,6 @@ class PoolConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     """The model's options with this pool's on top: nothing else needs to be looked up."""
     placement: Placement = field(default_factory=Placement)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """How long a request may take."""
-
-    first_token_s: Annotated[float, Wait] = _LIMITS.first_token_s
-    """From placement to the first token, before another replica is tried."""
-    stall_s: Annotated[float, Wait] = _LIMITS.stall_s
-    """Between two tokens, before another replica is tried."""
-    total_s: Annotated[float, Wait] = _LIMITS.total_s
-    resume_s: Annotated[float, Wait] = _LIMITS.resume_wait_s
-    """How long a stream that lost its replica waits for another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionConfig:
-    """What is let in."""
-
-    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "max_n": "choices per request have no limit of their own, remove it",
-            "default_max_tokens": "a request without max_tokens may fill the context, remove it",
-        }
-    )
-
-    max_queue: Annotated[int, Positive] = _LIMITS.max_queued
-    """Requests that wait for a replica."""
-    max_queue_wait_s: Annotated[float, Wait] = _LIMITS.queue_wait_s
-    max_body_bytes: Annotated[int, Bounds(low=1024)] = 4 * 1024 * 1024
-    max_prompt_tokens: Annotated[int | None, Positive] = None
-    timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,18 +343,15 @@ class ObservabilityConfig:
 class DeploymentConfig:
     """Everything that `baton up` needs to know."""
 
-    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "autoscaler": "replicas are not scaled by load, set pools.*.replicas.start",
-            "tenants": "callers are not told apart, guard the endpoint with a proxy",
-        }
-    )
-
     version: Annotated[int, Bounds(low=1, high=1)]
     models: Annotated[Mapping[str, ModelConfig], ModelName]
     pools: Annotated[Mapping[str, PoolConfig], PoolName]
     slo: SloConfig = field(default_factory=SloConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    autoscaler: AutoscalerConfig | None = None
+    """Null: pools keep the replicas that they start with."""
+    tenants: Annotated[Mapping[str, TenantConfig], TenantName] = field(default_factory=dict)
+    """Who is told apart; nobody is when it is empty."""
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     server: ServerConfig = field(default_factory=ServerConfig)

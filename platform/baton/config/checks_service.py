@@ -1,0 +1,80 @@
+"""What must agree among classes, tenants, limits and scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baton.config.derive import devices_of
+from baton.config.leaves import did_you_mean
+from baton.config.schema_scaling import AutoscalerConfig
+from baton.config.schema_service import AdmissionConfig, SloConfig, TenantConfig
+from baton.config.seen import Seen
+from baton.config.tree import Finding, Path
+from baton.domain.tenant import DEFAULT_TENANT
+from baton.policy.slo_book import DEFAULT_CLASS
+
+
+def check_service(seen: Seen) -> Iterator[Finding]:
+    """Classes, tenants, and how much a request may ask for."""
+    slo = seen.get(SloConfig, "slo")
+    if slo is not None and DEFAULT_CLASS in slo.classes:
+        what = f"there is one already, put what it says under slo.{DEFAULT_CLASS}"
+        yield seen.wrong(("slo", "classes", DEFAULT_CLASS), what)
+    for name in seen.tenant_names:
+        tenant = seen.get(TenantConfig, "tenants", name)
+        if tenant is not None:
+            yield from _tenant(seen, name, tenant, slo)
+    yield from _tokens(seen)
+
+
+def _tenant(
+    seen: Seen, name: str, tenant: TenantConfig, slo: SloConfig | None
+) -> Iterator[Finding]:
+    path = ("tenants", name)
+    if slo is not None:
+        known = (DEFAULT_CLASS, *slo.classes)
+        if tenant.slo is not None:
+            yield from _known(seen, (*path, "slo"), tenant.slo, known)
+        for index, asked in enumerate(tenant.classes or ()):
+            yield from _known(seen, (*path, "classes", str(index)), asked, known)
+    if tenant.anonymous is not None and name != DEFAULT_TENANT:
+        what = (
+            f"has no effect here: callers without a key are tenant '{DEFAULT_TENANT}',"
+            f" set tenants.{DEFAULT_TENANT}.anonymous"
+        )
+        yield seen.wrong((*path, "anonymous"), what)
+
+
+def _known(seen: Seen, path: Path, asked: str, known: tuple[str, ...]) -> Iterator[Finding]:
+    if asked not in known:
+        wanted = did_you_mean(asked, known) or f", wanted one of {', '.join(known)}"
+        yield seen.wrong(path, f"no class {asked!r}{wanted}")
+
+
+def _tokens(seen: Seen) -> Iterator[Finding]:
+    admission = seen.get(AdmissionConfig, "admission")
+    if admission is None or admission.default_max_tokens is None:
+        return
+    path, got = ("admission", "default_max_tokens"), admission.default_max_tokens
+    if admission.max_tokens is not None and got > admission.max_tokens:
+        what = f"got {got}, wanted at most admission.max_tokens, {admission.max_tokens}"
+        yield seen.wrong(path, what)
+    for name, model in seen.models().items():
+        if model.max_len_tokens is not None and got >= model.max_len_tokens:
+            what = f"got {got}, wanted less than max_len of {name!r}, {model.max_len_tokens}"
+            yield seen.wrong(path, what)
+
+
+def check_scaling(seen: Seen) -> Iterator[Finding]:
+    """The autoscaler's bounds against those of the pools."""
+    scaler, pools = seen.get(AutoscalerConfig, "autoscaler"), seen.pools()
+    if scaler is None or len(pools) < len(seen.pool_names):
+        return
+    if scaler.scale_to_zero and all(pool.replicas.min for pool in pools.values()):
+        what = "no pool may have 0 replicas, wanted replicas.min: 0 in one, or false"
+        yield seen.wrong(("autoscaler", "scale_to_zero"), what)
+    if scaler.gpu_budget is not None:
+        least = sum(pool.replicas.min * devices_of(pool) for pool in pools.values())
+        if scaler.gpu_budget < least:
+            what = f"got {scaler.gpu_budget:g}, wanted at least {least:g}: so many GPUs"
+            yield seen.wrong(("autoscaler", "gpu_budget"), f"{what} do the pools' min take")

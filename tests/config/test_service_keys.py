@@ -1,0 +1,292 @@
+"""Classes, tenants, limits and scaling: what is read, what follows, and what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baton.config import (
+    admission_options,
+    allows_anonymous,
+    autoscaler_options,
+    key_files,
+    price_per_hour,
+    render,
+    scaling_policy_name,
+    service_rules,
+    slo_book,
+    tenants,
+)
+from baton.control.service_rules import ServiceRules
+from baton.domain.slo import NO_SLO, Slo
+from baton.domain.tenant import CacheSharing, RateLimit, Tenant
+from baton.policy.admission import AdmissionOptions, AdmissionRule
+from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
+from baton.policy.slo_book import Comparison, SloRule
+from tests.config.conftest import LEAST, Load
+
+Refuse = Callable[..., tuple[str, ...]]
+PD = LEAST.replace(
+    "{main: {role: mixed}}",
+    "{p: {role: prefill, replicas: {min: 1, start: 2, max: 4}},"
+    " d: {role: decode, replicas: {min: 2, max: 8}}}",
+)
+
+
+def test_nothing_said_means_nothing_promised_nobody_told_apart_and_nothing_scaled(
+    load: Load,
+) -> None:
+    config = load(LEAST).config
+    assert service_rules(config) == ServiceRules()
+    assert autoscaler_options(config) is None
+    assert scaling_policy_name(config) == "static"
+    assert key_files(config) == {}
+    assert allows_anonymous(config)
+
+
+def test_a_class_has_what_it_says_and_inherits_nothing(load: Load) -> None:
+    book = slo_book(
+        load(
+            LEAST
+            + "slo:\n"
+            + "  default: {ttft: 500ms, tpot: 30ms, attainment: 0.9, window: 1d, priority: 2}\n"
+            + "  classes: {batch: {ttft: 10s, itl_p99: 1s, priority: -1}}\n"
+        ).config
+    )
+    assert book.classes["default"] == Slo(
+        ttft_s=0.5, tpot_s=0.03, attainment_target=0.9, window_s=86_400, priority=2
+    )
+    assert book.classes["batch"] == Slo(
+        name="batch",
+        ttft_s=10,
+        itl_p99_s=1,
+        attainment_target=NO_SLO.attainment_target,
+        window_s=NO_SLO.window_s,
+        priority=-1,
+    )
+
+
+def test_conditions_become_rules_in_the_order_of_the_file(load: Load) -> None:
+    text = LEAST + (
+        "slo:\n  classes:\n"
+        "    huge: {when: ' prompt_tokens>=32000 '}\n"
+        "    batch: {ttft: 10s}\n"
+        "    long: {when: prompt_tokens > 8000}\n"
+    )
+    config = load(text).config
+    assert slo_book(config).rules == (
+        SloRule(slo_class="huge", comparison=Comparison.AT_LEAST, prompt_tokens=32_000),
+        SloRule(slo_class="long", comparison=Comparison.ABOVE, prompt_tokens=8_000),
+    )
+    assert 'when: "prompt_tokens >= 32000"' in render(config)
+
+
+def test_a_tenant_has_what_is_said_of_it(load: Load) -> None:
+    config = load(
+        LEAST
+        + "slo: {classes: {gold: {ttft: 1s}}}\n"
+        + "tenants:\n"
+        + "  acme:\n"
+        + "    {priority: 1, weight: 4, slo: gold, classes: [gold, default], max_in_flight: 9,\n"
+        + "     rate: {requests: 10/s, tokens: 60k/min, burst: 5s}, keys_file: secrets/a.keys}\n"
+    ).config
+    assert tenants(config) == {
+        "acme": Tenant(
+            name="acme",
+            priority=1,
+            weight=4,
+            slo="gold",
+            classes=("gold", "default"),
+            rate=RateLimit(requests_per_s=10, tokens_per_s=1000, burst_s=5),
+            max_in_flight=9,
+            cache=CacheSharing.ISOLATED,
+        )
+    }
+    assert key_files(config) == {"acme": Path("secrets/a.keys")}
+
+
+@pytest.mark.parametrize(
+    ("tenant", "cache"),
+    [
+        ("{}", CacheSharing.SHARED),
+        ("{keys_file: a.keys}", CacheSharing.ISOLATED),
+        ("{keys_file: a.keys, cache: shared}", CacheSharing.SHARED),
+        ("{cache: isolated}", CacheSharing.ISOLATED),
+    ],
+)
+def test_who_has_keys_has_a_cache_of_its_own_unless_said_otherwise(
+    load: Load, tenant: str, cache: CacheSharing
+) -> None:
+    assert tenants(load(LEAST + f"tenants: {{a: {tenant}}}").config)["a"].cache is cache
+
+
+@pytest.mark.parametrize(
+    ("section", "allowed"),
+    [
+        ("{}", True),
+        ("{a: {weight: 2}}", True),
+        ("{a: {keys_file: k}}", False),
+        ("{a: {keys_file: k}, default: {}}", False),
+        ("{a: {keys_file: k}, default: {anonymous: true}}", True),
+        ("{default: {anonymous: false}}", False),
+    ],
+)
+def test_callers_without_a_key_are_served_while_nobody_has_keys_or_where_it_is_said(
+    load: Load, section: str, *, allowed: bool
+) -> None:
+    assert allows_anonymous(load(LEAST + f"tenants: {section}").config) is allowed
+
+
+def test_admission_is_read(load: Load) -> None:
+    config = load(
+        LEAST + "admission: {policy: bounded, engine_queue: 200ms, margin: 0.25, max_n: 8}\n"
+    ).config
+    assert admission_options(config) == AdmissionOptions(
+        rule=AdmissionRule.BOUNDED, engine_queue_s=0.2, margin_fraction=0.25
+    )
+    assert (config.admission.max_n, config.admission.max_messages) == (8, None)
+
+
+def test_the_autoscaler_keeps_within_the_bounds_of_the_pools(load: Load) -> None:
+    config = load(
+        PD
+        + "autoscaler:\n"
+        + "  {policy: kpa, interval: 500ms, gpu_budget: 12, dry_run: true,\n"
+        + "   up: {cooldown: 1s, max_step: 2}, down: {cooldown: 1m, max_step: 3, headroom: 0.1}}\n"
+    ).config
+    assert autoscaler_options(config) == AutoscalerOptions(
+        rule=ScalingRule.KPA,
+        interval_s=0.5,
+        gpu_budget=12,
+        up=StepLimits(cooldown_s=1, max_step=2),
+        down=StepLimits(cooldown_s=60, max_step=3, headroom_fraction=0.1),
+        dry_run=True,
+        bounds={
+            "p": PoolBounds(min=1, start=2, max=4),
+            "d": PoolBounds(min=2, start=2, max=8),
+        },
+    )
+
+
+def test_an_empty_autoscaler_section_scales_by_the_defaults_and_null_does_not(load: Load) -> None:
+    scaled = autoscaler_options(load(LEAST + "autoscaler: {}").config)
+    assert scaled is not None
+    assert scaled == AutoscalerOptions(bounds=scaled.bounds)
+    assert autoscaler_options(load(LEAST + "autoscaler: null").config) is None
+
+
+def test_a_scaling_policy_may_be_the_users_own(load: Load) -> None:
+    config = load(LEAST + "autoscaler: {policy: 'own.scaling:make'}").config
+    assert scaling_policy_name(config) == "own.scaling:make"
+    assert autoscaler_options(config) is not None
+
+
+def test_a_replica_counts_its_gpus_or_its_workers(load: Load) -> None:
+    config = load(
+        "version: 1\nmodel: {source: tiny}\n"
+        "pools: {g: {role: mixed, parallel: {tp: 4}, resources: {gpus: 4}},"
+        " c: {role: mixed, parallel: {tp: 2}}}\nautoscaler: {}\n"
+    ).config
+    options = autoscaler_options(config)
+    assert options is not None
+    assert {name: one.gpus_per_replica for name, one in options.bounds.items()} == {"g": 4, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("resources", "price"),
+    [
+        ("{cpus: 1}", None),
+        ("{cpus: 1, price_per_hour: 0.5}", 0.5),
+        ("{gpus: 1, accelerator: L4}", 0.43),
+        ("{gpus: 1, accelerator: L4, price_per_hour: 0.3}", 0.3),
+        ("{gpus: 1, accelerator: NoSuchThing}", None),
+    ],
+)
+def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
+    load: Load, resources: str, price: float | None
+) -> None:
+    config = load(LEAST.replace("mixed", f"mixed, resources: {resources}")).config
+    assert price_per_hour(config.pools["main"]) == price
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        (
+            "slo: {classes: {default: {ttft: 1s}}}",
+            "x0.yaml:4:17: slo.classes.default: there is one already, put what it says under"
+            " slo.default",
+        ),
+        (
+            "slo: {classes: {long: {when: output_tokens > 9}}}",
+            "x0.yaml:4:30: slo.classes.long.when: got 'output_tokens > 9', wanted a condition such"
+            " as 'prompt_tokens > 8000', with >, >=, < or <=",
+        ),
+        ("slo: {default: {when: prompt_tokens > 1}}", "slo.default.when: unknown key"),
+        ("slo: {default: {priority: 101}}", "slo.default.priority: got 101, wanted a whole"),
+        ("slo: {default: {attainment: 99}}", "slo.default.attainment: got 99, wanted a number"),
+        (
+            "tenants: {a: {slo: golf}}\nslo: {classes: {gold: {}}}",
+            "x0.yaml:4:20: tenants.a.slo: no class 'golf', did you mean 'gold'?",
+        ),
+        (
+            "tenants: {a: {classes: [default, x]}}",
+            "tenants.a.classes.1: no class 'x', wanted one of default",
+        ),
+        ("tenants: {a: {classes: [x, x]}}", "tenants.a.classes: got a list, wanted a list of"),
+        ("tenants: {a: {weight: 0}}", "tenants.a.weight: got 0, wanted a number, at least 0.001"),
+        ("tenants: {a: {weight: .inf}}", "tenants.a.weight: got '.inf', wanted a number"),
+        (
+            "tenants: {a: {rate: {requests: 10}}}",
+            "tenants.a.rate.requests: got 10, wanted a rate such as 10/s or 50k/min, at least"
+            " 0.00001/s, at most 1000000M/s, did you mean '10/s'?",
+        ),
+        ("tenants: {a: {rate: {tokens: 0/s}}}", "tenants.a.rate.tokens: got '0/s', wanted a rate"),
+        ("tenants: {a: {max_in_flight: 0}}", "tenants.a.max_in_flight: got 0, wanted a whole"),
+        (
+            "tenants: {a: {anonymous: true}}",
+            "tenants.a.anonymous: has no effect here: callers without a key are tenant 'default'",
+        ),
+        ("tenants: {'a b': {}}", "tenants: got the name 'a b', wanted at most 64 letters"),
+        (
+            "autoscaler: {scale_to_zero: true}",
+            "autoscaler.scale_to_zero: no pool may have 0 replicas",
+        ),
+        (
+            "autoscaler: {gpu_budget: 2}",
+            "autoscaler.gpu_budget: got 2, wanted at least 3: so many GPUs do the pools' min take",
+        ),
+        ("autoscaler: {policy: slow}", "autoscaler.policy: got 'slow', wanted 'slo', 'static'"),
+        ("autoscaler: {interval: 10ms}", "autoscaler.interval: got '10ms', wanted a duration"),
+        (
+            "admission: {default_max_tokens: 4096}",
+            "admission.default_max_tokens: got 4096, wanted less than max_len of 'tiny', 4096",
+        ),
+        (
+            "admission: {default_max_tokens: 9, max_tokens: 8}",
+            "admission.default_max_tokens: got 9, wanted at most admission.max_tokens, 8",
+        ),
+        ("admission: {policy: none}", "admission.policy: got 'none', wanted 'predicted' or"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_place(refuse: Refuse, text: str, finding: str) -> None:
+    (found,) = refuse(PD + text)
+    assert finding in found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "autoscaler: {gpu_budget: 3}",
+        "autoscaler: {scale_to_zero: true}\ntenants: {default: {anonymous: true}}",
+        "admission: {default_max_tokens: 8, max_tokens: 8}",
+        "tenants: {a: {slo: default, classes: [default]}}",
+    ],
+)
+def test_what_just_fits_is_taken(load: Load, text: str) -> None:
+    load(
+        PD.replace("{min: 1, start", "{min: 0, start" if "zero" in text else "{min: 1, start")
+        + text
+    )
