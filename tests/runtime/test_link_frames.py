@@ -96,6 +96,7 @@ facts = st.builds(
     cache_events=st.booleans(),
     prefix_fetch=st.booleans(),
     host_blocks=counts,
+    devices=floats,
 )
 id_lists = st.lists(names, max_size=10).map(tuple)
 goodbyes = st.builds(frames.Goodbye, st.sampled_from(Parting), st.text(max_size=50))
@@ -115,6 +116,7 @@ from_replica = st.one_of(
     st.builds(frames.LegEnded, names, st.sampled_from(LegFailure), st.text(max_size=50)),
     st.builds(frames.Aborted, id_lists),
     st.builds(frames.ReplicaBeat, loads, st.booleans(), counts),
+    st.builds(frames.RoleChanged, st.sampled_from(Role), st.integers(1, 2**63)),
     st.builds(frames.CacheUpdate, cache_updates),
     st.builds(frames.Links, st.lists(links, max_size=5).map(tuple)),
     st.builds(frames.SideChannelChecked, names, st.booleans(), floats, st.text(max_size=50)),
@@ -141,7 +143,7 @@ def decode_or_refuse(parts: Sequence[bytes]) -> None:
             assert len(str(error)) < 10_000  # noqa: PT017 - either outcome is fine, a crash is not
 
 
-kinds = b"HSARcYKGWTFXrULk"
+kinds = b"HSARcYKGWTFXroULk"
 
 
 @given(st.lists(st.binary(max_size=80), max_size=6))
@@ -205,6 +207,12 @@ def test_a_replicas_frame_is_refused_from_a_coordinator(frame: frames.FromReplic
 def test_malformed_frames_are_refused(parts: list[bytes]) -> None:
     with pytest.raises(BadFrame):
         codec.decode_from_coordinator(parts)
+
+
+@pytest.mark.parametrize("body", [[], ["decode"], ["cook", 1], ["decode", 0], ["decode", 1, 2]])
+def test_a_malformed_change_of_role_is_refused(body: list[object]) -> None:
+    with pytest.raises(BadFrame):
+        codec.decode_from_replica([b"o", msgspec.msgpack.encode(body)])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@
     ├── OperatorError         whoever runs baton can put it right: `remedy` says how
     │   ├── ClusterFailed     the Ray cluster could not be started or joined
     │   ├── EngineStartFailed an engine could not be started
+    │   ├── RoleNotPossible   a replica cannot be what it was told to be
+    │   ├── ScalingRefused    a pool cannot have so many replicas, or there is no such pool
     │   ├── NotRunning        there is no deployment where one was looked for
     │   ├── TimedOut          an operator's command did not finish in its time
     │   ├── UnknownRequest    no ingress remembers the request that was asked about
@@ -177,6 +179,18 @@ class ClusterFailed(OperatorError):
 
 class EngineStartFailed(OperatorError):
     """An engine could not be started."""
+
+
+class RoleNotPossible(OperatorError):
+    """A replica cannot play the role that it was told to, or there is no such role."""
+
+    http_status = 409
+
+
+class ScalingRefused(OperatorError):
+    """A pool cannot have as many replicas as it was told to, or there is no such pool."""
+
+    http_status = 400
 
 
 class NotRunning(OperatorError):

@@ -33,11 +33,12 @@ class LossReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFacts:
-    """What does not change while a replica lives; it says this when a coordinator connects."""
+    """What a replica says of itself when a coordinator connects; only its role may change later."""
 
     replica_id: str
     pool: str
     role: Role
+    """What it is meant for now: what its pool is for, until it is told otherwise."""
     model: str
     engine: str
     """"vllm" or "sim"."""
@@ -59,6 +60,8 @@ class ReplicaFacts:
     """Whether it can hand out the leading blocks of a prompt, for another to compute the rest."""
     host_blocks: int = 0
     """Room in the host's memory for blocks that its KV cache has evicted; 0: none, or not known."""
+    devices: float = 1.0
+    """GPUs that it takes; a replica on CPUs counts as one."""
 
 
 class TransferTotals(NamedTuple):

@@ -16,20 +16,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.control.cache_feed import FeedCounters
-from baton.domain.errors import BatonError, EngineDied
-from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
+from baton.domain.errors import BatonError, EngineDied, RoleNotPossible
+from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.runtime.cache_reporter import CacheReporter
 from baton.runtime.desk import Desk
 from baton.runtime.handed_out import HandedOut
+from baton.runtime.host_counters import HostCounters
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.server import LinkServer
 from baton.runtime.ports import Engine
+from baton.runtime.roles import check_role
 from baton.runtime.side_channel_checks import WORKERS, SideChannelChecks
 
 _LOG = logging.getLogger(__name__)
@@ -59,24 +61,13 @@ class HostOptions:
     """Decode legs that may fetch blocks at a time; more wait for their turn. None: no limit."""
     pull_s: float = 2.0
     """One that takes longer to fetch does not count any more, so that it holds up no other."""
+    devices: float = 1.0
+    """GPUs that the replica takes, as its facts say; a replica on CPUs counts as one."""
 
     def __post_init__(self) -> None:
         limit = self.max_concurrent_pulls
         if limit is not None and limit < 1:
             raise ValueError(f"max_concurrent_pulls is {limit}, wanted at least 1, or no limit")
-
-
-@dataclass(slots=True, kw_only=True)
-class HostCounters:
-    """What a replica host has seen; only ever grows."""
-
-    submitted: int = 0
-    failed: int = 0
-    aborted: int = 0
-    released: int = 0
-    dropped_releases: int = 0
-    steps: int = 0
-    outputs: int = 0
 
 
 class ReplicaHost:
@@ -126,7 +117,7 @@ class ReplicaHost:
             EngineStartFailed: from the engine.
             OSError: the link's address cannot be bound; the engine has been closed again.
         """
-        facts = await self._engine.start()
+        facts = replace(await self._engine.start(), devices=self._options.devices)
         kv_batches = self._engine.kv_events()  # before there is any
         server = LinkServer(facts, self, options=self._link_options)
         try:
@@ -184,6 +175,27 @@ class ReplicaHost:
     def leases(self) -> int:
         """Tickets handed out whose blocks may still be kept, as far as this side can know."""
         return len(self._leases)
+
+    @property
+    def facts(self) -> ReplicaFacts | None:
+        """What the replica is, with its present role; None before `start`."""
+        return self._facts if self._server is None else self._server.facts
+
+    def set_role(self, role: Role) -> bool:
+        """Be meant for something else, and tell every coordinator; False when it is so already.
+
+        Nothing that runs here, waits here or is leased from here is touched: coordinators send
+        other work from now on.
+
+        Raises:
+            RoleNotPossible: the engine cannot play it, or has not started.
+        """
+        if self._server is None:
+            raise RoleNotPossible(f"this replica cannot become {role} yet", "wait until it runs")
+        check_role(self._server.facts, role)
+        changed = self._server.change_role(role)
+        self.counters.role_changes += changed
+        return changed
 
     def drain(self, deadline_s: float | None = None) -> None:
         """Refuse new legs and say so in every beat; `drained` is set when nothing lives here."""

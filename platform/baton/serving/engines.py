@@ -56,6 +56,11 @@ def build_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
             return _vllm_engine(config, site)
 
 
+def devices(config: DeploymentConfig, pool: str) -> float:
+    """GPUs that one replica of a pool takes; a replica on CPUs counts as one."""
+    return float(config.pools[pool].resources.gpus or 1)
+
+
 def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
     from baton.engine.sim import SimEngine
 

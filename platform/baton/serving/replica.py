@@ -10,7 +10,8 @@ from dataclasses import asdict
 from baton.config.schema import DeploymentConfig
 from baton.domain.errors import EngineDied
 from baton.runtime.replica_host import HostOptions, ReplicaHost
-from baton.serving.engines import ReplicaSite, build_engine
+from baton.runtime.roles import known_role
+from baton.serving.engines import ReplicaSite, build_engine, devices
 from baton.serving.ports import PortReservation
 from baton.telemetry.logs import configure_logs, log_event
 
@@ -20,8 +21,8 @@ LINK_ADDRESS = "link"
 """Keys of a replica's metadata, by which coordinators find its link."""
 
 
-def host_options(config: DeploymentConfig) -> HostOptions:
-    """The bounds and deadlines of every replica.
+def host_options(config: DeploymentConfig, pool: str) -> HostOptions:
+    """The bounds and deadlines of a pool's replicas.
 
     A check has the deadline of `config.derive.probe_options`: coordinators wait a little longer
     than that, so that they hear it when another replica gave no answer.
@@ -31,6 +32,7 @@ def host_options(config: DeploymentConfig) -> HostOptions:
         lease_s=transfer.lease_s,
         check_s=transfer.probe.deadline_s,
         max_concurrent_pulls=transfer.max_concurrent_pulls,
+        devices=devices(config, pool),
     )
 
 
@@ -56,7 +58,7 @@ class EngineReplica:
         self._host = ReplicaHost(
             engine,
             bind=f"tcp://{host}:0",
-            options=host_options(config),
+            options=host_options(config, pool),
         )
         self._facts = await self._host.start()
         fields = {"replica_id": site.replica_id, "pool": pool, "link": self._host.address}
@@ -68,7 +70,7 @@ class EngineReplica:
             LINK_ADDRESS: self._started().address,
             REPLICA_ID: self._facts.replica_id,
             "pool": self._pool,
-            "role": str(self._facts.role),
+            "role": str(self._facts.role),  # its pool's; `status` has the present one
             "pid": os.getpid(),
         }
 
@@ -78,11 +80,34 @@ class EngineReplica:
         if host.failed.done():
             raise host.failed.result()
 
+    async def set_role(self, role: str) -> dict[str, object]:
+        """Be meant for something else from now on, without a restart; the last call counts.
+
+        What runs here runs on, and coordinators send other work. Returns what `status` says of it.
+
+        Raises:
+            RoleNotPossible: there is no such role, or this engine cannot play it.
+        """
+        host = self._started()
+        changed = host.set_role(known_role(self._facts.replica_id, role))
+        if changed:
+            fields = {"replica_id": self._facts.replica_id, "pool": self._pool, "role": role}
+            log_event(_LOGGER, logging.INFO, "role_changed", fields)
+        return {
+            "replica_id": self._facts.replica_id,
+            "pool": self._pool,
+            "pool_role": str(self._facts.role),
+            "role": role,
+            "changed": changed,
+            "pid": os.getpid(),
+        }
+
     async def status(self) -> dict[str, object]:
         """Facts and counters, for operators."""
         host = self._started()
         return {
-            "facts": asdict(self._facts),
+            "facts": asdict(host.facts or self._facts),
+            "pool_role": str(self._facts.role),
             "live_legs": host.live_legs,
             "leases": host.leases,
             "coordinators": host.coordinators,

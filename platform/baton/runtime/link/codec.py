@@ -38,6 +38,7 @@ from baton.runtime.link.frames import (
     Name,
     Release,
     ReplicaBeat,
+    RoleChanged,
     Salt,
     SideChannelChecked,
     Step,
@@ -92,6 +93,7 @@ _KINDS: Final[Mapping[type, bytes]] = {
     LegEnded: b"F",
     Aborted: b"X",
     ReplicaBeat: b"r",
+    RoleChanged: b"o",
     CacheUpdate: b"U",
     Links: b"L",
     SideChannelChecked: b"k",
@@ -122,6 +124,7 @@ _FROM_COORDINATOR: Final[
 _FROM_REPLICA: Final[Mapping[bytes, msgspec.msgpack.Decoder[FromReplica]]] = {
     _KINDS[Step]: msgspec.msgpack.Decoder(Step),
     _KINDS[ReplicaBeat]: msgspec.msgpack.Decoder(ReplicaBeat),
+    _KINDS[RoleChanged]: msgspec.msgpack.Decoder(RoleChanged),
     _KINDS[LegEnded]: msgspec.msgpack.Decoder(LegEnded),
     _KINDS[Aborted]: msgspec.msgpack.Decoder(Aborted),
     _KINDS[CacheUpdate]: msgspec.msgpack.Decoder(CacheUpdate),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
@@ -33,6 +33,7 @@ from baton.domain.events import (
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLost,
+    RoleChanged,
     SideChannelChecked,
     StepProduced,
 )
@@ -47,16 +48,6 @@ from baton.runtime.link.sanity import is_sane
 
 _LOG = logging.getLogger(__name__)
 
-_LOSS = {
-    Parting.CLOSED: LossReason.LEFT,
-    Parting.ENGINE_DEAD: LossReason.ENGINE_DEAD,
-    Parting.SILENT: LossReason.SILENT,
-    Parting.NO_SESSION: LossReason.OUT_OF_STEP,
-    Parting.REPLACED: LossReason.OUT_OF_STEP,
-    Parting.BAD_FRAME: LossReason.OUT_OF_STEP,
-    Parting.PROTOCOL: LossReason.OUT_OF_STEP,
-    Parting.FULL: LossReason.OUT_OF_STEP,
-}
 _PARTING_LINGER_S = 0.1
 
 
@@ -97,6 +88,7 @@ class ReplicaConnection:
         self._session = ""
         self._next_seq = 1
         self._draining = False
+        self._role_epoch = 0
         self._said_something = False
         self._unsent_aborts: dict[str, None] = {}
         self._heard_at_s = 0.0
@@ -228,6 +220,7 @@ class ReplicaConnection:
         self._connected = False
         self._next_seq = 1
         self._draining = False
+        self._role_epoch = 0
         self._heard_at_s = now_s
         socket = end.context.socket(zmq.DEALER)
         configure(socket, self.address, end.options)
@@ -321,6 +314,7 @@ class ReplicaConnection:
         | frames.LegEnded
         | frames.Aborted
         | frames.ReplicaBeat
+        | frames.RoleChanged
         | frames.CacheUpdate
         | frames.Links
         | frames.SideChannelChecked,
@@ -339,6 +333,8 @@ class ReplicaConnection:
                 emit(LegsAborted(replica_id=replica_id, leg_ids=leg_ids))
             case frames.ReplicaBeat():
                 self._on_beat(frame)
+            case frames.RoleChanged():
+                self._on_role(frame)
             case frames.CacheUpdate(update):
                 emit(CacheChanged(replica_id=replica_id, update=update))
             case frames.Links(links):
@@ -366,6 +362,14 @@ class ReplicaConnection:
             self._draining = True
             self._end.on_event(ReplicaDraining(replica_id=self.replica_id))
 
+    def _on_role(self, changed: frames.RoleChanged) -> None:
+        if changed.epoch <= self._role_epoch or self.facts is None:
+            self._end.counters.dropped_frames += 1
+            return
+        self._role_epoch = changed.epoch
+        self.facts = replace(self.facts, role=changed.role)
+        self._end.on_event(RoleChanged(replica_id=self.replica_id, role=changed.role))
+
     def _on_welcome(self, welcome: frames.Welcome) -> None:
         if self._state is _State.JOINED or welcome.session != self._session:
             self._end.counters.dropped_frames += 1
@@ -385,4 +389,4 @@ class ReplicaConnection:
             return
         if goodbye.why:
             _LOG.warning("replica %s ended the session: %s", self.replica_id, goodbye.why)
-        self._lose(_LOSS[goodbye.reason])
+        self._lose(frames.LOSS[goodbye.reason])

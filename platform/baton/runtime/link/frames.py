@@ -6,16 +6,18 @@ mismatch can always be told in plain words; all others are exact.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from baton.domain import cache
-from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
+from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Changes whenever a frame changes its meaning or shape."""
 
 MAX_ID_CHARS: Final = 512
@@ -52,6 +54,21 @@ class Parting(StrEnum):
     """The two sides speak different versions of this protocol."""
     FULL = "full"
     """The replica serves as many coordinators as it may."""
+
+
+LOSS: Final[Mapping[Parting, LossReason]] = MappingProxyType(
+    {
+        Parting.CLOSED: LossReason.LEFT,
+        Parting.ENGINE_DEAD: LossReason.ENGINE_DEAD,
+        Parting.SILENT: LossReason.SILENT,
+        Parting.NO_SESSION: LossReason.OUT_OF_STEP,
+        Parting.REPLACED: LossReason.OUT_OF_STEP,
+        Parting.BAD_FRAME: LossReason.OUT_OF_STEP,
+        Parting.PROTOCOL: LossReason.OUT_OF_STEP,
+        Parting.FULL: LossReason.OUT_OF_STEP,
+    }
+)
+"""What a coordinator makes of a replica's parting word."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
@@ -126,6 +143,17 @@ class ReplicaBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     """Legs that this session has received; the load knows of all of them."""
 
 
+class RoleChanged(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Replica: I am meant for something else from now on; what runs here runs on.
+
+    `epoch` counts the changes of this replica's life: one that is not later than another that was
+    heard says nothing.
+    """
+
+    role: Role
+    epoch: Annotated[int, msgspec.Meta(ge=1)]
+
+
 class Step(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Replica: what one engine step produced for one session's legs; `seq` counts from 1."""
 
@@ -191,6 +219,7 @@ FromReplica = (
     | LegEnded
     | Aborted
     | ReplicaBeat
+    | RoleChanged
     | CacheUpdate
     | Links
     | SideChannelChecked

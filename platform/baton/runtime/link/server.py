@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 import zmq
 
-from baton.domain.fleet import ReplicaFacts
+from baton.domain.fleet import ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput
 from baton.runtime.link import codec, frames
 from baton.runtime.link.channel import Channel, Sent, configure
@@ -42,6 +43,7 @@ class LinkServer:
     ) -> None:
         self.counters = LinkCounters()
         self._facts = facts
+        self._role_epoch = 0
         self._handler = handler
         self._options = options or LinkOptions()
         self._loop = asyncio.get_running_loop()
@@ -78,6 +80,11 @@ class LinkServer:
         return bound
 
     # ------------------------------------------------------------------ what the host asks
+
+    @property
+    def facts(self) -> ReplicaFacts:
+        """What new sessions are told."""
+        return self._facts
 
     @property
     def live_legs(self) -> int:
@@ -143,6 +150,20 @@ class LinkServer:
     def beat_now(self) -> None:
         """Tell every coordinator the load without waiting for the next beat."""
         self._beat(tuple(self._sessions.values()))
+
+    def change_role(self, role: Role) -> bool:
+        """Tell every coordinator what this replica is meant for from now on; False if it was so.
+
+        A session that cannot be told is dropped: the next one begins with the present facts.
+        """
+        if role is self._facts.role:
+            return False
+        self._facts = replace(self._facts, role=role)
+        self._role_epoch += 1
+        parts = codec.encode(frames.RoleChanged(role, self._role_epoch))
+        for session in tuple(self._sessions.values()):
+            self._send(session, parts)
+        return True
 
     def part(self, reason: Parting, why: str = "") -> None:
         """End every session, and answer every later hello with the same words.

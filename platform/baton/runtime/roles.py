@@ -1,0 +1,38 @@
+"""Which roles a replica can play."""
+
+from __future__ import annotations
+
+from baton.domain.errors import RoleNotPossible
+from baton.domain.fleet import ReplicaFacts, Role
+
+
+def known_role(replica_id: str, name: str) -> Role:
+    """The role of that name.
+
+    Raises:
+        RoleNotPossible: there is none.
+    """
+    try:
+        return Role(name)
+    except ValueError:
+        raise RoleNotPossible(
+            f"replica {replica_id} cannot become {name!r:.60}: there is no such role",
+            f"give one of {', '.join(Role)}",
+        ) from None
+
+
+def check_role(facts: ReplicaFacts, role: Role) -> None:
+    """Refuse a role that a replica's engine cannot play.
+
+    Every engine can decode, and prefill for itself; only one that hands blocks over can prefill for
+    others.
+
+    Raises:
+        RoleNotPossible: saying why, and what would help.
+    """
+    if role is Role.PREFILL and not facts.side_channel:
+        raise RoleNotPossible(
+            f"replica {facts.replica_id} cannot become {role}: its engine has no side channel, so"
+            " nobody could pull what it prefills",
+            "start it with a connector that hands blocks over",
+        )
