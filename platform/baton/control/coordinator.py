@@ -29,7 +29,7 @@ from baton.control.pair_notices import PairNotice
 from baton.control.pairs import PairProber, ProbeOptions
 from baton.control.service_rules import ServiceRules
 from baton.domain.commands import Command, Deliver, Delivery, SyncCache
-from baton.domain.errors import EngineFailed, PromptTooLong, QueueFull, Rejected
+from baton.domain.errors import EngineFailed, NotAllowed, PromptTooLong, QueueFull, Rejected
 from baton.domain.events import (
     CacheChanged,
     Event,
@@ -37,6 +37,7 @@ from baton.domain.events import (
     LegsAborted,
     LinksReported,
     LoadReported,
+    QuotasShared,
     ReplicaDraining,
     ReplicaJoined,
     ReplicaLost,
@@ -54,6 +55,7 @@ from baton.perf.fitted import TimingBook
 from baton.perf.timing import EngineTiming
 from baton.policy.placement import Placer
 from baton.policy.prefix_index import IndexOptions, PrefixIndex
+from baton.policy.slo_book import NoSuchClass
 
 NOT_THE_LINK = frozenset({LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFailure.DRAINING})
 """Failures of a decode leg that say nothing of the way its blocks would have taken."""
@@ -68,12 +70,17 @@ class Coordinator:
         limits: CoordinatorLimits,
         placer: Placer,
         rules: ServiceRules | None = None,
+        coordinators: int = 1,
         index: IndexOptions | None = None,
         probing: ProbeOptions | None = None,
         priors: Mapping[str, EngineTiming] | None = None,
         seed: int = 0,
     ) -> None:
-        """Begin with an empty fleet; `priors` say, by pool, how long engines take in theory."""
+        """Begin with an empty fleet.
+
+        `priors` say, by pool, how long engines take in theory; of what tenants may use, this one of
+        so many `coordinators` lets in an equal share until it is told another.
+        """
         self._limits = limits
         self._rules = rules or ServiceRules()
         self._fleet = FleetTable()
@@ -129,6 +136,24 @@ class Coordinator:
             return self._journeys.queue_full("-", f"{queued} requests wait for a replica")
         return None
 
+    def reconfigure(
+        self,
+        *,
+        limits: CoordinatorLimits | None = None,
+        placer: Placer | None = None,
+        rules: ServiceRules | None = None,
+    ) -> None:
+        """Go on by other rules, while requests are under way; None: as before.
+
+        What a request was promised when it arrived still counts for it. `TimePassed` should follow
+        at once, since somebody who waits may have a place by the new rules.
+        """
+        self._limits = limits or self._limits
+        self._rules = rules or self._rules
+        self._journeys.reconfigure(limits=limits, placer=placer)
+        if limits is not None:
+            self._prober.reconfigure(limits)
+
     def fleet(self, now_s: float) -> FleetView:
         """The fleet as placement sees it."""
         return self._fleet.view(now_s)
@@ -172,6 +197,8 @@ class Coordinator:
                 self._on_aborted(event.leg_ids)
             case TimePassed():
                 self._on_time(now_s)
+            case QuotasShared():
+                pass
             case ReplicaJoined() | ReplicaLost() | ReplicaDraining() | RoleChanged():
                 self._on_membership(event, now_s)
             case _:
@@ -185,9 +212,17 @@ class Coordinator:
             # The seam gives unique ids; a duplicate must not disturb the stream that has the id.
             self.ignored_events += 1
             return
-        entry = Entry(request=request, local_only=request.local_only)
+        tokens = len(request.prompt_token_ids)
+        tenant = self._rules.tenant(request.tenant)
+        slo = self._rules.slos.resolve(request.slo_class, tenant, tokens)
+        entry = Entry(request=request, tenant=tenant, local_only=request.local_only)
+        entry.taken_in_at_s = now_s
         entry.total_deadline_at_s = now_s + self._limits.total_s
         entries[request.request_id] = entry
+        if isinstance(slo, NoSuchClass):
+            self._journeys.fail(entry, NotAllowed(request.request_id, slo.why), now_s)
+            return
+        entry.slo = slo
         if (error := self._refusal_of(request)) is not None:
             self._journeys.end(entry, Phase.SHED, now_s, reason=error.why, error=error)
         else:

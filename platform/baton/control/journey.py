@@ -93,6 +93,8 @@ class Journeys:
         entry.decisions.append(decision)
         entry.routes.append(route)
         entry.move(Phase.PREFILL)
+        if entry.placed_at_s is None:
+            entry.placed_at_s = now_s
         entry.first_token_due_at_s = now_s + self.limits.first_token_s
         self.wait_until(entry, entry.first_token_due_at_s)
         if route.mode is HandoffMode.LOCAL:
@@ -147,9 +149,11 @@ class Journeys:
         if output.cached_tokens is not None:
             self._note_cached(entry, leg, output.cached_tokens, now_s)
         if output.token_ids:
-            if entry.first_token_at_s is None:
+            if entry.last_token_at_s is None:
                 entry.first_token_at_s = now_s
                 self._knowledge.first_token(entry, leg.replica_id, now_s)
+            elif (gap_s := now_s - entry.last_token_at_s) > entry.gap_of_note_s:
+                entry.note_gap(gap_s)
             entry.last_token_at_s = now_s
             entry.generated.extend(output.token_ids)
             if entry.phase is not Phase.DECODE:
@@ -390,6 +394,11 @@ class Journeys:
     def queue_full(self, request_id: str, why: str) -> QueueFull:
         """The refusal of a request for which there is no room to wait."""
         return QueueFull(request_id, self.retry_after_s(), why)
+
+    def reconfigure(self, *, limits: CoordinatorLimits | None, placer: Placer | None) -> None:
+        """Go on by others; deadlines that are armed stay as they are."""
+        self.limits = limits or self.limits
+        self._placer = placer or self._placer
 
     def retry_after_s(self) -> float:
         """When a refused client may come back.

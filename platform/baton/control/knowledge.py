@@ -15,6 +15,7 @@ from baton.control.ledger import Entry, Family
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import HitSource
+from baton.domain.slo import NO_SLO
 from baton.perf.fitted import TimingBook
 from baton.policy.hits import NO_HIT, NO_HITS, Hit, Hits
 from baton.policy.links import LinkBook
@@ -97,6 +98,7 @@ class Knowledge:
             session_replica_id=session if session and session in self._fleet else None,
             reuses=self.reuse.reuses,
             waited_s=max(0.0, now_s - request.arrived_at_s),
+            slo=None if entry.slo is NO_SLO else entry.slo,
         )
 
     def _hits(self, entry: Entry, now_s: float) -> Hits:

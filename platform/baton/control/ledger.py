@@ -10,9 +10,12 @@ from baton.domain.commands import RequestRecord
 from baton.domain.handoff import Decision, Lease, Leg, LegKind, Route, Ticket
 from baton.domain.outline import Outline, TokenIds
 from baton.domain.request import LocalOnly, Phase, Request
+from baton.domain.slo import NO_SLO, Slo
+from baton.domain.tenant import Tenant
 from baton.policy.block_hash import chain, chain_root
 
 _ATTEMPT_MARK = "~"
+_ANYBODY = Tenant()
 
 Family = tuple[str, int]
 """Model and block size: replicas of one family name blocks alike."""
@@ -37,6 +40,10 @@ class Entry:
     """One request in flight. The tokens in `generated` have been delivered to the client."""
 
     request: Request
+    tenant: Tenant = _ANYBODY
+    """Whose limits and share it counts for."""
+    slo: Slo = NO_SLO
+    """What it is promised; settled when it arrives, whatever is configured later."""
     phase: Phase = Phase.ARRIVED
     generated: list[int] = field(default_factory=list)
     leg_id: str | None = None
@@ -56,6 +63,12 @@ class Entry:
     """When the current placement should have brought its first token."""
     first_token_at_s: float | None = None
     last_token_at_s: float | None = None
+    worst_gap_s: float = 0.0
+    slow_gaps: int = 0
+    gap_of_note_s: float = 0.0
+    taken_in_at_s: float = 0.0
+    placed_at_s: float | None = None
+    """When it was placed for the first time."""
     prefill_done_at_s: float | None = None
     handed_off_blocks: int = 0
     total_deadline_at_s: float = float("inf")
@@ -92,6 +105,13 @@ class Entry:
         if isinstance(prompt, Outline):
             return prompt.extended(len(self.generated))
         return (*prompt, *self.generated) if self.generated else prompt
+
+    def note_gap(self, gap_s: float) -> None:
+        """Take in a time between two of its tokens; ones up to `gap_of_note_s` change nothing."""
+        self.worst_gap_s = self.gap_of_note_s = max(self.worst_gap_s, gap_s)
+        if (limit_s := self.slo.itl_p99_s) is not None:
+            self.slow_gaps += gap_s > limit_s
+            self.gap_of_note_s = min(limit_s, self.worst_gap_s)
 
     def next_leg(
         self,
@@ -140,4 +160,9 @@ class Entry:
             ended_at_s=now_s,
             prefill_done_at_s=self.prefill_done_at_s,
             handed_off_blocks=self.handed_off_blocks,
+            tenant=self.tenant.name,
+            slo=self.slo,
+            worst_gap_s=self.worst_gap_s,
+            slow_gaps=self.slow_gaps,
+            held_s=(now_s if self.placed_at_s is None else self.placed_at_s) - self.taken_in_at_s,
         )

@@ -112,6 +112,10 @@ class PairProber:
         self.ignored_events = 0
         """Answers that no probe waits for; late ones mostly."""
 
+    def reconfigure(self, limits: CoordinatorLimits) -> None:
+        """Go on by other limits."""
+        self._legs.limits = limits
+
     # -------------------------------------------------------------- membership
 
     def joined(self, facts: ReplicaFacts, now_s: float) -> list[Command]:

@@ -43,7 +43,7 @@ class ProbeLegs:
 
     def __init__(self, *, limits: CoordinatorLimits, fleet: FleetTable, legs: LegBook) -> None:
         self.commands: list[Command] = []
-        self._limits = limits
+        self.limits = limits
         self._fleet = fleet
         self._legs = legs
         self._by_leg: dict[str, Probe] = {}
@@ -83,7 +83,7 @@ class ProbeLegs:
             replica_id=probe.pair.source.replica_id,
             ticket=ticket,
             granted_at_s=now_s,
-            expires_at_s=now_s + self._limits.lease_s,
+            expires_at_s=now_s + self.limits.lease_s,
         )
 
     def end(self, probe: Probe) -> None:
@@ -104,7 +104,7 @@ class ProbeLegs:
             self.end(probe)
             self.release(probe, now_s)
             return
-        until_s = now_s + self._limits.abort_s
+        until_s = now_s + self.limits.abort_s
         self._legs.close(leg_id, lease=probe.lease, until_s=until_s)
         del self._by_leg[leg_id]
         probe.leg_id = None

@@ -13,7 +13,8 @@ _GIVES_UP_REPLICA = _ENDS_EARLY | {Phase.RESUME}
 TRANSITIONS: Mapping[Phase, frozenset[Phase]] = MappingProxyType(
     {
         # A LOCAL placement and a disaggregated one both begin with PREFILL.
-        Phase.ARRIVED: frozenset({Phase.QUEUED, Phase.PREFILL, Phase.SHED}),
+        # ARRIVED → FAILED: it asks for what it may not have, now or later.
+        Phase.ARRIVED: frozenset({Phase.QUEUED, Phase.PREFILL, Phase.SHED, Phase.FAILED}),
         Phase.QUEUED: _ENDS_EARLY | {Phase.PREFILL, Phase.EVICTED},
         # PREFILL → DECODE is LOCAL's edge: the first token came from the replica that prefilled.
         # PREFILL → FINISHED: the first token was also the last.

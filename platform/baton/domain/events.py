@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import LegFailure, LegOutput
 from baton.domain.request import Request
+from baton.domain.tenant import QuotaShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,14 @@ class SideChannelChecked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuotasShared:
+    """Tenants' limits were dealt out anew; these are this coordinator's shares of them."""
+
+    shares: Mapping[str, QuotaShare]
+    """By tenant; those that are not among them keep what they have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
     """Nothing happened but time; deadlines are looked at."""
 
@@ -140,5 +150,6 @@ Event = (
     | CacheChanged
     | LinksReported
     | SideChannelChecked
+    | QuotasShared
     | TimePassed
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 DEFAULT_TENANT = "default"
 """Whoever has no key of a tenant's own, where that is allowed."""
@@ -63,3 +64,12 @@ class Tenant:
             raise ValueError(
                 f"tenant {self.name!r}: max_in_flight is {self.max_in_flight}, wanted at least 1"
             )
+
+
+class QuotaShare(NamedTuple):
+    """What one coordinator may let in for one tenant, of what the tenant may use in all."""
+
+    requests_per_s: float | None = None
+    """None: no limit."""
+    tokens_per_s: float | None = None
+    max_in_flight: int | None = None
