@@ -21,7 +21,12 @@ class Tally(NamedTuple):
     pool: str
     """Where it decoded, or would have; empty for requests that were never placed."""
     judged: int = 0
+    """All that ended but the excused: what attainment is a share of."""
+    excused: int = 0
+    """Neither good nor a miss: the client left before anything was due and had got nothing, or was
+    refused for its own doing (over its limits, not allowed, too long)."""
     good: int = 0
+    """Those of the judged that met every objective."""
     ttft_met: int = 0
     tpot_met: int = 0
     itl_met: int = 0
@@ -33,17 +38,32 @@ class Tally(NamedTuple):
     cached_tokens: int = 0
     output_tokens: int = 0
     gpu_s: float = 0.0
+    """In whichever pools it was spent; see `Spent`."""
+
+
+class Spent(NamedTuple):
+    """Device-seconds of a pool that a tenant's requests took, predicted from what was computed."""
+
+    tenant: str
+    pool: str
+    gpu_s: float
 
 
 class DemandTotals(NamedTuple):
-    """What was asked of one coordinator."""
+    """What was asked of one coordinator, counted when it arrives.
+
+    Not among it is what tenants asked for beyond their limits: no replica more would serve that.
+    While a request is under way its tokens are expectations, and become facts when they are known:
+    so these totals are right in the end, and may go back a little on the way.
+    """
 
     requests: int = 0
     prompt_tokens: int = 0
     uncached_tokens: float = 0.0
     """As predicted when they arrived, or as engines said."""
     output_tokens: float = 0.0
-    """Generated; and what those would have generated, on average, who were refused."""
+    """Generated, or expected of requests that go on; and what those would have generated, on
+    average, who were refused."""
 
 
 class LatencyTotals(NamedTuple):
@@ -95,6 +115,7 @@ class CoordinatorReport:
     """By its own clock."""
     demand: DemandTotals = NO_DEMAND
     tallies: tuple[Tally, ...] = ()
+    spent: tuple[Spent, ...] = ()
     ttft: LatencyTotals = NO_LATENCIES
     tpot: LatencyTotals = NO_LATENCIES
     in_flight: int = 0

@@ -41,9 +41,14 @@ from typing import ClassVar
 
 
 class BatonError(Exception):
-    """The root. `retryable` says whether the same request may succeed if sent again."""
+    """The root. `retryable` says whether the same request may succeed if sent again.
+
+    `own_doing` says that its client or tenant has only itself to blame: no fleet would have served
+    it, so it is no sign that this one is too small.
+    """
 
     retryable: ClassVar[bool] = False
+    own_doing: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
 
 
@@ -82,6 +87,7 @@ class TooLate(Rejected):
 class RateLimited(Rejected):
     """Its tenant has used up what it may use for now."""
 
+    own_doing = True
     http_status = 429
 
 
@@ -112,12 +118,14 @@ class NotResumable(EngineFailed):
 class PromptTooLong(_RequestFailed):
     """The prompt is longer than this deployment lets in."""
 
+    own_doing = True
     http_status = 400
 
 
 class NotAllowed(_RequestFailed):
     """It asked for what its tenant may not have."""
 
+    own_doing = True
     http_status = 403
 
 
