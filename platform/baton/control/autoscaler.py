@@ -1,0 +1,399 @@
+"""The autoscaler: turns what a policy wants into what is to be done, within every bound.
+
+Theory of operation. Whoever carries it out ticks the machine every `options.interval_s` with an
+`Observation`. A tick goes through five stages, none of which waits for anything:
+
+1. *Doubt.* What is missing, not a number or out of all bounds (`scaling_doubts`), a clock that went
+   back, and a policy that raises or answers nonsense make the tick *hold*: every pool stays as it
+   is, and the tick says why. Overrides are carried out nevertheless, unless the pool's own counts
+   are among the nonsense: an operator has counted himself.
+2. *Ask.* The policy says how many replicas each pool should have, and who should flip.
+3. *Bound.* Per pool, in this order: an override (exactly that many, no other bound but the budget),
+   min and max (at once when they were changed), starts that do not come up, the pause since the
+   pool's last change, the largest step. Then the GPU budget, over all pools (`budget`).
+4. *Act.* Flips, then starts, then stops. Replicas that are starting count as had, so a want that
+   stands is not asked for twice. Counts in actions are differences; `ScalingDecision.want` is the
+   pool's new target, and setting that target twice does no harm.
+5. *Remember.* The tick with all of its inputs: the last few hundred, and those in which something
+   was done for longer.
+
+What may fail: starts. A pool whose replicas have been starting for `STUCK_COLD_STARTS` of its cold
+starts, with none becoming ready, gets no more until one does. A pool that is not seen any more is
+forgotten, its override is not. One that has no bounds is left as it is. Nothing here is persistent:
+after a restart, whoever owns the machine gives it the overrides again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from baton.control.scaling_doubts import doubts, pool_doubts
+from baton.domain.fleet import Role
+from baton.policy.scaling.actions import (
+    Action,
+    FlipReplicas,
+    ScalingDecision,
+    StartReplicas,
+    StopReplicas,
+    Tick,
+)
+from baton.policy.scaling.budget import Claim, within_budget
+from baton.policy.scaling.observation import Observation, PoolObservation
+from baton.policy.scaling.options import AutoscalerOptions, PoolBounds
+from baton.policy.scaling.wants import ScalingPolicy, ScalingReason, Want
+
+STUCK_COLD_STARTS = 3.0
+"""A start that takes three times as long as starts do is not waited for by starting more."""
+_LEAST_STUCK_S = 30.0
+"""Cold starts of engines that need almost none vary by more than a factor."""
+_RECENT_TICKS = 300
+"""Ten minutes of ticks every two seconds."""
+_ACTED_TICKS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """An operator's word on one pool."""
+
+    replicas: int
+    until_s: float | None = None
+    """None: until it is taken back."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of one pool from tick to tick."""
+
+    changed_at_s: float | None = None
+    starting: int = 0
+    waits_since_s: float | None = None
+    """When the replicas that are starting were asked for, or one of them last became ready."""
+
+
+class Autoscaler:
+    """See the module."""
+
+    def __init__(self, policy: ScalingPolicy, options: AutoscalerOptions) -> None:
+        self._policy = policy
+        self._options = options
+        self._overrides: dict[str, Override] = {}
+        self._pools: dict[str, _Memory] = {}
+        self._last_s: float | None = None
+        self._recent: deque[Tick] = deque(maxlen=_RECENT_TICKS)
+        self._acted: deque[Tick] = deque(maxlen=_ACTED_TICKS)
+
+    # ---------------------------------------------------------------- told by operators
+
+    def override(self, pool: str, replicas: int, *, until_s: float | None, now_s: float) -> None:
+        """Keep a pool at exactly so many replicas until then; replaces what was said before.
+
+        Raises:
+            ValueError: that many cannot be had, or the time is past.
+        """
+        bounds = self._options.bounds.get(pool)
+        if bounds is None:
+            known = ", ".join(sorted(self._options.bounds)) or "none"
+            raise ValueError(f"pool {pool!r} is not scaled; pools that are: {known}")
+        if not 0 <= replicas <= bounds.max:
+            raise ValueError(f"pool {pool!r}: got {replicas} replicas, wanted 0 to {bounds.max}")
+        if until_s is not None and not until_s > now_s:
+            raise ValueError(f"pool {pool!r}: the override would end at {until_s}, it is {now_s}")
+        self._check_budget(pool, replicas)
+        self._overrides[pool] = Override(replicas=replicas, until_s=until_s)
+
+    def clear_override(self, pool: str) -> bool:
+        """Leave a pool to the policy again; False when it was."""
+        return self._overrides.pop(pool, None) is not None
+
+    def overrides(self) -> Mapping[str, Override]:
+        """What stands, by pool."""
+        return dict(self._overrides)
+
+    def reconfigure(self, policy: ScalingPolicy, options: AutoscalerOptions) -> None:
+        """Go on by another policy and other bounds; overrides, pauses and history stay."""
+        self._policy, self._options = policy, options
+
+    def history(self) -> tuple[Tick, ...]:
+        """The last ticks, and older ones in which something was done; oldest first."""
+        oldest_s = self._recent[0].at_s if self._recent else 0.0
+        older = (tick for tick in self._acted if tick.at_s < oldest_s)
+        return (*older, *self._recent)
+
+    # ---------------------------------------------------------------- the tick
+
+    def tick(self, seen: Observation) -> Tick:
+        """Decide what to do about what is seen."""
+        found = [*self._time_doubts(seen.at_s), *doubts(seen)]
+        self._expire(seen.at_s)
+        wants: Mapping[str, Want] = {}
+        if not found:
+            wants, wrong = self._ask(seen)
+            found = wrong
+        self._watch(seen)
+        held = "; ".join(found)
+        decisions = self._decide(seen, wants, held)
+        actions = _actions(decisions, seen) if self._acts(held) else self._by_hand(decisions, seen)
+        tick = Tick(
+            at_s=seen.at_s,
+            policy=self._policy.name,
+            decisions=decisions,
+            actions=actions,
+            held=held,
+            dry_run=self._options.dry_run,
+        )
+        self._remember(tick)
+        return tick
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the last tick breaks what every tick must keep."""
+        assert len(self._recent) <= _RECENT_TICKS, "history grows without bound"
+        assert len(self._acted) <= _ACTED_TICKS, "history of acts grows without bound"
+        if not self._recent:
+            return
+        tick = self._recent[-1]
+        changed: dict[str, int] = {}
+        for action in tick.actions:
+            assert action.replicas > 0, f"{action} does nothing"
+            match action:
+                case StartReplicas():
+                    changed[action.pool] = action.replicas
+                case StopReplicas():
+                    changed[action.pool] = -action.replicas
+                case FlipReplicas():
+                    pass
+        for decision in tick.decisions:
+            difference = changed.get(decision.pool, 0)
+            assert decision.want >= 0, f"{decision} wants fewer than none"
+            assert difference in {0, decision.want - decision.have}, (
+                f"{decision} and actions differ"
+            )
+
+    def _acts(self, held: str) -> bool:
+        return not held and not self._options.dry_run
+
+    def _time_doubts(self, at_s: float) -> list[str]:
+        last_s, self._last_s = self._last_s, at_s
+        if last_s is None or at_s >= last_s:
+            return []
+        for memory in self._pools.values():
+            if memory.changed_at_s is not None:
+                memory.changed_at_s = min(memory.changed_at_s, at_s)
+            if memory.waits_since_s is not None:
+                memory.waits_since_s = min(memory.waits_since_s, at_s)
+        return [f"time went back from {last_s} to {at_s}"]
+
+    def _expire(self, at_s: float) -> None:
+        for pool, override in list(self._overrides.items()):
+            if override.until_s is not None and at_s >= override.until_s:
+                del self._overrides[pool]
+
+    def _ask(self, seen: Observation) -> tuple[Mapping[str, Want], list[str]]:
+        name = self._policy.name
+        try:
+            wants = self._policy.wants(seen)
+        except Exception as error:  # noqa: BLE001 - a user's own code; the pools must not suffer
+            return {}, [f"policy {name!r} raised {type(error).__name__}: {error}"]
+        wrong = [
+            f"policy {name!r} wants {wants[pool].replicas!r} replicas of {pool!r}"
+            for pool in sorted(seen.pools.keys() & wants.keys())
+            if type(wants[pool].replicas) is not int or wants[pool].replicas < 0
+        ]
+        return wants, wrong
+
+    def _watch(self, seen: Observation) -> None:
+        """Take note of how starts get on; forget pools that are gone."""
+        self._pools = {name: self._pools.get(name, _Memory()) for name in seen.pools}
+        for name, pool in seen.pools.items():
+            memory = self._pools[name]
+            if pool.starting <= 0:
+                memory.waits_since_s = None
+            elif memory.waits_since_s is None or pool.starting < memory.starting:
+                memory.waits_since_s = seen.at_s
+            memory.starting = pool.starting
+
+    # ---------------------------------------------------------------- bounds
+
+    def _decide(
+        self, seen: Observation, wants: Mapping[str, Want], held: str
+    ) -> tuple[ScalingDecision, ...]:
+        decisions = {
+            name: self._bounded(seen, name, wants.get(name), held) for name in sorted(seen.pools)
+        }
+        granted = within_budget(
+            (self._claim(seen.pools[name], decision) for name, decision in decisions.items()),
+            self._options.gpu_budget,
+        )
+        for name, decision in decisions.items():
+            if granted[name] != decision.want:
+                decisions[name] = replace(decision, want=granted[name], clipped_by="gpu_budget")
+        return tuple(decisions.values())
+
+    def _bounded(
+        self, seen: Observation, name: str, want: Want | None, held: str
+    ) -> ScalingDecision:
+        pool = seen.pools[name]
+        have = pool.ready + pool.starting
+        override, bounds = self._overrides.get(name), self._options.bounds.get(name)
+        if override is not None and not any(pool_doubts(pool)):
+            return _overridden(name, have, override)
+        if held or want is None or bounds is None:
+            return _kept(name, have, held or _why_kept(want, bounds))
+        target, clipped_by = self._stepped(pool, want.replicas, bounds, seen.at_s)
+        return ScalingDecision(
+            pool=name,
+            have=have,
+            want=target,
+            asked=want.replicas,
+            reason=want.reason,
+            why=self._why(pool, want, clipped_by, seen.at_s),
+            inputs=want.inputs,
+            clipped_by=clipped_by,
+            flips=want.flips,
+        )
+
+    def _stepped(
+        self, pool: PoolObservation, asked: int, bounds: PoolBounds, at_s: float
+    ) -> tuple[int, str]:
+        """As many as asked for, but for the pool's own bounds; and which of them it was."""
+        have = pool.ready + pool.starting
+        least = self._least(bounds)
+        inside = max(min(asked, bounds.max), least)
+        clipped_by = "" if inside == asked else ("max" if asked > inside else "min")
+        base = max(min(have, bounds.max), least)  # what lies outside is put right at once
+        if inside == base:
+            return inside, clipped_by
+        grows = inside > base
+        limits = self._options.up if grows else self._options.down
+        if grows and self._stuck_s(pool, at_s) is not None:
+            return base, "starting"
+        changed_at_s = self._pools[pool.name].changed_at_s
+        if changed_at_s is not None and at_s - changed_at_s < limits.cooldown_s:
+            return base, "cooldown"
+        step = max(1, limits.max_step)
+        if abs(inside - base) > step:
+            return base + (step if grows else -step), "max_step"
+        return inside, clipped_by
+
+    def _least(self, bounds: PoolBounds) -> int:
+        least = bounds.min if self._options.scale_to_zero else max(bounds.min, 1)
+        return min(least, bounds.max)
+
+    def _stuck_s(self, pool: PoolObservation, at_s: float) -> float | None:
+        """How long starts have been waited for in vain; None while they may yet come."""
+        since_s = self._pools[pool.name].waits_since_s
+        patience_s = max(STUCK_COLD_STARTS * pool.cold_start_s, _LEAST_STUCK_S)
+        if since_s is None or at_s - since_s <= patience_s:
+            return None
+        return at_s - since_s
+
+    def _why(self, pool: PoolObservation, want: Want, clipped_by: str, at_s: float) -> str:
+        stuck_s = self._stuck_s(pool, at_s)
+        if clipped_by != "starting" or stuck_s is None:
+            return want.why
+        return (
+            f"{want.why}; {pool.starting} have been starting for {stuck_s:.0f} s, which takes"
+            f" {pool.cold_start_s:.0f} s: no more are asked for until one is ready"
+        )
+
+    def _claim(self, pool: PoolObservation, decision: ScalingDecision) -> Claim:
+        bounds = self._options.bounds.get(decision.pool)
+        fixed = decision.reason is ScalingReason.OVERRIDE
+        least = decision.have if bounds is None else self._least(bounds)
+        if decision.reason is ScalingReason.HELD:
+            least = decision.have
+        return Claim(
+            pool=decision.pool,
+            have=decision.have,
+            want=decision.want,
+            least=0 if fixed else least,
+            gpus=pool.gpus_per_replica,
+            leaving=pool.draining,
+            fixed=fixed,
+        )
+
+    def _check_budget(self, pool: str, replicas: int) -> None:
+        budget, bounds = self._options.gpu_budget, self._options.bounds
+        if budget is None:
+            return
+        counts = {name: override.replicas for name, override in self._overrides.items()}
+        counts[pool] = replicas
+        wanted = sum(
+            counts[name] * bounds[name].gpus_per_replica for name in counts if name in bounds
+        )
+        if wanted > budget:
+            raise ValueError(
+                f"pool {pool!r}: {replicas} replicas and the other overrides take {wanted:g} GPUs,"
+                f" autoscaler.gpu_budget is {budget:g}"
+            )
+
+    def _by_hand(
+        self, decisions: tuple[ScalingDecision, ...], seen: Observation
+    ) -> tuple[Action, ...]:
+        """What is done although nothing is decided: what operators have asked for by name."""
+        return _actions(tuple(each for each in decisions if each.pool in self._overrides), seen)
+
+    def _remember(self, tick: Tick) -> None:
+        self._recent.append(tick)
+        if tick.actions:
+            self._acted.append(tick)
+        for action in tick.actions:
+            if not isinstance(action, FlipReplicas):
+                self._pools[action.pool].changed_at_s = tick.at_s
+
+
+def _overridden(name: str, have: int, override: Override) -> ScalingDecision:
+    until = "it is taken back" if override.until_s is None else f"{override.until_s:.0f} s"
+    return ScalingDecision(
+        pool=name,
+        have=have,
+        want=override.replicas,
+        asked=override.replicas,
+        reason=ScalingReason.OVERRIDE,
+        why=f"set to {override.replicas} by hand until {until}",
+    )
+
+
+def _kept(name: str, have: int, why: str) -> ScalingDecision:
+    return ScalingDecision(
+        pool=name, have=have, want=have, asked=have, reason=ScalingReason.HELD, why=why
+    )
+
+
+def _why_kept(want: Want | None, bounds: PoolBounds | None) -> str:
+    if bounds is None:
+        return "no bounds are configured for this pool, so it is left as it is"
+    assert want is None, "asked only why a pool is kept"
+    return "the policy says nothing of this pool"
+
+
+def _actions(decisions: tuple[ScalingDecision, ...], seen: Observation) -> tuple[Action, ...]:
+    flips: list[Action] = []
+    starts: list[Action] = []
+    stops: list[Action] = []
+    for decision in decisions:
+        if decision.reason not in {ScalingReason.HELD, ScalingReason.OVERRIDE}:
+            flips.extend(_flips(seen.pools[decision.pool], decision.flips))
+        difference = decision.want - decision.have
+        if difference > 0:
+            starts.append(StartReplicas(pool=decision.pool, replicas=difference))
+        elif difference < 0:
+            stops.append(StopReplicas(pool=decision.pool, replicas=-difference))
+    return (*flips, *starts, *stops)
+
+
+def _flips(pool: PoolObservation, wanted: Mapping[Role, int]) -> list[Action]:
+    """What takes the pool from the roles that its replicas play to those that they should."""
+    plays = {Role.PREFILL: pool.prefill, Role.DECODE: pool.decode, Role.MIXED: pool.mixed}
+    spare = plays.pop(pool.role)
+    flips: list[Action] = []
+    for role, playing in plays.items():
+        if (back := playing - wanted.get(role, 0)) > 0:
+            flips.append(FlipReplicas(pool=pool.name, replicas=back, to=pool.role))
+            spare += back
+    for role, playing in plays.items():
+        if (more := min(wanted.get(role, 0) - playing, spare)) > 0:
+            flips.append(FlipReplicas(pool=pool.name, replicas=more, to=role))
+            spare -= more
+    return flips

@@ -1,0 +1,178 @@
+"""What one replica can carry, and how many it takes so that the tail is served, not just the mean.
+
+Theory of operation. Two capacities come from an engine's timing: prompt tokens a second of a
+replica that only prefills, and generated tokens a second of one that only decodes, with as many
+streams as still meet the objective. Dividing demand by capacity gives *loads*, in replicas'
+worth: what would just do if nothing fluctuated. How many it takes in truth depends on chance:
+
+- Prompts queue. `n` replicas that share arrivals well are an M/G/n queue; its wait exceeds t with
+  probability C(n, load) * exp(-(n - load) * t / (K * service)), where C is the probability that
+  all are busy and K = (ca^2 + cs^2) / 2 counts how irregular arrivals and prompts are. The need is
+  the least n for which too long a wait is rare enough. Large pools run fuller than small ones.
+- Streams do not queue: they crowd. With arrivals at random the number of streams at a moment is
+  Poisson, however their lengths are distributed, so a quantile of that many must fit.
+
+Both needs are real numbers, go up with the load, and are rounded up by whoever starts replicas.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from baton.perf.timing import EngineTiming
+
+_MOST_STREAMS = 4096
+_BISECTIONS = 48
+_FULL = 0.85
+"""How full a pool may run for which no objective is given: where the mean wait of a queue with one
+server is about six services, and rises steeply beyond."""
+_NOMINAL_TPOT_S = 0.05
+"""How fast a stream is taken to go where no objective says; only the fluctuation hangs on it."""
+
+
+def prefill_tokens_per_s(timing: EngineTiming, *, mean_uncached_tokens: float) -> float:
+    """Prompt tokens that a replica computes a second, prompts of such a size one after another."""
+    tokens = max(1, round(mean_uncached_tokens))
+    return tokens / max(timing.prefill_s(tokens), 1e-9)
+
+
+def decode_tokens_per_s(
+    timing: EngineTiming,
+    *,
+    tpot_s: float | None,
+    context_tokens: float,
+    max_running: int,
+    kv_tokens: int | None = None,
+) -> float:
+    """Tokens that a replica generates a second with the most streams that it may have.
+
+    Those are as many as its batch and its KV cache hold, and as still get a token every `tpot_s`;
+    one where even a stream alone does not.
+    """
+    streams = max(1, min(max_running, _MOST_STREAMS))
+    if kv_tokens is not None:
+        streams = max(1, min(streams, int(kv_tokens / max(context_tokens, 1.0))))
+    if tpot_s is not None:
+        streams = _most_streams(timing, tpot_s, context_tokens, streams)
+    return streams / max(_step_s(timing, streams, context_tokens), 1e-9)
+
+
+def _most_streams(timing: EngineTiming, tpot_s: float, context_tokens: float, at_most: int) -> int:
+    least, most = 1, at_most
+    while least < most:
+        middle = (least + most + 1) // 2
+        if _step_s(timing, middle, context_tokens) <= tpot_s:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def _step_s(timing: EngineTiming, streams: int, context_tokens: float) -> float:
+    return timing.step_s(running=streams, context_tokens=round(streams * context_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Irregularity:
+    """How far from evenly spaced and alike requests are."""
+
+    arrivals: float = 1.0
+    """The squared coefficient of variation of the time between them; 1 for arrivals at random."""
+    prompts: float = 1.0
+    """Likewise of the uncached prompts' lengths."""
+
+    @property
+    def wait_factor(self) -> float:
+        """How much longer the wait is than in a queue of arrivals and services at random.
+
+        Source: A. Allen, Probability, Statistics and Queueing Theory (the Allen-Cunneen
+        approximation for GI/G/c); J. Kingman, The single server queue in heavy traffic (1961).
+        """
+        return max(0.5, (self.arrivals + self.prompts) / 2)
+
+
+AT_RANDOM = Irregularity()
+
+
+def late_share(
+    replicas: float, load: float, *, patience: float, irregularity: Irregularity = AT_RANDOM
+) -> float:
+    """The share of prompts that wait longer than `patience` services, with so many replicas.
+
+    Source: P(all busy) by H. Sakasegawa, An approximation formula L_q = alpha rho^beta / (1 - rho)
+    (1977), which also holds between whole numbers of servers; the wait of those who wait is
+    taken as exponential, which it is in M/M/c and, in heavy traffic, in GI/G/c (Kingman 1961).
+    """
+    if load <= 0:
+        return 0.0
+    if load >= replicas:
+        return 1.0
+    busy = math.pow(load / replicas, math.sqrt(2 * (replicas + 1)) - 1)
+    return busy * math.exp(-(replicas - load) * patience / irregularity.wait_factor)
+
+
+def prefill_need(
+    load: float,
+    *,
+    service_s: float,
+    ttft_s: float | None,
+    late_allowed: float,
+    irregularity: Irregularity = AT_RANDOM,
+) -> float:
+    """Replicas so that no more than a share `late_allowed` of prompts waits too long.
+
+    Args:
+        load: Replicas' worth of prompts: tokens/s asked for over tokens/s that one computes.
+        service_s: How long a mean prompt takes alone.
+        ttft_s: What is promised; what is left of it after the prompt's own time may be waited.
+            None: nothing is, and the pool is kept from being full.
+        late_allowed: Between 0 and 1.
+        irregularity: Of arrivals and prompts.
+    """
+    if load <= 0:
+        return 0.0
+    if ttft_s is None:
+        return load / _FULL
+    patience = max(0.0, ttft_s / max(service_s, 1e-9) - 1.0)
+    least, most = load, load + 1.0
+    while late_share(most, load, patience=patience, irregularity=irregularity) > late_allowed:
+        most += most - load
+    for _ in range(_BISECTIONS):
+        middle = (least + most) / 2
+        if late_share(middle, load, patience=patience, irregularity=irregularity) > late_allowed:
+            least = middle
+        else:
+            most = middle
+    return most
+
+
+def decode_need(
+    load: float,
+    *,
+    streams_per_replica: float,
+    late_allowed: float,
+    dispersion: float = 1.0,
+) -> float:
+    """Replicas so that only a share `late_allowed` of the time more streams run than may.
+
+    Args:
+        load: Replicas' worth of streams: tokens/s asked for over what one replica generates.
+        streams_per_replica: With how many it does that.
+        late_allowed: Between 0 and 1.
+        dispersion: Variance of the number of streams over its mean: 1 for arrivals at random.
+
+    Source: the number in an M/G/infinity system is Poisson whatever the services (Palm 1943), and
+    Poisson is near normal where many are many.
+    """
+    if load <= 0:
+        return 0.0
+    deviates = max(0.0, NormalDist().inv_cdf(1.0 - min(max(late_allowed, 1e-9), 0.999)))
+    per_replica = max(streams_per_replica, 1.0)
+    return load + deviates * math.sqrt(max(0.0, dispersion) * load / per_replica)
+
+
+def streams_of(decode_rate: float, tpot_s: float | None) -> float:
+    """How many streams generate so many tokens a second at the pace that is promised."""
+    return max(1.0, decode_rate * (_NOMINAL_TPOT_S if tpot_s is None else tpot_s))

@@ -1,0 +1,29 @@
+"""No scaling: as many replicas as the configuration starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton.policy.scaling.observation import Observation
+from baton.policy.scaling.options import AutoscalerOptions
+from baton.policy.scaling.wants import ScalingReason, Want
+
+
+class Static:
+    """Every pool as it was configured; one that was not, as it is."""
+
+    name = "static"
+
+    def __init__(self, options: AutoscalerOptions) -> None:
+        self._bounds = options.bounds
+
+    def wants(self, seen: Observation) -> Mapping[str, Want]:
+        """The configured counts."""
+        wants = {}
+        for name, pool in seen.pools.items():
+            bounds = self._bounds.get(name)
+            replicas = pool.ready + pool.starting if bounds is None else bounds.start
+            wants[name] = Want(
+                replicas=replicas, reason=ScalingReason.FIXED, why=f"configured to start {replicas}"
+            )
+        return wants

@@ -1,0 +1,55 @@
+"""Every scaling policy by its name in a configuration, and the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import cast
+
+from baton.domain.errors import ConfigInvalid
+from baton.policy.scaling.baselines.fixed import Static
+from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
+from baton.policy.scaling.wants import ScalingPolicy
+
+RULES: Mapping[ScalingRule, Callable[[AutoscalerOptions], ScalingPolicy]] = MappingProxyType(
+    {
+        ScalingRule.SLO: Static,
+        ScalingRule.STATIC: Static,
+        ScalingRule.HPA: Static,
+        ScalingRule.KPA: Static,
+        ScalingRule.DYNAMO: Static,
+        ScalingRule.WVA: Static,
+    }
+)
+
+
+def scaling_policy(rule: str, options: AutoscalerOptions) -> ScalingPolicy:
+    """A new policy: one that ships, by name, or the user's own, by `module:function`.
+
+    The user's is called with the options, and answers with something that has a `name` and
+    `wants`; a class will do.
+
+    Raises:
+        ConfigInvalid: it cannot be loaded, or is no scaling policy.
+    """
+    if rule in RULES:
+        return RULES[ScalingRule(rule)](options)
+    if ":" not in rule:
+        names = ", ".join(RULES)
+        raise _unusable(rule, f"no policy of that name, wanted one of {names} or 'module:function'")
+    module_name, _, attribute = rule.partition(":")
+    try:
+        factory: object = getattr(import_module(module_name), attribute)
+        policy: object = factory(options) if callable(factory) else factory
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise _unusable(rule, f"{why}, wanted a function of (options)") from error
+    if not callable(getattr(policy, "wants", None)) or not hasattr(policy, "name"):
+        got = type(policy).__name__
+        raise _unusable(rule, f"it made a {got}, wanted something with a name and wants(seen)")
+    return cast(ScalingPolicy, policy)
+
+
+def _unusable(rule: str, why: str) -> ConfigInvalid:
+    return ConfigInvalid((f"autoscaler.policy: cannot use {rule!r}: {why}",))
