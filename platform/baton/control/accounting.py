@@ -26,9 +26,12 @@ from baton.domain.errors import BatonError
 from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Phase
+from baton.domain.slo import Slo
 from baton.policy.judging import judge
 from baton.policy.work import crowd, decode_work_s, prefill_work_s
 
+_IN_USE_S = 600.0
+"""A class is in use for so long after a request of it has ended."""
 _MEMORY_REQUESTS = 200
 """As many as `perf.output_lengths` remembers: means follow a mix that moves."""
 
@@ -77,6 +80,8 @@ class Accounts:
         self._pools: dict[str, str] = {}
         """Where each request in flight decodes, or is to."""
         self._model = ""
+        self._classes: dict[str, tuple[Slo, float]] = {}
+        """By name: what it promises, and when a request of it has last ended."""
 
     # -------------------------------------------------------------- what the machine says
 
@@ -122,6 +127,7 @@ class Accounts:
         if record.outcome is Phase.FINISHED:
             self.recent.take(need)
         pool = self._pools.pop(entry.request_id, "")
+        self._classes[record.slo.name] = (record.slo, record.ended_at_s)
         self.board.ended(record, pool, self._model, own_doing=own_doing, demand=need)
         return record
 
@@ -133,6 +139,10 @@ class Accounts:
         for entry in in_flight:
             total = added(total, self._expected(entry))
         return total
+
+    def classes(self, now_s: float) -> tuple[Slo, ...]:
+        """What those classes promise that are in use."""
+        return tuple(slo for slo, at_s in self._classes.values() if now_s - at_s <= _IN_USE_S)
 
     def check_integrity(self, in_flight: Iterable[str], running: Iterable[str]) -> None:
         """Raise AssertionError when something is kept of what has ended."""

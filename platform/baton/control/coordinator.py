@@ -27,8 +27,10 @@ from baton.control.legs import ClosingLeg, LegBook
 from baton.control.limits import CoordinatorLimits
 from baton.control.pair_notices import PairNotice
 from baton.control.pairs import PairProber, ProbeOptions
+from baton.control.reporting import Reporter
 from baton.control.service_rules import ServiceRules
 from baton.domain.commands import Command, Deliver, Delivery, SyncCache
+from baton.domain.demand import CoordinatorReport
 from baton.domain.errors import EngineFailed, NotAllowed, PromptTooLong, QueueFull, Rejected
 from baton.domain.events import (
     CacheChanged,
@@ -93,6 +95,7 @@ class Coordinator:
             legs=self._legs,
             knowledge=self.knowledge,
         )
+        self._reporter = Reporter(self._fleet, self.knowledge, self._journeys.accounts)
         self._probes_pairs = probing is not None
         self._prober = PairProber(
             limits=limits,
@@ -153,6 +156,11 @@ class Coordinator:
         self._journeys.reconfigure(limits=limits, placer=placer)
         if limits is not None:
             self._prober.reconfigure(limits)
+
+    def report(self, coordinator_id: str, now_s: float) -> CoordinatorReport:
+        """What the controller should know: what was asked, what requests got, every pool."""
+        entries, held = self._journeys.entries, self._journeys.queue
+        return self._reporter.report(coordinator_id, now_s, entries=entries, held=held)
 
     def fleet(self, now_s: float) -> FleetView:
         """The fleet as placement sees it."""
@@ -368,6 +376,7 @@ class Coordinator:
         if facts.replica_id in self._fleet:
             lost = ReplicaLost(replica_id=facts.replica_id, reason=LossReason.OUT_OF_STEP)
             self._on_lost(lost, now_s)
+        self._reporter.left(facts.replica_id)
         self._fleet.join(facts, now_s)
         self.knowledge.joined(facts)
         if self._probes_pairs:
@@ -384,6 +393,7 @@ class Coordinator:
             self._journeys.serve_queue(now_s)
 
     def _on_lost(self, event: ReplicaLost, now_s: float) -> None:
+        self._reporter.left(event.replica_id)
         self._fleet.lose(event.replica_id)
         self.knowledge.lost(event.replica_id)
         self._do(self._prober.gone(event.replica_id, now_s))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from baton.control.accounting import Accounts
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
 from baton.control.flows import Flows
@@ -66,6 +67,7 @@ class Journeys:
         self._legs = legs
         self.flows = Flows(fleet, knowledge.links)
         self._knowledge = knowledge
+        self.accounts = Accounts(fleet, knowledge)
 
     # -------------------------------------------------------------- placement
 
@@ -117,6 +119,7 @@ class Journeys:
     def _begin(self, entry: Entry, leg: Leg, replica_id: str, tokens: int) -> None:
         entry.leg_id = leg.leg_id
         self._legs.begin(leg, replica_id, tokens)
+        self.accounts.begun(entry, leg, replica_id)
         self.commands.append(SubmitLeg(replica_id=replica_id, leg=leg))
 
     def enqueue(self, entry: Entry, now_s: float, *, why: str) -> None:
@@ -165,6 +168,7 @@ class Journeys:
                 self.wait_until(entry, now_s + self.limits.stall_s)
         if output.finish is not None:
             self._legs.end(output.leg_id)
+            self.accounts.leg_over(entry, leg)
             entry.leg_id = None
             self._knowledge.finished(entry, leg.replica_id, now_s)
             self.end(entry, Phase.FINISHED, now_s, reason=output.finish)
@@ -178,6 +182,7 @@ class Journeys:
         )
 
     def _note_cached(self, entry: Entry, placed: PlacedLeg, tokens: int, now_s: float) -> None:
+        self.accounts.cached(placed.leg.leg_id, tokens)
         if entry.cached_tokens is None:
             entry.cached_tokens = tokens
         if placed.leg.kind is not LegKind.DECODE:  # there, fetched blocks count as cached too
@@ -202,6 +207,7 @@ class Journeys:
             self.broken(entry, replica_id, f"prefill ended in {output.finish}", now_s)
             return
         self._legs.end(output.leg_id)
+        self.accounts.leg_over(entry, placed, produced=True)
         entry.leg_id = None
         entry.prefill_done_at_s = now_s
         entry.handed_off_blocks = output.ticket.blocks
@@ -269,7 +275,9 @@ class Journeys:
     def drop_leg(self, entry: Entry) -> None:
         """Take the running leg out of the books; its replica holds nothing for it any more."""
         assert entry.leg_id is not None, "only an entry that runs a leg can drop it"
-        self._legs.end(entry.leg_id)
+        placed = self._legs.end(entry.leg_id)
+        assert placed is not None, f"leg {entry.leg_id} is not in the book"
+        self.accounts.leg_over(entry, placed)
         entry.leg_id = None
 
     def abort_running(self, entry: Entry, now_s: float) -> str:
@@ -279,6 +287,7 @@ class Journeys:
         entry.leg_id = entry.lease = None
         placed = self._legs.close(leg_id, lease=lease, until_s=now_s + self.limits.abort_s)
         assert placed is not None, f"leg {leg_id} is not in the book"
+        self.accounts.leg_over(entry, placed)
         self.commands.append(AbortLegs(replica_id=placed.replica_id, leg_ids=(leg_id,)))
         return placed.replica_id
 
@@ -389,7 +398,8 @@ class Journeys:
         self.deadlines.disarm(entry.request_id)
         if error is not None:
             self.commands.append(FailRequest(request_id=entry.request_id, error=error))
-        self.commands.append(RecordRequest(record=entry.record(outcome, reason, now_s)))
+        record = self.accounts.ended(entry, entry.record(outcome, reason, now_s), error)
+        self.commands.append(RecordRequest(record=record))
 
     def queue_full(self, request_id: str, why: str) -> QueueFull:
         """The refusal of a request for which there is no room to wait."""
@@ -409,6 +419,8 @@ class Journeys:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when phases, legs, leases, queue and deadlines disagree."""
+        running = (entry.leg_id for entry in self.entries.values() if entry.leg_id is not None)
+        self.accounts.check_integrity(self.entries, running)
         for request_id, entry in self.entries.items():
             queued = entry.phase is Phase.QUEUED
             assert queued or entry.phase in RUNS, f"{request_id} rests in {entry.phase}"

@@ -78,6 +78,11 @@ class TimingBook:
         pool = self._pools.get(view.facts.pool)
         return (pool or self._pool(view.facts)).timing
 
+    def is_known(self, pool: str) -> bool:
+        """Whether a pool's timing is more than round figures: modelled, or fitted to reports."""
+        known = self._pools.get(pool)
+        return pool in self._priors if known is None else known.is_known
+
     def prompt_share(self, view: ReplicaView, now_s: float) -> float:
         """What share of its time a replica spends on prompts, while streams wait for it."""
         share = self._shares.get(view.facts.replica_id)
@@ -161,6 +166,11 @@ class _ModelledPool:
         self._correction = Correction()
         self._refused = 0
 
+    @property
+    def is_known(self) -> bool:
+        """It is, from the start."""
+        return True
+
     def reshape(self, *, max_batched_tokens: int, host_block_s: float) -> None:
         """The model knows its shape."""
 
@@ -206,6 +216,11 @@ class _Pool:
         self.ttfts = _Ttfts()
         self.timing = FittedTiming(costs=prior, max_batched_tokens=1, host_block_s=0.0)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the fit is in use."""
+        return self._fit.rows >= _ROWS_BEFORE_USE
+
     def reshape(self, *, max_batched_tokens: int, host_block_s: float) -> None:
         """Take over what a replica of the pool says of its shape; the last one counts."""
         known = self.timing
@@ -227,7 +242,7 @@ class _Pool:
             return
         self._decodes_seen |= done.decode_tokens > 0
         self._context_seen |= done.context_tokens > 0
-        if self._fit.rows >= _ROWS_BEFORE_USE:
+        if self.is_known:
             self.timing = replace(self.timing, costs=self._costs())
 
     def quality(self, name: str) -> TimingQuality:

@@ -1,0 +1,182 @@
+"""What a coordinator tells the controller, put together when it is asked: every second or two.
+
+*Theory of operation.* Counts come from the accounts and are totals since the start. Pools come from
+the fleet table, as this coordinator sees it now; only the time in engine steps is a total, kept
+here, since replicas that leave take their own totals with them: what a replica has counted more
+since it was last looked at is added to its pool's, when a report is made and when it is lost. A
+replica's total that has gone back is that of another life, and counts from zero.
+
+Takes time proportional to replicas and requests in flight, and none between reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from baton.control.accounting import Accounts
+from baton.control.fleet_table import FleetTable
+from baton.control.knowledge import Knowledge
+from baton.control.ledger import Entry
+from baton.domain.demand import CoordinatorReport, PoolReport
+from baton.domain.fleet import ReplicaView, Role
+from baton.domain.slo import Slo
+from baton.perf.capacity import decode_tokens_per_s, prefill_tokens_per_s
+from baton.policy.work import prefill_work_s
+
+WantedRates = tuple[tuple[str, float, float], ...]
+"""By tenant: requests and tokens per second that it has asked for here lately."""
+
+
+class Reporter:
+    """Puts reports together; see the module."""
+
+    def __init__(self, fleet: FleetTable, knowledge: Knowledge, accounts: Accounts) -> None:
+        self._fleet = fleet
+        self._knowledge = knowledge
+        self._accounts = accounts
+        self._busy_s: dict[str, float] = {}
+        """By pool."""
+        self._seen_s: dict[str, float] = {}
+        """How much of each replica's own total is in its pool's."""
+
+    def left(self, replica_id: str) -> None:
+        """A replica is about to be forgotten, or to begin another life: keep what it has done."""
+        if (view := self._fleet.get(replica_id)) is not None:
+            self._settle(view)
+        self._seen_s.pop(replica_id, None)
+
+    def report(
+        self,
+        coordinator_id: str,
+        now_s: float,
+        *,
+        entries: Mapping[str, Entry],
+        held: Collection[str],
+        wanted_rates: WantedRates = (),
+    ) -> CoordinatorReport:
+        """Everything, at this moment; `held` are the ids of those that wait here."""
+        accounts = self._accounts
+        in_flight = entries.values()
+        return CoordinatorReport(
+            coordinator_id=coordinator_id,
+            at_s=now_s,
+            demand=accounts.demand(in_flight),
+            tallies=accounts.board.tallies(),
+            spent=accounts.board.spent(),
+            ttft=accounts.board.ttft(),
+            tpot=accounts.board.tpot(),
+            in_flight=len(entries),
+            held=len(held),
+            slack_s=least_slack_s(in_flight, now_s),
+            pools=self._pools(now_s, strictest_tpot_s(accounts.classes(now_s))),
+            held_work_s=self._held_work_s(entries[one] for one in held if one in entries),
+            wanted_rates=wanted_rates,
+        )
+
+    # -------------------------------------------------------------- pools
+
+    def _pools(self, now_s: float, tpot_s: float | None) -> tuple[PoolReport, ...]:
+        by_pool: dict[str, list[ReplicaView]] = {name: [] for name in self._busy_s}
+        for view in self._fleet.view(now_s).replicas.values():
+            self._settle(view)
+            by_pool.setdefault(view.facts.pool, []).append(view)
+        return tuple(self._pool(name, by_pool[name], now_s, tpot_s) for name in sorted(by_pool))
+
+    def _settle(self, view: ReplicaView) -> None:
+        replica_id, pool, total_s = view.replica_id, view.facts.pool, view.load.steps.busy_s
+        done_s, seen_s = 0.0, self._seen_s.get(replica_id)
+        if seen_s is not None:
+            done_s = total_s - seen_s if total_s >= seen_s else total_s
+        self._busy_s[pool] = self._busy_s.get(pool, 0.0) + done_s
+        if view.load.steps.steps:  # or else it has not said yet what it did before it was known
+            self._seen_s[replica_id] = total_s
+
+    def _pool(
+        self, name: str, views: Sequence[ReplicaView], now_s: float, tpot_s: float | None
+    ) -> PoolReport:
+        working = [view for view in views if not view.draining]
+        loads = [view.load for view in working]
+        roles = [view.facts.role for view in working]
+        prefill_per_s, decode_per_s = self._capacities(working, tpot_s)
+        return PoolReport(
+            pool=name,
+            prefill=roles.count(Role.PREFILL),
+            decode=roles.count(Role.DECODE),
+            mixed=roles.count(Role.MIXED),
+            draining=len(views) - len(working),
+            busy_s=self._busy_s.get(name, 0.0),
+            running_requests=float(sum(load.running_requests for load in loads)),
+            queued_requests=float(
+                sum(load.queued_requests + load.pulling_requests for load in loads)
+            ),
+            queued_tokens=float(sum(load.queued_tokens for load in loads)),
+            kv_used_fraction=sum(load.kv_used_fraction for load in loads) / max(1, len(loads)),
+            prefill_tokens_per_s=prefill_per_s,
+            decode_tokens_per_s=decode_per_s,
+            stale_s=max((max(0.0, now_s - view.load_at_s) for view in working), default=0.0),
+            roles=tuple((view.replica_id, view.facts.role) for view in working),
+        )
+
+    def _capacities(
+        self, working: Sequence[ReplicaView], tpot_s: float | None
+    ) -> tuple[float | None, float | None]:
+        """Of one replica, for requests as they have been lately; None before there were any."""
+        recent, timings = self._accounts.recent, self._knowledge.timings
+        if not working or not recent.prompt_tokens or not timings.is_known(working[0].facts.pool):
+            return None, None
+        facts, timing = working[0].facts, timings.of(working[0])
+        decode_per_s = decode_tokens_per_s(
+            timing,
+            tpot_s=tpot_s,
+            context_tokens=recent.prompt_tokens + recent.output_tokens / 2,
+            max_running=facts.max_running_requests,
+            kv_tokens=facts.kv_blocks * facts.block_size_tokens,
+        )
+        mean = max(1.0, recent.uncached_tokens)
+        return prefill_tokens_per_s(timing, mean_uncached_tokens=mean), decode_per_s
+
+    # -------------------------------------------------------------- who waits
+
+    def _held_work_s(self, held: Iterable[Entry]) -> float:
+        """What the prompts of those that wait would take, on whoever prefills."""
+        waiting = tuple(held)
+        roster = self._fleet.view(0.0).roster
+        prefiller = self._fleet.get(next(iter(roster.prefill or roster.decode), ""))
+        if not waiting or prefiller is None:
+            return 0.0
+        timing, devices = self._knowledge.timings.of(prefiller), prefiller.facts.devices
+        fresh = 1.0 - self._knowledge.reuse.hit_fraction
+        return sum(
+            prefill_work_s(timing, len(entry.request.prompt_token_ids) * fresh, devices=devices)
+            for entry in waiting
+        )
+
+
+def least_slack_s(in_flight: Iterable[Entry], now_s: float) -> float | None:
+    """What the request has left of its TTFT objective that is worst off; None: nobody waits.
+
+    A request that is placed has what its placement predicted still before it; one that is held has
+    at least no less, and is seen to be late when it is.
+    """
+    least_s: float | None = None
+    for entry in in_flight:
+        objective_s = entry.slo.ttft_s
+        if objective_s is None or entry.first_token_at_s is not None:
+            continue
+        slack_s = objective_s - (now_s - entry.request.arrived_at_s) - _to_come_s(entry, now_s)
+        if least_s is None or slack_s < least_s:
+            least_s = slack_s
+    return least_s
+
+
+def _to_come_s(entry: Entry, now_s: float) -> float:
+    """What is left of what the running placement predicted; 0 when it predicted nothing."""
+    decision = entry.decisions[-1] if entry.decisions else None
+    if decision is None or not decision.options:
+        return 0.0
+    return max(0.0, decision.at_s + decision.options[0].ttft_s - now_s)
+
+
+def strictest_tpot_s(classes: Iterable[Slo]) -> float | None:
+    """The shortest time per token that any of these promises; None when none does."""
+    return min((one.tpot_s for one in classes if one.tpot_s is not None), default=None)
