@@ -26,7 +26,7 @@ def render(config: DeploymentConfig) -> str:
 def plain(section: object) -> dict[str, object]:
     """A section as plain JSON values under its keys in the file."""
     return {
-        key: _plain_value(field, getattr(section, field.attribute))
+        key: plain_value(field, getattr(section, field.attribute))
         for key, field in fields_of(type(section)).items()
     }
 
@@ -34,7 +34,7 @@ def plain(section: object) -> dict[str, object]:
 def origin_lines(config: DeploymentConfig, origins: Mapping[str, str]) -> Iterator[str]:
     """Each key with its value and where that came from: `server.port: 8000  # default`."""
     for path, value in _leaves(plain(config), ()):
-        yield f"{format_path(path)}: {_flow(value)}  # {origins.get(format_path(path), 'default')}"
+        yield f"{format_path(path)}: {flow(value)}  # {origins.get(format_path(path), 'default')}"
 
 
 def _leaves(values: Plain, path: Path) -> Iterator[tuple[Path, object]]:
@@ -45,7 +45,8 @@ def _leaves(values: Plain, path: Path) -> Iterator[tuple[Path, object]]:
             yield (*path, key), value
 
 
-def _plain_value(field: Field, value: object) -> object:
+def plain_value(field: Field, value: object) -> object:
+    """The value of one key as plain JSON."""
     match field.kind, value:
         case _, None:
             return None
@@ -71,20 +72,21 @@ def _lines(values: Plain, indent: int) -> Iterator[str]:
     pad = "  " * indent
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield f"{pad}{_flow(key)}:"
+            yield f"{pad}{flow(key)}:"
             yield from _lines(value, indent + 1)
         else:
-            yield f"{pad}{_flow(key)}: {_flow(value)}"
+            yield f"{pad}{flow(key)}: {flow(value)}"
 
 
-def _flow(value: object) -> str:
+def flow(value: object) -> str:
+    """Plain JSON as YAML on one line."""
     match value:
         case str():
             return _text(value)
         case Mapping():
-            return "{" + ", ".join(f"{_flow(key)}: {_flow(v)}" for key, v in value.items()) + "}"
+            return "{" + ", ".join(f"{flow(key)}: {flow(v)}" for key, v in value.items()) + "}"
         case list():
-            return "[" + ", ".join(_flow(item) for item in value) + "]"
+            return "[" + ", ".join(flow(item) for item in value) + "]"
         case _:
             return json.dumps(value)
 

@@ -1,0 +1,161 @@
+"""What differs between two configurations, and what each difference takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.config import DeploymentConfig
+from baton.config.diff import _CLASSES, Change, Reload, _matches, diff, reload_class
+from baton.config.fields import Anything, Environment, Named, Nested, fields_of
+from baton.config.render import plain
+from baton.config.tree import Path, format_path
+from tests.config.conftest import LEAST, Load
+from tests.config.test_config_properties import CONFIGS, Tree, load
+
+PD = LEAST.replace("{main: {role: mixed}}", "{p: {role: prefill}, d: {role: decode}}")
+
+
+def schema_paths(of: type, at: Path = ()) -> Iterator[Path]:
+    """Every key of the schema, names that users choose as `x`."""
+    for key, field in fields_of(of).items():
+        match field.kind:
+            case Nested(inner):
+                yield from schema_paths(inner, (*at, key))
+            case Named(inner):
+                yield from schema_paths(inner, (*at, key, "x"))
+            case Anything() | Environment():
+                yield (*at, key, "x")
+            case _:
+                yield (*at, key)
+
+
+PATHS = sorted(schema_paths(DeploymentConfig))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=format_path)
+def test_every_key_of_the_schema_has_a_reload_class(path: Path) -> None:
+    reload_class(path)
+
+
+def test_every_rule_about_reloading_is_about_a_key_that_exists() -> None:
+    others = {"pools.*.engine.extra.kv_cache_dtype"}
+    for pattern, _reload in _CLASSES:
+        split = tuple(pattern.split("."))
+        assert pattern in others or any(_matches(path, split) for path in PATHS), pattern
+
+
+def test_a_key_that_nobody_has_classified_is_an_error() -> None:
+    with pytest.raises(LookupError, match=r"no reload class for what\.else"):
+        reload_class(("what", "else"))
+
+
+@settings(deadline=None, max_examples=15)
+@given(old=CONFIGS, new=CONFIGS)
+def test_the_old_configuration_with_its_differences_is_the_new_one(old: Tree, new: Tree) -> None:
+    before, after = load(old).config, load(new).config
+    changes = diff(before, after)
+    tree = plain(before)
+    sets = []
+    for change in changes:
+        if change.new is None:
+            remove(tree, change.path)
+        else:
+            sets.append(f"{format_path(change.path)}={change.new}")
+    assert load(tree, sets=sets).config == after
+
+
+def remove(tree: Tree, path: Path) -> None:
+    """Take a key out, and every section that is empty then."""
+    inner = tree[path[0]]
+    if len(path) > 1:
+        assert isinstance(inner, dict)
+        remove(inner, path[1:])
+    if len(path) == 1 or not inner:
+        del tree[path[0]]
+
+
+@settings(deadline=None, max_examples=8)
+@given(tree=CONFIGS, data=st.data())
+def test_only_what_differs_is_a_difference(tree: Tree, data: st.DataObject) -> None:
+    config = load(tree).config
+    assert diff(config, config) == ()
+    port = data.draw(st.integers(1, 10_000).filter(lambda port: port != config.server.port))
+    assert diff(config, load(tree, sets=[f"server.port={port}"]).config) == (
+        Change(
+            path=("server", "port"),
+            old=str(config.server.port),
+            new=str(port),
+            reload=Reload.RESTART,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "reload", "shown"),
+    [
+        ("slo.default.ttft=1s", Reload.LIVE, "slo.default.ttft: null -> 1s"),
+        ("admission.max_queue=9", Reload.LIVE, "admission.max_queue: 1024 -> 9"),
+        ("router.seed=9", Reload.LIVE, "router.seed: 0 -> 9"),
+        ("pools.d.resources.price_per_hour=2.5", Reload.LIVE, "price_per_hour: null -> 2.5"),
+        ("pools.d.replicas.max=9", Reload.POOL_SIZE, "pools.d.replicas.max: 1 -> 9"),
+        ("pools.d.resources.cpus=2", Reload.ROLLING, "pools.d.resources.cpus: 1.0 -> 2.0"),
+        ("pools.d.engine.max_num_seqs=2", Reload.ROLLING, "engine.max_num_seqs: null -> 2"),
+        ("pools.d.engine.extra.a=2", Reload.ROLLING, "pools.d.engine.extra.a: (absent) -> 2"),
+        ("server.port=8001", Reload.RESTART, "server.port: 8000 -> 8001"),
+        ("transfer.lease=1m", Reload.RESTART, "transfer.lease: 30s -> 60s"),
+        ("admission.timeouts.total=1h", Reload.RESTART, "admission.timeouts.total: 600s -> 3600s"),
+        ("router.index=events", Reload.RESTART, "router.index: hybrid -> events"),
+    ],
+)
+def test_a_change_says_what_it_takes(load: Load, option: str, reload: Reload, shown: str) -> None:
+    (change,) = diff(load(PD).config, load(PD, sets=[option]).config)
+    assert change.reload is reload
+    assert shown in str(change)
+
+
+def test_what_pools_take_from_their_model_is_a_change_of_theirs(load: Load) -> None:
+    changed = load(PD, sets=["model.engine.block_size=32"]).config
+    classes = {format_path(one.path): one.reload for one in diff(load(PD).config, changed)}
+    assert classes == {
+        "models.tiny.engine.block_size": Reload.LIVE,
+        "pools.p.engine.block_size": Reload.RESTART,
+        "pools.d.engine.block_size": Reload.RESTART,
+    }
+
+
+def test_a_tenant_that_comes_is_live_and_a_pool_that_comes_is_a_restart(load: Load) -> None:
+    changed = load(PD, sets=["tenants.acme={weight: 2}", "pools.e={role: mixed}"]).config
+    changes = diff(load(PD).config, changed)
+    kinds = {(one.path[:2], one.reload) for one in changes}
+    assert kinds == {(("tenants", "acme"), Reload.LIVE), (("pools", "e"), Reload.RESTART)}
+    assert all(one.old is None for one in changes)
+    gone = diff(changed, load(PD).config)
+    assert {(one.path, one.new, one.old) for one in gone} == {
+        (one.path, one.old, one.new) for one in changes
+    }
+    assert {one.reload for one in gone if one.path[0] == "pools"} == {Reload.RESTART}
+
+
+def test_what_looks_secret_is_not_shown_but_the_name_of_a_file_is(load: Load) -> None:
+    before = load(PD, sets=["pools.d.engine.extra={api_key: 1234}"]).config
+    after = load(
+        PD,
+        sets=["pools.d.engine.extra={api_key: 5678}", "tenants.acme.keys_file=secrets/acme.keys"],
+    ).config
+    shown = "\n".join(map(str, diff(before, after)))
+    assert "1234" not in shown
+    assert "5678" not in shown
+    assert "extra.api_key: (not shown) -> (not shown)" in shown
+    assert "tenants.acme.keys_file: (absent) -> secrets/acme.keys" in shown
+
+
+def test_differences_come_in_the_order_of_the_file(load: Load) -> None:
+    sets = ["server.port=1", "slo.default.ttft=1s", "pools.d.engine.extra.a=1"]
+    sets.append("autoscaler.interval=5s")
+    paths = [one.path for one in diff(load(PD).config, load(PD, sets=sets).config)]
+    firsts = list(dict.fromkeys(path[0] for path in paths))
+    assert firsts == ["pools", "slo", "autoscaler", "server"]
