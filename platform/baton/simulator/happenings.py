@@ -18,9 +18,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Replicas of a pool, the newest first, take no new work and leave when they have ended theirs.
+    """Replicas of a pool take no new work and leave when they have ended theirs.
 
-    Where fewer live, all of them do.
+    The newest first; those that still start are called off before. Where there are fewer, all go.
     """
 
     at_s: float

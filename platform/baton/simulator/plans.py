@@ -47,6 +47,16 @@ class PoolPlan:
     role: Role
     replicas: int
     settings: EngineSettings
+    cold_start_s: float | None = None
+    """From being asked for to serving; None: as long as the engine's weights take to load."""
+    gpus_per_replica: float = 1.0
+
+    @property
+    def starts_in_s(self) -> float:
+        """From being asked for to serving."""
+        if self.cold_start_s is not None:
+            return self.cold_start_s
+        return self.settings.weights_load_s if isinstance(self.settings, V1Settings) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import assert_never
 
 from baton.control.coordinator import Coordinator
@@ -28,10 +27,10 @@ from baton.simulator.happenings import (
     Stop,
     StopReplica,
 )
+from baton.simulator.membership import Membership
 from baton.simulator.outcome import Outcome
 from baton.simulator.plans import GENEROUS, PoolPlan, Scenario, economical, priors_of
 from baton.simulator.samples import PoolSample, Sample, Sampler
-from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads.trace import Trace
 
 __all__ = [
@@ -105,11 +104,6 @@ class Stage:
 
     def __init__(self, scenario: Scenario, trace: Trace) -> None:
         self._scenario = scenario
-        self._plans = {pool.name: pool for pool in scenario.pools}
-        self._made = dict.fromkeys(self._plans, 0)
-        self._starting = dict.fromkeys(self._plans, 0)
-        self._held_since_s: dict[str, float] = {}
-        self._held_s = dict.fromkeys(self._plans, 0.0)
         shared = scenario.index is not None or any(one.block_ids for one in trace.requests)
         self._index = scenario.index if shared else IndexOptions(mode=IndexMode.EVENTS)
         replicas = len(scenario.replica_ids())
@@ -120,6 +114,7 @@ class Stage:
         first_s = trace.requests[0].at_s if trace.requests else 0.0
         self._begun_at_s = min(0.0, first_s)
         self.fleet = VirtualFleet(options, start_s=self._begun_at_s - _SETTLE_S, keep_records=False)
+        self._members = Membership(self.fleet, scenario.pools, model=scenario.model)
         self._audience = Audience(self.fleet.timeline)
         self._total = len(trace)
         self._on_progress: Callable[[float], None] | None = None
@@ -128,7 +123,7 @@ class Stage:
             self.fleet,
             span_s=trace.span_s,
             replicas=replicas,
-            starting=self._starting,
+            starting=self._members.starting,
             counts=lambda: (self._audience.arrived, self._audience.ended),
         )
 
@@ -153,9 +148,7 @@ class Stage:
                 seed=scenario.seed + number,
             )
             fleet.add_coordinator(coordinator, self._audience.hears)
-        for pool in scenario.pools:
-            for _ in range(pool.replicas):
-                self._join(pool.name, self._name(pool.name), since_s=self._begun_at_s)
+        self._members.found(self._begun_at_s)
         fleet.watch(self._on_end)
         self._wait_for(sorted(scenario.happenings, key=lambda one: one.at_s))
         fleet.timeline.at(self._begun_at_s, self._sampler.watch)
@@ -167,13 +160,10 @@ class Stage:
     def result(self) -> Run:
         """What became of it."""
         now_s = self.fleet.timeline.now_s
-        held_s = dict(self._held_s)
-        for replica_id, since_s in self._held_since_s.items():
-            held_s[replica_id.rpartition("-")[0]] += now_s - since_s
         return Run(
             outcomes=self._audience.outcomes(),
             timeline=self._sampler.taken(),
-            replica_seconds=held_s,
+            replica_seconds=self._members.replica_seconds(),
             handoffs=self._audience.handoffs,
             resumes=self._audience.resumes,
             reasons=dict(self._audience.reasons),
@@ -220,59 +210,18 @@ class Stage:
         fleet = self.fleet
         match happening:
             case Start():
-                self._start(happening)
+                self._members.start(happening.pool, happening.replicas)
             case Stop():
-                living = [one for one in reversed(fleet.replicas) if self._serves(one, happening)]
-                for replica_id in living[: happening.replicas]:
-                    self._stop(replica_id)
+                self._members.stop(happening.pool, happening.replicas)
             case _ if happening.replica_id not in fleet.replicas:
                 pass
             case StopReplica():
-                self._stop(happening.replica_id)
+                self._members.stop_one(happening.replica_id)
             case Kill():
-                fleet.kill(happening.replica_id)
-                self._let_go(happening.replica_id)
+                self._members.kill(happening.replica_id)
             case SetRole():
                 fleet.replicas[happening.replica_id].change_role(happening.role)
             case SetBandwidth():
                 fleet.change_bandwidth(happening.replica_id, happening.bytes_per_s)
             case _:
                 assert_never(happening)
-
-    def _serves(self, replica_id: str, stop: Stop) -> bool:
-        replica = self.fleet.replicas[replica_id]
-        return replica.facts.pool == stop.pool and not replica.draining
-
-    def _stop(self, replica_id: str) -> None:
-        if not self.fleet.replicas[replica_id].draining:
-            self.fleet.retire(replica_id, lambda: self._let_go(replica_id))
-
-    def _start(self, start: Start) -> None:
-        settings = self._plans[start.pool].settings
-        load_s = settings.weights_load_s if isinstance(settings, V1Settings) else 0.0
-        asked_at_s = self.fleet.timeline.now_s
-        for _ in range(start.replicas):
-            replica_id = self._name(start.pool)
-            self._starting[start.pool] += 1
-            self._held_since_s[replica_id] = asked_at_s
-            self.fleet.timeline.after(load_s, partial(self._ready, start.pool, replica_id))
-
-    def _ready(self, pool: str, replica_id: str) -> None:
-        self._starting[pool] -= 1
-        self._join(pool, replica_id, since_s=self._held_since_s[replica_id])
-
-    def _join(self, pool: str, replica_id: str, *, since_s: float) -> None:
-        plan = self._plans[pool]
-        self._held_since_s[replica_id] = since_s
-        self.fleet.add_replica(
-            replica_id, plan.settings, role=plan.role, pool=pool, model=self._scenario.model
-        )
-
-    def _name(self, pool: str) -> str:
-        self._made[pool] += 1
-        return f"{pool}-{self._made[pool] - 1}"
-
-    def _let_go(self, replica_id: str) -> None:
-        """Nobody pays for a replica any more."""
-        pool = replica_id.rpartition("-")[0]
-        self._held_s[pool] += self.fleet.timeline.now_s - self._held_since_s.pop(replica_id)
