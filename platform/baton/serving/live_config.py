@@ -64,30 +64,45 @@ class HeadStore:
 
     def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
         """See `Store`."""
-        added = _client().internal_kv_put(key.encode(), value, overwrite, _NAMESPACE, _STORE_S)
-        return overwrite or cast(int, added) == 1
+        added = _client().internal_kv_put(
+            key.encode(), value, overwrite=overwrite, namespace=_NAMESPACE, timeout=_STORE_S
+        )
+        return overwrite or added == 1
 
     def get(self, key: str) -> bytes | None:
         """See `Store`."""
-        return cast("bytes | None", _client().internal_kv_get(key.encode(), _NAMESPACE, _STORE_S))
+        return _client().internal_kv_get(key.encode(), _NAMESPACE, _STORE_S)
 
     def keys(self, prefix: str) -> list[str]:
         """See `Store`."""
         found = _client().internal_kv_keys(prefix.encode(), _NAMESPACE, _STORE_S)
-        return [key.decode() for key in cast("list[bytes]", found)]
+        return [key.decode() for key in found]
 
     def delete(self, key: str, *, by_prefix: bool = False) -> None:
         """See `Store`."""
-        _client().internal_kv_del(key.encode(), by_prefix, _NAMESPACE, _STORE_S)
+        _client().internal_kv_del(
+            key.encode(), del_by_prefix=by_prefix, namespace=_NAMESPACE, timeout=_STORE_S
+        )
 
 
-def _client() -> object:
+class _Client(Protocol):
+    def internal_kv_put(
+        self, key: bytes, value: bytes, *, overwrite: bool, namespace: bytes, timeout: float
+    ) -> int: ...
+    def internal_kv_get(self, key: bytes, namespace: bytes, timeout: float) -> bytes | None: ...
+    def internal_kv_keys(self, prefix: bytes, namespace: bytes, timeout: float) -> list[bytes]: ...
+    def internal_kv_del(
+        self, key: bytes, *, del_by_prefix: bool, namespace: bytes, timeout: float
+    ) -> int: ...
+
+
+def _client() -> _Client:
     from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
     client = internal_kv_get_gcs_client()
     if client is None:
         raise ConnectionError("not connected to a Ray cluster, so that nothing can be kept")
-    return client
+    return cast(_Client, client)
 
 
 def save(name: str, data: bytes) -> None:
