@@ -9,13 +9,16 @@ from baton.cli import (
     demo,
     down,
     explain,
+    explain_scale,
     fit,
     links,
     plan,
     replay,
+    scale,
     simulate,
     status,
     up,
+    usage,
     version,
 )
 
@@ -35,6 +38,8 @@ def build_app() -> typer.Typer:
     app.command("up")(up.up)
     app.command("status")(status.status)
     app.command("links")(links.links)
+    app.command("scale")(scale.scale)
+    app.command("usage")(usage.usage)
     app.command("down")(down.down)
     app.command("demo")(demo.demo)
     app.command("fit")(fit.fit)
@@ -53,6 +58,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True, rich_markup_mode=None, help="Ask why something was decided."
     )
     group.command("route")(explain.route)
+    group.command("scale")(explain_scale.scale)
     app.add_typer(group, name="explain")
     return app
 

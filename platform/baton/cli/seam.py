@@ -56,6 +56,42 @@ class Commands(Protocol):
         """
         ...
 
+    def scale(
+        self, pool: str, replicas: int, *, for_s: float | None, address: str | None
+    ) -> Report:
+        """Have exactly so many replicas of a pool, for a while or, with None, until told.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ScalingRefused: there is no such pool, or it may not have so many.
+        """
+        ...
+
+    def scale_auto(self, pool: str, *, address: str | None) -> Report:
+        """Take an operator's word on a pool back.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ScalingRefused: there is no such pool.
+        """
+        ...
+
+    def explain_scale(self, ticks: int, *, address: str | None) -> Report:
+        """The last ticks of the autoscaler, oldest first.
+
+        Raises:
+            NotRunning: there is no deployment.
+        """
+        ...
+
+    def usage(self, *, address: str | None) -> Report:
+        """What each tenant has used, and what nobody has.
+
+        Raises:
+            NotRunning: there is no deployment.
+        """
+        ...
+
     def down(self, *, timeout_s: float) -> Report:
         """Drain and stop the deployment.
 

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 from baton.config.schema import DeploymentConfig, PoolConfig
 from baton.serving.controller import Controller
 from baton.serving.ingress import Ingress
+from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.replica import EngineReplica
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
-APP = "baton"
-INGRESS = "ingress"
-CONTROLLER = "controller"
 Options = dict[str, object]
 
 _MARGIN_S = 60.0

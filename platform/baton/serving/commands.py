@@ -23,10 +23,10 @@ from baton.domain.errors import (
     TimedOut,
 )
 from baton.serving import demo as demonstration
-from baton.serving.app import CONTROLLER, INGRESS
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import LocalDeployment, Progress, ask_all
+from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.preflight import check_machine
 from baton.serving.reports import explained, merged_links
 

@@ -11,8 +11,8 @@ from typing import cast
 
 import httpx
 
-from baton.serving.app import INGRESS
 from baton.serving.deployment import LocalDeployment, Progress, ask_all
+from baton.serving.names import INGRESS
 
 PROMPTS = (
     "Write a haiku about two runners who pass a baton.",

@@ -13,10 +13,11 @@ import httpx
 
 from baton.config.schema import DeploymentConfig
 from baton.domain.errors import EngineStartFailed, TimedOut
-from baton.serving.app import APP, INGRESS, build_app
+from baton.serving.app import build_app
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
 from baton.serving.front import front_is_direct
+from baton.serving.names import APP, INGRESS
 from baton.serving.preflight import check_cluster
 
 _POLL_S = 0.5

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from baton.config.derive import coordinator_limits, index_options, probe_options
+from baton.config.derive import (
+    coordinator_limits,
+    index_options,
+    probe_options,
+    service_rules,
+)
 from baton.config.policies import build_placer, router_rng
 from baton.config.schema import DeploymentConfig
 from baton.control.coordinator import Coordinator
 from baton.control.pair_notices import PairNoticeKind
 from baton.domain.commands import Delivery
+from baton.domain.demand import CoordinatorReport
 from baton.domain.errors import BatonError, LinkFailed
-from baton.domain.events import Event, ReplicaJoined
+from baton.domain.events import Event, QuotasShared, ReplicaJoined
 from baton.domain.fleet import ReplicaFacts
+from baton.domain.tenant import QuotaShare
 from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.frontend_gate import AsgiApp
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
@@ -23,6 +30,7 @@ from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
 from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
+from baton.serving.front_door import frontend_limits
 from baton.serving.membership import Membership
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.telemetry.logs import configure_logs, log_event
@@ -41,6 +49,7 @@ class IngressBody:
 
     def __init__(self, config: DeploymentConfig, *, app: str, coordinator_id: str) -> None:
         self._config = config
+        self._coordinator_id = coordinator_id
         self._clock = MonotonicClock()
         self._records = RecordBook()
         self._frontend: VllmFrontend | None = None
@@ -51,6 +60,8 @@ class IngressBody:
         self._coordinator = Coordinator(
             limits=coordinator_limits(config),
             placer=self._placer,
+            rules=service_rules(config),
+            coordinators=config.server.replicas.min,
             seed=rng.getrandbits(63),
             index=index_options(config),
             probing=probe_options(config),
@@ -114,6 +125,18 @@ class IngressBody:
         """What this ingress knows of every pair of replicas, one row a pair."""
         return link_report(self._coordinator.knowledge.links.rows(self._clock.now_s()))
 
+    def report(self) -> CoordinatorReport:
+        """What the controller scales by, and deals quotas out by."""
+        return self._coordinator.report(self._coordinator_id, self._clock.now_s())
+
+    def take_quotas(self, shares: Mapping[str, Mapping[str, QuotaShare]]) -> str | None:
+        """Go by this ingress' shares of tenants' limits; its id, or None when it has none."""
+        own = shares.get(self._coordinator_id)
+        if own is None:
+            return None
+        self._driver.on_event(QuotasShared(shares=own))
+        return self._coordinator_id
+
     def _fleet_report(self) -> list[Row]:
         caches = self._coordinator.knowledge.caches(self._clock.now_s())
         leases = self._coordinator.leases()
@@ -149,7 +172,7 @@ class IngressBody:
             served_name=name,
             extra={"revision": model.revision} if model.revision else {},
             routes=tuple(str(route) for route in self._config.server.routes),
-            max_body_bytes=self._config.admission.max_body_bytes,
+            limits=frontend_limits(self._config),
         )
 
     async def _fleet_facts(self) -> FleetFacts:
@@ -217,6 +240,14 @@ class Ingress:
     async def links(self) -> list[Row]:
         """See `IngressBody.links`."""
         return self._started().links()
+
+    async def report(self) -> CoordinatorReport:
+        """See `IngressBody.report`."""
+        return self._started().report()
+
+    async def take_quotas(self, shares: Mapping[str, Mapping[str, QuotaShare]]) -> str | None:
+        """See `IngressBody.take_quotas`."""
+        return self._started().take_quotas(shares)
 
     async def __del__(self) -> None:
         """Serve's shutdown hook."""

@@ -102,6 +102,14 @@ class EngineReplica:
             "pid": os.getpid(),
         }
 
+    async def play(self, replica_ids: tuple[str, ...], role: str) -> dict[str, object] | None:
+        """As `set_role` where this replica is meant, else None: Serve calls all of a pool or one.
+
+        Raises:
+            RoleNotPossible: there is no such role, or this engine cannot play it.
+        """
+        return await self.set_role(role) if self._facts.replica_id in replica_ids else None
+
     async def status(self) -> dict[str, object]:
         """Facts and counters, for operators."""
         host = self._started()

@@ -1,0 +1,350 @@
+"""The loop that keeps pools as large as they should be: look, decide, act, every few seconds.
+
+Theory of operation. One task takes turns. A turn asks Serve how many replicas of each pool there
+are and every ingress for its report, feeds both to the observer, lets the autoscaler decide, and
+carries out what it says: exact numbers of replicas for Serve, which chooses whom to stop (a replica
+that is told to stop drains itself), and roles for replicas. Everything that decides is in `control`
+and `policy`; this is its body.
+
+What may fail: anything that is asked. Who does not answer is *missing*, and the autoscaler holds
+still while anything is. A call that fails is logged, counted, and made again in the next turn
+unless that turn wants otherwise; since counts are exact, making one twice does no harm. No exception
+ends the task. Nothing is remembered that a new controller could not find again: Serve knows the
+counts, replicas their roles, and an operator's overrides are in a store. The store also names the
+loop that may act: a loop that reads another's name there stops for good.
+
+An operator's word counts at once and without any report. Where nothing is scaled automatically
+(`ScalingPlan.automatic`), nothing else is ever done: pools that were overridden go back to the size
+that the configuration starts them with, others are left as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from baton.control.autoscaler import Autoscaler, Override
+from baton.control.observing import Observer
+from baton.domain.errors import ScalingRefused
+from baton.policy.scaling.actions import FlipReplicas, ScalingDecision, Tick
+from baton.policy.scaling.observation import Observation
+from baton.runtime.ports import Clock
+from baton.serving.scaling_plan import ScalingPlan
+from baton.serving.scaling_ports import Looks, Memory, ReportReader, ScaledFleet, whom_to_flip
+from baton.serving.serve_control import DeploymentState
+from baton.telemetry.logs import log_event
+
+_LOGGER = logging.getLogger(__name__)
+_TURN_S = 20.0
+"""A turn takes less, or something hangs that should not; whoever waits for one waits no longer."""
+
+
+class Superseded(Exception):
+    """Another loop has begun; this one may not act any more."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the loop began."""
+
+    turns: int = 0
+    failed_turns: int = 0
+    failed_calls: int = 0
+    last_failure: str = ""
+
+
+class ScalingLoop:
+    """See the module's theory of operation."""
+
+    def __init__(
+        self,
+        plan: ScalingPlan,
+        *,
+        fleet: ScaledFleet,
+        observer: Observer,
+        memory: Memory,
+        clock: Clock,
+        readers: Sequence[ReportReader] = (),
+    ) -> None:
+        self.counters = Counters()
+        self._plan = plan
+        self._machine = Autoscaler(plan.policy(), plan.options)
+        self._fleet = fleet
+        self._observer = observer
+        self._memory = memory
+        self._clock = clock
+        self._readers = tuple(readers)
+        self._kept: dict[str, Override] | None = None
+        """Overrides as the store has them; None until they were read."""
+        self._failed: dict[str, str] = {}
+        """Pools for which the last call failed, and why."""
+        self._held = ""
+        self._wake = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------------ what the controller calls
+
+    def start(self) -> None:
+        """Begin to take turns. Idempotent."""
+        if self._task is None:
+            # A context of its own: Ray would take the calls for part of the request that happens
+            # to be served now, and cancel them with it.
+            self._task = asyncio.create_task(
+                self._run(), name="scaling", context=contextvars.Context()
+            )
+
+    async def stop(self) -> None:
+        """Stop in the middle of whatever is done. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def reconfigure(self, plan: ScalingPlan) -> None:
+        """Go by other rules from the next turn on; counts and overrides stay."""
+        self._plan = plan
+        self._machine.reconfigure(plan.policy(), plan.options)
+        self._wake.set()
+
+    async def override(self, pool: str, replicas: int, *, for_s: float | None) -> None:
+        """Have exactly so many replicas of a pool; returns when that was carried out.
+
+        Raises:
+            ScalingRefused: the pool cannot have so many, or the call for them failed.
+            TimeoutError: the loop did not get to it in time.
+        """
+        now_s = self._clock.now_s()
+        until_s = None if for_s is None else now_s + for_s
+        try:
+            self._machine.override(pool, replicas, until_s=until_s, now_s=now_s)
+        except ValueError as error:
+            raise ScalingRefused(
+                str(error), "see 'pools' and 'autoscaler' in the configuration"
+            ) from error
+        await self._next_turn(pool)
+
+    async def release(self, pool: str) -> None:
+        """Take an override back; returns when what follows from that was carried out.
+
+        Raises:
+            ScalingRefused: there is no such pool, or the call failed.
+            TimeoutError: the loop did not get to it in time.
+        """
+        if pool not in self._plan.options.bounds:
+            known = ", ".join(sorted(self._plan.options.bounds))
+            raise ScalingRefused(f"there is no pool {pool!r}", f"name one of {known}")
+        self._machine.clear_override(pool)
+        await self._next_turn(pool)
+
+    def overrides(self) -> dict[str, Override]:
+        """Those that hold now, by pool."""
+        now_s = self._clock.now_s()
+        return {
+            pool: one
+            for pool, one in self._machine.overrides().items()
+            if one.until_s is None or one.until_s > now_s
+        }
+
+    def history(self) -> tuple[Tick, ...]:
+        """What was decided lately, oldest first."""
+        return self._machine.history()
+
+    # ------------------------------------------------------------------ turns
+
+    async def turn(self) -> None:
+        """Look, decide, act, once.
+
+        Raises:
+            Superseded: another loop has begun.
+        """
+        self.counters.turns += 1
+        if not await self._memory.is_ours():
+            raise Superseded
+        await self._remember()
+        looks = await self._look()
+        if await self._keep_word(looks.states):
+            looks = replace(looks, states=await self._fleet.states())
+        tick = self._machine.tick(self._seen(looks))
+        self._say_held(tick)
+        if self._plan.automatic:
+            await self._carry_out(tick, looks)
+        for reader in self._readers:
+            await self._guarded("", f"{type(reader).__name__} take reports", reader.take(looks))
+
+    async def _run(self) -> None:
+        """Take turns until another loop has begun, or this one is cancelled."""
+        claimed = False
+        while True:
+            self._wake.clear()
+            waiting, self._waiting = self._waiting, []
+            due_at_s = self._clock.now_s() + self._plan.options.interval_s
+            try:
+                if not claimed:
+                    await self._memory.claim()
+                    claimed = True
+                await self.turn()
+            except Superseded:
+                log_event(_LOGGER, logging.WARNING, "scaling_superseded", {})
+                return
+            except Exception as error:  # the supervised boundary: logged, counted, gone on
+                self.counters.failed_turns += 1
+                self.counters.last_failure = f"{type(error).__name__}: {error}"
+                _LOGGER.exception("scaling_turn_failed")
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due_at_s - self._clock.now_s())):
+                    await self._wake.wait()
+
+    async def _next_turn(self, pool: str) -> None:
+        """Wait until a turn has ended that began after this call, and see what became of a pool."""
+        turned = asyncio.get_running_loop().create_future()
+        self._waiting.append(turned)
+        self._wake.set()
+        async with asyncio.timeout(_TURN_S):
+            await turned
+        if (why := self._failed.get(pool)) is not None:
+            raise ScalingRefused(
+                f"pool {pool!r} could not be scaled yet: {why}",
+                "it is tried again with every turn; see 'baton status'",
+            )
+
+    # ------------------------------------------------------------------ look
+
+    async def _look(self) -> Looks:
+        states, told = await asyncio.gather(
+            self._fleet.states(), self._fleet.reports(), return_exceptions=True
+        )
+        troubles: list[str] = []
+        if isinstance(states, BaseException):
+            troubles.append(f"Serve does not say how many replicas there are: {_text(states)}")
+            states = {}
+        if isinstance(told, BaseException):
+            troubles.append(f"ingresses could not be asked: {_text(told)}")
+            told = ((), ())
+        reports, missing = told
+        return Looks(states=states, reports=reports, missing=(*troubles, *missing))
+
+    def _seen(self, looks: Looks) -> Observation:
+        return Observation(at_s=self._clock.now_s(), window_s=1.0, missing=looks.missing)
+
+    # ------------------------------------------------------------------ act
+
+    async def _remember(self) -> None:
+        """Take up the overrides that an earlier controller was told of."""
+        if self._kept is not None:
+            return
+        kept, now_s = await self._memory.load(), self._clock.now_s()
+        for pool, one in kept.items():
+            over = one.until_s is not None and one.until_s <= now_s
+            if over or pool in self._machine.overrides():
+                continue
+            try:
+                self._machine.override(pool, one.replicas, until_s=one.until_s, now_s=now_s)
+            except ValueError as error:
+                fields = {"pool": pool, "replicas": one.replicas, "why": str(error)}
+                log_event(_LOGGER, logging.WARNING, "override_dropped", fields)
+        self._kept = kept
+
+    async def _keep_word(self, states: Mapping[str, DeploymentState]) -> bool:
+        """Carry out what operators have said; whether anything had to be done.
+
+        What an operator has taken back, or what has run out, is left to the autoscaler; where there
+        is none, the pool gets the size that it is configured to start with.
+        """
+        overrides = self.overrides()
+        kept = dict(self._kept or {})
+        wanted = {pool: one.replicas for pool, one in overrides.items()}
+        ended = kept.keys() - overrides.keys()
+        if not self._plan.automatic:
+            bounds = self._plan.options.bounds
+            wanted |= {pool: bounds[pool].start for pool in ended & bounds.keys()}
+        acted = False
+        for pool, replicas in sorted(wanted.items()):
+            if pool in states and states[pool].target != replicas:
+                acted |= await self._scale(pool, states[pool].target, replicas, "operator")
+        undone = {pool for pool in ended & wanted.keys() if pool in self._failed}
+        keep = overrides | {pool: kept[pool] for pool in undone}
+        if keep != kept:
+            await self._memory.save(keep)
+            self._kept = keep
+        return acted
+
+    async def _carry_out(self, tick: Tick, looks: Looks) -> None:
+        if tick.held or tick.dry_run:
+            return
+        decisions = {decision.pool: decision for decision in tick.decisions}
+        due = set(self._failed)
+        for action in tick.actions:
+            if isinstance(action, FlipReplicas):
+                await self._flip(action, looks)
+            else:
+                due.add(action.pool)
+        for pool in sorted(due & decisions.keys() & looks.states.keys()):
+            await self._reach(decisions[pool], looks.states[pool])
+
+    async def _reach(self, decision: ScalingDecision, state: DeploymentState) -> None:
+        """Have as many replicas as were decided on, unless that is so already."""
+        if state.target == decision.want:
+            self._failed.pop(decision.pool, None)
+        else:
+            why = f"{decision.reason}: {decision.why}"
+            await self._scale(decision.pool, state.target, decision.want, why)
+
+    async def _scale(self, pool: str, had: int, want: int, why: str) -> bool:
+        done = await self._guarded(pool, f"scale to {want}", self._fleet.scale(pool, want))
+        if done:
+            fields = {"pool": pool, "had": had, "want": want, "why": why}
+            log_event(_LOGGER, logging.INFO, "pool_scaled", fields)
+        return done
+
+    async def _flip(self, action: FlipReplicas, looks: Looks) -> None:
+        chosen = whom_to_flip(action, looks.reports)
+        if len(chosen) < action.replicas:
+            fields = {"pool": action.pool, "to": str(action.to), "wanted": action.replicas}
+            log_event(_LOGGER, logging.WARNING, "too_few_to_flip", fields | {"found": len(chosen)})
+        if not chosen:
+            return
+        call = self._fleet.set_role(action.pool, chosen, action.to)
+        # A flip that failed shows in the next reports: replicas play their old role still.
+        if await self._guarded("", f"flip {', '.join(chosen)} to {action.to}", call):
+            fields = {"pool": action.pool, "replicas": ",".join(chosen), "role": str(action.to)}
+            log_event(_LOGGER, logging.INFO, "replicas_flipped", fields)
+
+    async def _guarded(self, pool: str, what: str, call: Awaitable[None]) -> bool:
+        """Make one call; whether it succeeded. What failed is said once for each reason."""
+        try:
+            await call
+        except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, try again
+            why = _text(error)
+            self.counters.failed_calls += 1
+            self.counters.last_failure = f"{what}: {why}"
+            again = self._failed.get(pool) == why
+            if pool:
+                self._failed[pool] = why
+            level = logging.DEBUG if again else logging.WARNING
+            fields = {"pool": pool, "what": what, "why": why}
+            log_event(_LOGGER, level, "scaling_call_failed", fields)
+            return False
+        self._failed.pop(pool, None)
+        return True
+
+    def _say_held(self, tick: Tick) -> None:
+        if tick.held != self._held:
+            self._held = tick.held
+            if tick.held:
+                log_event(_LOGGER, logging.WARNING, "scaling_held", {"why": tick.held})
+            else:
+                log_event(_LOGGER, logging.INFO, "scaling_goes_on", {})
+
+
+def _text(error: BaseException) -> str:
+    """The last line of what Ray says: before it stands the traceback of another process."""
+    said = str(error).strip().rpartition("\n")[2]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,0 +1,61 @@
+"""By which rules a deployment is scaled, read from its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from baton.config.derive import autoscaler_options, pool_bounds, scaling_policy_name
+from baton.config.schema import DeploymentConfig
+from baton.policy.scaling.baselines.fixed import Static
+from baton.policy.scaling.catalogue import scaling_policy
+from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
+from baton.policy.scaling.wants import ScalingPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPlan:
+    """What the scaling loop goes by; replaced as a whole, while it runs."""
+
+    rule: str
+    """A policy that ships, or the user's own as `module:function`."""
+    options: AutoscalerOptions
+    configured: bool = True
+    """Whether the configuration says anything of an autoscaler."""
+
+    @property
+    def automatic(self) -> bool:
+        """Whether anything but an operator's word changes the number of replicas.
+
+        Under `static` nothing does, not even what would bring a pool back to the size that it
+        started with: an operator may have scaled it by Ray's own means.
+        """
+        return self.configured and self.rule != ScalingRule.STATIC
+
+    @property
+    def text(self) -> str:
+        """For operators."""
+        if not self.configured:
+            return "none is configured, pools are scaled by hand only"
+        if not self.automatic:
+            return f"{self.rule}, pools are scaled by hand only"
+        return f"{self.rule}, dry run" if self.options.dry_run else self.rule
+
+    def policy(self) -> ScalingPolicy:
+        """A new policy.
+
+        Raises:
+            ConfigInvalid: the user's own cannot be loaded.
+        """
+        if self.automatic:
+            return scaling_policy(self.rule, self.options)
+        return Static(replace(self.options, bounds={}))  # without bounds: every pool as it is
+
+
+def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
+    """What a configuration says of scaling."""
+    options = autoscaler_options(config)
+    return ScalingPlan(
+        rule=scaling_policy_name(config),
+        options=options or AutoscalerOptions(rule=ScalingRule.STATIC, bounds=pool_bounds(config)),
+        configured=options is not None,
+    )

@@ -1,0 +1,124 @@
+"""What the scaling loop sees of Ray Serve, does to it, and keeps in the cluster's store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from baton.control.autoscaler import Override
+from baton.domain.demand import CoordinatorReport
+from baton.domain.errors import RoleNotPossible
+from baton.domain.fleet import Role
+from baton.runtime.ports import Clock
+from baton.serving import overrides as kept
+from baton.serving import serve_control
+from baton.serving.names import INGRESS
+from baton.serving.scaling_ports import Reports
+from baton.serving.serve_control import DeploymentState
+
+_ASK_S = 2.0
+"""Answers come within milliseconds; who takes this long is counted as silent for this turn."""
+_ACT_S = 5.0
+_OVERRIDES = "scaling-overrides"
+_OWNER = "scaling-owner"
+
+
+def wall_s() -> float:
+    """Seconds since 1970: the one clock that means the same to two processes."""
+    return datetime.now(UTC).timestamp()
+
+
+class ServeFleet:
+    """A `ScaledFleet` on Ray Serve."""
+
+    def __init__(self, app: str, pools: Sequence[str]) -> None:
+        self._app = app
+        self._pools = tuple(pools)
+
+    async def states(self) -> Mapping[str, DeploymentState]:
+        """Every pool that Serve knows."""
+        return await serve_control.deployment_states(self._app, self._pools, timeout_s=_ASK_S)
+
+    async def reports(self) -> Reports:
+        """What ingresses report, and for each that does not, why."""
+        answers = await serve_control.call_all(self._app, INGRESS, "report", timeout_s=_ASK_S)
+        reports = tuple(one for one in answers.given if isinstance(one, CoordinatorReport))
+        return reports, answers.missing
+
+    async def scale(self, pool: str, replicas: int) -> None:
+        """Have exactly so many replicas of a pool."""
+        await serve_control.scale_soon(self._app, pool, replicas=replicas, timeout_s=_ACT_S)
+
+    async def set_role(self, pool: str, replica_ids: Sequence[str], role: Role) -> None:
+        """Have these replicas play a role.
+
+        Raises:
+            RoleNotPossible: not all of them do.
+        """
+        answers = await serve_control.call_all(
+            self._app, pool, "play", tuple(replica_ids), str(role), timeout_s=_ACT_S
+        )
+        played = {one["replica_id"] for one in answers.given if isinstance(one, dict)}
+        if silent := sorted(set(replica_ids) - played):
+            why = answers.missing[0] if answers.missing else "it is not there"
+            raise RoleNotPossible(f"{', '.join(silent)} cannot be {role} now: {why}", "wait")
+
+
+class KeyValues(Protocol):
+    """A small store that outlives every actor; calls block."""
+
+    def load(self, name: str) -> bytes | None:
+        """What was saved last under a name; None for nothing."""
+        ...
+
+    def save(self, name: str, data: bytes) -> None:
+        """Keep it."""
+        ...
+
+
+class StoredMemory:
+    """A `Memory` in a store."""
+
+    def __init__(
+        self,
+        store: KeyValues,
+        *,
+        owner: str,
+        clock: Clock,
+        wall: Callable[[], float] = wall_s,
+    ) -> None:
+        self._store = store
+        self._owner = owner.encode()
+        self._clock = clock
+        self._wall = wall
+
+    async def claim(self) -> None:
+        """Be the one who acts."""
+        await self._save(_OWNER, self._owner)
+
+    async def is_ours(self) -> bool:
+        """Whether nobody else has claimed it since; claims it again where that was forgotten."""
+        owner = await self._load(_OWNER)
+        if owner is None:
+            await self.claim()
+        return owner in {None, self._owner}
+
+    async def load(self) -> dict[str, Override]:
+        """Overrides by pool, also those that have run out."""
+        data = await self._load(_OVERRIDES)
+        return kept.decode(data, now_s=self._clock.now_s(), wall_s=self._wall())
+
+    async def save(self, overrides: Mapping[str, Override]) -> None:
+        """Keep overrides."""
+        data = kept.encode(overrides, now_s=self._clock.now_s(), wall_s=self._wall())
+        await self._save(_OVERRIDES, data)
+
+    async def _load(self, name: str) -> bytes | None:
+        async with asyncio.timeout(_ASK_S):
+            return await asyncio.to_thread(self._store.load, name)
+
+    async def _save(self, name: str, data: bytes) -> None:
+        async with asyncio.timeout(_ASK_S):
+            await asyncio.to_thread(self._store.save, name, data)
