@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from baton.engine.tiny_model import write_tiny_model
+from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_BODY_BYTES, MAX_LEN_TOKENS, MODEL, Server, ServerThread, serve
@@ -31,7 +32,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def running(model_dir: Path) -> Iterator[tuple[ServerThread, EchoFleet]]:
     echo = EchoFleet()
     settings = FrontendSettings(
-        model=str(model_dir), served_name=MODEL, max_body_bytes=MAX_BODY_BYTES
+        model=str(model_dir),
+        served_name=MODEL,
+        limits=FrontendLimits(max_body_bytes=MAX_BODY_BYTES),
     )
     with serve(settings, echo) as thread:
         yield thread, echo

@@ -12,6 +12,7 @@ import pytest
 from baton.domain.errors import BatonError, EngineFailed, NoCapacity
 from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp, Gate, Message, Scope
+from baton.engine.vllm.frontend_limits import FrontendLimits
 
 CHAT = "/v1/chat/completions"
 START = {
@@ -68,7 +69,13 @@ def gate(
     admit: Callable[[int], BatonError | None] = lambda _: None,
     healthy: Callable[[], bool] = lambda: True,
 ) -> Gate:
-    return Gate(app, routes=tuple(routes), max_body_bytes=100, healthy=healthy, admit=admit)
+    return Gate(
+        app,
+        routes=tuple(routes),
+        limits=FrontendLimits(max_body_bytes=100),
+        healthy=healthy,
+        admit=admit,
+    )
 
 
 async def never(_scope: Scope, _receive: object, _send: object) -> None:

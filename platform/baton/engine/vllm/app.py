@@ -14,16 +14,19 @@ import shutil
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
+from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_gate import AsgiApp, Gate
+from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.runtime.ports import Clock
 
 if TYPE_CHECKING:
-    from baton.engine.vllm.frontend_llm import FleetLLM
+    from baton.engine.vllm.frontend_llm import ApiApp, FleetLLM
     from baton.engine.vllm.seam import Seam
 
 
@@ -40,6 +43,8 @@ class VllmFrontend:
         self._folder: str | None = None
         self._seam: Seam | None = None
         self._llm: FleetLLM | None = None
+        self._api: ApiApp | None = None
+        self._gate: Gate | None = None
 
     async def start(self) -> AsgiApp:
         """Bring the frontend up; what is returned serves HTTP.
@@ -67,6 +72,7 @@ class VllmFrontend:
         """Stop and leave no task, socket or file behind. Idempotent."""
         seam, self._seam = self._seam, None
         llm, self._llm = self._llm, None
+        self._api = self._gate = None
         folder, self._folder = self._folder, None
         if llm is not None:
             await llm.aclose()
@@ -74,6 +80,17 @@ class VllmFrontend:
             await seam.close()
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def reconfigure(
+        self, *, limits: FrontendLimits | None = None, access: Access | None = None
+    ) -> None:
+        """Go by other limits, or let others in, from the next request on; None: as before."""
+        self._settings = replace(
+            self._settings,
+            limits=limits or self._settings.limits,
+            access=access or self._settings.access,
+        )
+        self._apply()
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Stream tokens to clients; one call per engine step."""
@@ -116,18 +133,31 @@ class VllmFrontend:
                 addresses=addresses,
                 log_stats=self._settings.log_stats,
                 admit=self._hooks.admit,
+                limits=self._settings.limits,
             )
 
         self._seam = Seam(self._facts, self._hooks, self._clock)
         await self._seam.start(addresses["input_address"], addresses["output_address"])
         self._llm = await asyncio.to_thread(construct)
-        return Gate(
-            await api_app(self._llm, args),
+        self._api = await api_app(self._llm, args)
+        self._gate = Gate(
+            self._api.asgi,
             routes=self._settings.routes,
-            max_body_bytes=self._settings.max_body_bytes,
             healthy=self.healthy,
             admit=self._hooks.admit,
         )
+        self._apply()
+        return self._gate
+
+    def _apply(self) -> None:
+        """Pass on what the settings say now; before the start there is nobody to pass it to."""
+        limits = self._settings.limits
+        if self._gate is not None:
+            self._gate.limits, self._gate.access = limits, self._settings.access
+        if self._llm is not None:
+            self._llm.limits = limits
+        if self._api is not None:
+            self._api.set_default_max_tokens(limits.tokens_unless_said)
 
 
 def _import_vllm(settings: FrontendSettings, facts: FleetFacts) -> Namespace:

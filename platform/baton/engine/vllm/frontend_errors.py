@@ -22,19 +22,28 @@ class Dialect(StrEnum):
 
 
 _OPENAI_TYPES: Mapping[int, str] = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
     404: "NotFoundError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
 }
+_COME_BACK = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 _ANTHROPIC_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
+# Sooner than any queue empties, and what a client that reads only the status would wait anyway.
+_LEAST_WAIT_S = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,8 @@ class Problem:
     status: int
     message: str
     retry_after_s: float | None = None
+    challenge: str | None = None
+    """How to prove who asks, where that was not done."""
 
     @classmethod
     def of(cls, error: BatonError) -> Problem:
@@ -71,9 +82,11 @@ class Problem:
         if self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             # Otherwise the server would go on reading a body that may have no end.
             return [(b"connection", b"close")]
-        if self.retry_after_s is None and self.status != HTTPStatus.SERVICE_UNAVAILABLE:
+        if self.challenge is not None:
+            return [(b"www-authenticate", self.challenge.encode())]
+        if self.retry_after_s is None and self.status not in _COME_BACK:
             return []
-        seconds = max(1, math.ceil(self.retry_after_s or 0.0))
+        seconds = max(_LEAST_WAIT_S, math.ceil(self.retry_after_s or 0.0))
         return [(b"retry-after", str(seconds).encode())]
 
     def body(self, dialect: Dialect) -> bytes:

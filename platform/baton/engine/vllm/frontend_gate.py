@@ -1,7 +1,9 @@
-"""The ASGI layer in front of vLLM's app: which routes exist, how large a body, how errors look.
+"""The ASGI layer in front of vLLM's app: which routes exist, for whom, and how errors look.
 
 Theory of operation: a request whose exact path is not listed is answered with 404 before anything
 of vLLM's sees it, so that routes which a new vLLM brings are closed until someone opens them.
+Then come who asks, how large the body is, and whether the fleet takes anything at all. A body is
+looked at once more when it is complete (`frontend_limits`), still before vLLM parses it.
 Each request gets an `Exchange`, reachable through a context variable from the engine client deep
 inside vLLM's handlers. Its response is held back until the first token
 (or the complete response, or an error) is there. So a request that fails before its first token is
@@ -18,7 +20,10 @@ from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from baton.domain.errors import BatonError
+from baton.engine.vllm.callers import ANYBODY, Caller
+from baton.engine.vllm.frontend_access import Access, is_preflight, passed_on
 from baton.engine.vllm.frontend_errors import INTERNAL, Dialect, Problem
+from baton.engine.vllm.frontend_limits import FrontendLimits
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -62,12 +67,17 @@ class Exchange:
         "_is_stream",
         "_send",
         "_sent",
+        "caller",
         "flowing",
         "generates",
         "problem",
     )
 
-    def __init__(self, dialect: Dialect, send: Send, *, generates: bool) -> None:
+    def __init__(
+        self, dialect: Dialect, send: Send, *, generates: bool, caller: Caller = ANYBODY
+    ) -> None:
+        self.caller = caller
+        """Who asks."""
         self.generates = generates
         """Whether it asks the fleet for tokens, rather than for what a frontend knows itself."""
         self.flowing = False
@@ -139,13 +149,17 @@ class Gate:
         app: AsgiApp,
         *,
         routes: Collection[str],
-        max_body_bytes: int,
         healthy: Callable[[], bool],
         admit: Callable[[int], BatonError | None],
+        limits: FrontendLimits | None = None,
+        access: Access | None = None,
     ) -> None:
+        self.limits = limits or FrontendLimits()
+        """May be replaced at any time; a request is held to those that it met when it came."""
+        self.access = access or Access()
+        """Likewise."""
         self._app = app
         self._paths = frozenset(path for name in routes for path in ROUTES[name])
-        self._max_body_bytes = max_body_bytes
         self._healthy = healthy
         self._admit = admit
 
@@ -174,7 +188,11 @@ class Gate:
     async def _serve_listed(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         dialect = _dialect(path)
-        body = _BoundedBody(receive, self._max_body_bytes)
+        caller = self._caller(scope)
+        if isinstance(caller, Problem):
+            await answer(send, caller, dialect)
+            return
+        body = _BoundedBody(receive, path, self.limits)
         if body.is_declared_too_large(scope["headers"]):
             if not _has_header(scope["headers"], b"expect"):
                 # A client that is cut off while it still writes never reads the answer.
@@ -185,12 +203,18 @@ class Gate:
         if generates and (refusal := self._admit(1)) is not None:
             await answer(send, Problem.of(refusal), dialect)
             return
-        exchange = Exchange(dialect, send, generates=generates)
+        exchange = Exchange(dialect, send, generates=generates, caller=caller)
         body.exchange = exchange
         # From 2.4 on Starlette notices a disconnect only when it next sends, so that a client that
         # leaves while it waits would keep its place; before, it listens for it.
-        scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
+        asgi = {**scope.get("asgi", {}), "spec_version": "2.3"}
+        scope = {**scope, "asgi": asgi, "headers": passed_on(scope["headers"])}
         await self._run(exchange, scope, body.receive)
+
+    def _caller(self, scope: Scope) -> Caller | Problem:
+        if is_preflight(scope["method"], scope["headers"]):
+            return ANYBODY
+        return self.access.caller(scope["headers"])
 
     async def _run(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
         token = CURRENT_EXCHANGE.set(exchange)
@@ -210,13 +234,16 @@ class Gate:
 
 
 class _BoundedBody:
-    """A request's body that ends the exchange when it grows over its limit."""
+    """A request's body that ends the exchange when it breaks a limit."""
 
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
+    def __init__(self, receive: Receive, path: str, limits: FrontendLimits) -> None:
         self.exchange: Exchange | None = None
         self._receive = receive
-        self._max_bytes = max_bytes
+        self._path = path
+        self._limits = limits
+        self._max_bytes = limits.max_body_bytes
         self._bytes = 0
+        self._chunks: list[bytes] = []
 
     @property
     def too_large(self) -> Problem:
@@ -232,12 +259,24 @@ class _BoundedBody:
 
     async def receive(self) -> Message:
         message = await self._receive()
-        self._bytes += len(message.get("body", b""))
-        if self._bytes > self._max_bytes and self.exchange is not None:
-            # The app may turn the exception into an answer of its own, which is then replaced.
-            self.exchange.problem = self.too_large
-            raise _BodyTooLarge
+        if message["type"] == "http.request":
+            problem = self._take(message)
+            if problem is not None and self.exchange is not None:
+                # The app may turn the exception into an answer of its own, which is then replaced.
+                self.exchange.problem = problem
+                raise _BodyRefused
         return message
+
+    def _take(self, message: Message) -> Problem | None:
+        chunk: bytes = message.get("body", b"")
+        self._bytes += len(chunk)
+        if self._bytes > self._max_bytes:
+            return self.too_large
+        self._chunks.append(chunk)
+        if message.get("more_body"):
+            return None
+        body, self._chunks = b"".join(self._chunks), []
+        return self._limits.broken_by(self._path, body)
 
     async def drain(self) -> None:
         """Read and forget at most as much again as the limit."""
@@ -253,7 +292,7 @@ class _BoundedBody:
             return
 
 
-class _BodyTooLarge(Exception):
+class _BodyRefused(Exception):
     """Stops whoever reads the body."""
 
 

@@ -17,16 +17,22 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.exceptions import GenerationError, GracefulHTTPError
 from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from baton.domain.errors import BatonError, EngineStartFailed
+from baton.engine.vllm.callers import ANYBODY, with_caller
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp
+from baton.engine.vllm.frontend_limits import FrontendLimits
 
 _TASKS = ("generate",)
+# Those whose requests may leave open how many tokens they want: the handlers of the other routes
+# make that part of a request, or have a default that their API prescribes.
+_HANDLERS = ("openai_serving_chat", "openai_serving_responses")
 _CLOSE_TIMEOUT_S = 1.0
 _GONE = Problem(status=503, message="this frontend is going away; try again", retry_after_s=1.0)
 
@@ -56,7 +62,10 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         addresses: Mapping[str, str],
         log_stats: bool,
         admit: Callable[[int], BatonError | None],
+        limits: FrontendLimits | None = None,
     ) -> None:
+        self.limits = limits or FrontendLimits()
+        """May be replaced at any time."""
         self._admit = admit
         super().__init__(
             config,
@@ -70,11 +79,13 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         """Ask the fleet, besides vLLM's own limits; called before a response starts.
 
         Raises:
-            FleetError: the fleet takes no `n` more.
+            FleetError: the fleet takes no `n` more, or nobody may ask for so many.
         """
         exchange = CURRENT_EXCHANGE.get()
         if exchange is not None and not exchange.generates:
             return  # vLLM's handlers ask even when they only count tokens
+        if (problem := self.limits.too_many_answers(n)) is not None:
+            raise FleetError(problem)
         super().check_admission(n, request_id)
         error = self._admit(n)
         if error is not None:
@@ -82,16 +93,23 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
 
     async def generate(
         self,
-        *args: Any,  # noqa: ANN401 - passed on as they are
+        prompt: Any,  # noqa: ANN401 - passed on as it is
+        sampling_params: SamplingParams,
+        *args: Any,  # noqa: ANN401
         **kwargs: Any,  # noqa: ANN401
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as vLLM makes them; tells the exchange when they flow and why they break off.
 
         Raises:
-            FleetError: the request failed in the fleet.
+            FleetError: the request failed in the fleet, or asks for more than it may.
         """
         exchange = CURRENT_EXCHANGE.get()
-        async with aclosing(super().generate(*args, **kwargs)) as outputs:
+        if (problem := self.limits.too_many_tokens(sampling_params.max_tokens)) is not None:
+            raise FleetError(problem)
+        caller = ANYBODY if exchange is None else exchange.caller
+        sampling_params.extra_args = with_caller(sampling_params.extra_args, caller)
+        generation = super().generate(prompt, sampling_params, *args, **kwargs)
+        async with aclosing(generation) as outputs:
             try:
                 async for output in outputs:
                     for completion in output.outputs:
@@ -148,12 +166,33 @@ def engine_config(args: Namespace) -> Any:  # noqa: ANN401 - vllm is not followe
         ) from error
 
 
-async def api_app(llm: FleetLLM, args: Namespace) -> AsgiApp:
+class ApiApp:
+    """vLLM's complete API app, and the defaults that its handlers go by."""
+
+    def __init__(self, app: Any) -> None:  # noqa: ANN401 - vllm is not followed
+        self.asgi: AsgiApp = app
+        self._defaults = [
+            (defaults, defaults.get("max_tokens"))
+            for name in _HANDLERS
+            if (handler := getattr(app.state, name, None)) is not None
+            for defaults in [handler.default_sampling_params]
+        ]
+
+    def set_default_max_tokens(self, max_tokens: int | None) -> None:
+        """How many output tokens a request gets that does not say; None: as the model has it."""
+        for defaults, models_own in self._defaults:
+            wanted = models_own if max_tokens is None else max_tokens
+            if wanted is None:
+                defaults.pop("max_tokens", None)
+            else:
+                defaults["max_tokens"] = wanted
+
+
+async def api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     """Build vLLM's complete API app over `llm`."""
     app = build_app(args, _TASKS, llm.model_config)
     await init_app_state(llm, app.state, args, _TASKS)
     # vLLM's error handlers ask this server to exit when the engine is dead; ours is not theirs to
     # stop: it turns unhealthy instead.
     app.state.server = SimpleNamespace(should_exit=False)
-    result: AsgiApp = app
-    return result
+    return ApiApp(app)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from baton.domain.errors import BatonError
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.request import Request
+from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_gate import ROUTES
+from baton.engine.vllm.frontend_limits import FrontendLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,10 @@ class FrontendSettings:
     model: str
     served_name: str
     routes: tuple[str, ...] = tuple(ROUTES)
-    max_body_bytes: int = 4 * 1024 * 1024
+    limits: FrontendLimits = field(default_factory=FrontendLimits)
+    """What it starts with; `VllmFrontend.reconfigure` replaces them."""
+    access: Access = field(default_factory=Access)
+    """Likewise."""
     log_stats: bool = False
     """Serve vLLM's own frontend series on /metrics, at a cost for each token."""
     extra: Mapping[str, object] = field(default_factory=dict)

@@ -1,4 +1,9 @@
-"""What a cache salt is called outside the engine that uses it: long ones by a digest."""
+"""Cache salts: which prompts may share cached prefixes, and what a salt is called elsewhere.
+
+A prompt finds only prefixes that were computed under the same salt. A tenant whose cache is its own
+gets salts that no other caller can write: they begin with a word that is put in front of whatever
+another client sends beginning with it. Inside, a client's own salt still tells prompts apart.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,21 @@ from hashlib import sha256
 
 MAX_SALT_CHARS = 256
 """Clients may choose salts of any length; the fleet link and the books carry short ones."""
+_OURS = "baton:"
+
+
+def scoped_salt(cache_scope: str | None, cache_salt: str | None) -> str | None:
+    """The salt under which an engine computes a prompt. No two different arguments give the same.
+
+    `cache_scope` is a tenant's name, which has no colon, or None for all who share.
+    """
+    if cache_scope is None:
+        if cache_salt is None or not cache_salt.startswith(_OURS):
+            return cache_salt
+        return f"{_OURS}shared:{cache_salt}"
+    if cache_salt is None:
+        return f"{_OURS}tenant:{cache_scope}"
+    return f"{_OURS}tenant:{cache_scope}:{cache_salt}"
 
 
 def known_salt(cache_salt: str | None) -> str | None:

@@ -10,7 +10,9 @@ and gets a request for that engine; what the engine answers becomes a `LegOutput
 Both ends hold codecs that stash buffers while they work: one instance per thread.
 
 Two keys of a client's request are never passed on, because they name hosts to fetch memory from
-or steer caches: `kv_transfer_params` / `ec_transfer_params` and `kv_hints`.
+or steer caches: `kv_transfer_params` / `ec_transfer_params` and `kv_hints`. Who asks comes with the
+sampling parameters (`callers`) and goes no further; the cache salt becomes that of the caller here,
+so that an engine and an index mean the same by it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from baton.domain.commands import Delivery
 from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
-from baton.engine.vllm.salts import known_salt
+from baton.engine.vllm.callers import CALLER_ARG, caller_of
+from baton.engine.vllm.salts import known_salt, scoped_salt
 from baton.engine.vllm.tickets import issue_ticket, pull_params, release_params
 
 Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
@@ -45,7 +48,7 @@ PREFILL_KV_PARAMS: Mapping[str, object] = {
 }
 """Asks an engine to keep the blocks of a finished prompt for another engine to fetch."""
 
-_UNTRUSTED_ARGS = (KV_PARAMS_KEY, "ec_transfer_params")
+_UNTRUSTED_ARGS = (KV_PARAMS_KEY, "ec_transfer_params", CALLER_ARG)
 _PLAIN_OUTPUT_FIELDS = frozenset(
     {
         "request_id",
@@ -108,6 +111,8 @@ class FrontendWire:
             max_tokens = max(1, self._max_len_tokens - len(prompt_token_ids))
         local_only = _local_only(engine_request, params)
         resumable = _is_resumable(params) and local_only is not LocalOnly.PROMPT_EMBEDS
+        caller = caller_of(params.extra_args)
+        engine_request.cache_salt = scoped_salt(caller.cache_scope, engine_request.cache_salt)
         _make_safe(engine_request, params)
         engine_request.prompt_token_ids = None
         return Request(
@@ -118,6 +123,8 @@ class FrontendWire:
             arrived_at_s=now_s,
             priority=engine_request.priority,
             session_id=engine_request.session_id,
+            tenant=caller.tenant,
+            slo_class=caller.slo_class,
             cache_salt=known_salt(engine_request.cache_salt),
             local_only=local_only,
             resumable=resumable,

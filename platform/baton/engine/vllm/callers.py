@@ -1,0 +1,47 @@
+"""Who asks, on the way from the gate through vLLM's handlers to the seam.
+
+vLLM passes trace headers to an engine only where tracing is on, and copies sampling parameters to
+every child of a request with several answers. So the caller rides on the parameters' `extra_args`,
+under a name of ours that a client cannot set: what stands there is replaced before a request goes
+on, and taken off again at the seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from baton.domain.tenant import DEFAULT_TENANT
+
+CALLER_ARG = "baton_caller"
+
+
+class Caller(NamedTuple):
+    """Who asks, and for which class of service."""
+
+    tenant: str = DEFAULT_TENANT
+    slo_class: str | None = None
+    cache_scope: str | None = None
+    """Among whose prefixes its prompts may be found; None: among those of all who share."""
+
+
+ANYBODY = Caller()
+
+
+def with_caller(
+    extra_args: Mapping[str, object] | None, caller: Caller
+) -> dict[str, object] | None:
+    """Extra arguments that say who asks, whatever they said of it before; None for nothing."""
+    rest = {name: value for name, value in (extra_args or {}).items() if name != CALLER_ARG}
+    if caller != ANYBODY:
+        rest[CALLER_ARG] = list(caller)
+    return rest or None
+
+
+def caller_of(extra_args: Mapping[str, object] | None) -> Caller:
+    """Who asks, as `with_caller` wrote it down."""
+    match (extra_args or {}).get(CALLER_ARG):
+        case [str() as tenant, str() | None as slo_class, str() | None as cache_scope]:
+            return Caller(tenant, slo_class, cache_scope)
+        case _:
+            return ANYBODY

@@ -1,0 +1,143 @@
+"""Who a caller is, by the key that it shows; and what of its headers goes on to vLLM.
+
+A key comes as `Authorization: Bearer` (OpenAI's clients) or as `x-api-key` (Anthropic's), on every
+route. It goes no further than this: vLLM's handlers never see it.
+
+Where callers without a key are served, too, so are those whose key does not even look like one of
+ours, because clients that must send a key send any word. One that looks like ours and is not good
+is refused even there: whoever sends it takes itself for somebody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from baton.domain.tenant import DEFAULT_TENANT
+from baton.engine.vllm.callers import Caller
+from baton.engine.vllm.frontend_errors import Problem
+from baton.runtime.keys import PREFIX, Known, Unknown
+
+Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
+
+MAX_CLASS_CHARS = 64
+SLO_CLASS_HEADER = b"x-slo-class"
+_CREDENTIALS = frozenset({b"authorization", b"proxy-authorization", b"x-api-key", b"cookie"})
+_OURS = frozenset(
+    {
+        SLO_CLASS_HEADER,
+        # Ray Serve's own, between its proxy and a replica.
+        b"x-request-disconnect-disabled",
+        b"x-request-timeout-seconds",
+    }
+)
+_OUR_PREFIX = b"x-baton-"
+_CLASS = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who is let in, and as whom."""
+
+    look_up: Callable[[str], Known | Unknown] | None = None
+    """Whose key that is; None where there are no keys: what a caller sends is then ignored."""
+    anonymous: bool = True
+    """Whether callers without a key are served, as tenant `default`."""
+    isolated: Collection[str] = frozenset()
+    """Tenants whose cached prefixes are their own."""
+
+    def caller(self, headers: Headers) -> Caller | Problem:
+        """Who asks with these headers, or why that is refused."""
+        headers = tuple(headers)
+        tenant = self._tenant(headers)
+        if isinstance(tenant, Problem):
+            return tenant
+        slo_class = _slo_class(headers)
+        if isinstance(slo_class, Problem):
+            return slo_class
+        return Caller(tenant, slo_class, tenant if tenant in self.isolated else None)
+
+    def _tenant(self, headers: Headers) -> str | Problem:
+        if self.look_up is None:
+            return DEFAULT_TENANT if self.anonymous else _MISSING
+        tokens = _tokens(headers)
+        if self.anonymous:
+            tokens = {token for token in tokens if token.startswith(PREFIX)}
+            if not tokens:
+                return DEFAULT_TENANT
+        if not tokens:
+            return _MISSING
+        if len(tokens) > 1:
+            return _unauthorized("several different API keys were sent, wanted one")
+        return _known(self.look_up(tokens.pop()))
+
+
+def passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """What vLLM may see of a request's headers: no credentials, and nothing that is ours to say."""
+    return [
+        (name, value)
+        for name, value in headers
+        if (lower := name.lower()) not in _CREDENTIALS
+        and lower not in _OURS
+        and not lower.startswith(_OUR_PREFIX)
+    ]
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    """Whether a browser asks what it may send; it sends no key with that, and nothing is done."""
+    names = {name.lower() for name, _ in headers}
+    return method == "OPTIONS" and {b"origin", b"access-control-request-method"} <= names
+
+
+def _known(found: Known | Unknown) -> str | Problem:
+    match found:
+        case Known(tenant=tenant):
+            return tenant
+        case Unknown(state=None):
+            return _unauthorized("this API key is not known")
+        case Unknown(state=state):
+            return _unauthorized(f"this API key is {state}")
+
+
+def _tokens(headers: Headers) -> set[str]:
+    found: set[str] = set()
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"x-api-key":
+            found.add(value.decode("latin-1").strip())
+        elif lower == b"authorization":
+            scheme, _, token = value.decode("latin-1").strip().partition(" ")
+            if scheme.lower() == "bearer":
+                found.add(token.strip())
+    return found - {""}
+
+
+def _slo_class(headers: Headers) -> str | Problem | None:
+    asked = {value.strip() for name, value in headers if name.lower() == SLO_CLASS_HEADER}
+    if not asked - {b""}:
+        return None
+    if len(asked) > 1:
+        return Problem(status=400, message="several x-slo-class headers differ, wanted one")
+    (value,) = asked
+    if len(value) > MAX_CLASS_CHARS or not _CLASS.fullmatch(value):
+        return Problem(
+            status=400,
+            message=f"x-slo-class is no name of a class, wanted at most {MAX_CLASS_CHARS} letters,"
+            " digits, '.', '_' and '-'",
+        )
+    return value.decode("ascii")
+
+
+def _unauthorized(message: str) -> Problem:
+    return Problem(
+        status=401, message=message, challenge='Bearer realm="baton", error="invalid_token"'
+    )
+
+
+_MISSING = Problem(
+    status=401,
+    message="wanted an API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+    challenge='Bearer realm="baton"',
+)

@@ -1,0 +1,153 @@
+"""What one request may ask for at most, and how that is seen before anybody works for it.
+
+Theory of operation: what depends on a request's body alone is checked when its last byte is there
+and before vLLM parses it, since parsing is what costs: 100,000 messages keep vLLM's handlers, and
+with them every stream of the frontend, busy for seconds. A body that is too short to break a limit
+is not looked into. What vLLM has to work out first, such as how many answers, is checked where it
+asks whether a request may come in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from baton.engine.vllm.frontend_errors import Problem
+
+MOST_MESSAGES = 10_000
+"""Where no limit is set. vLLM takes 0.6 s for so many on one of its routes, growing faster than
+linear (6.3 s for 100,000); conversations have tens."""
+
+# `{},` is the shortest message.
+_MIN_MESSAGE_BYTES = 3
+_MESSAGE_KEYS: Mapping[str, str] = {
+    "/v1/chat/completions": "messages",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
+    "/v1/responses": "input",
+    "/tokenize": "messages",
+}
+# Half of a pair: `\ud83d` not followed by, or `\ude00` not preceded by the other half. It also
+# finds an escaped backslash before such text, so what it finds is looked at closely.
+_HALF_ESCAPED = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|\\u(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u)[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+_HALF_RAW = re.compile(rb"\xed[\xa0-\xbf]")
+_BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendLimits:
+    """What one request may ask for; None where nothing but the model limits it."""
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_n: int | None = None
+    """Answers to one request, those to all prompts of a batch together."""
+    max_tokens: int | None = None
+    """Output tokens that a request may ask for."""
+    default_max_tokens: int | None = None
+    """Output tokens of a request that does not say; None: `max_tokens`, or to the end of the
+    context."""
+    max_messages: int | None = None
+    """None: `MOST_MESSAGES`."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_n", "max_tokens", "default_max_tokens", "max_messages"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"frontend limits: {name} is {value}, wanted at least 1")
+
+    @property
+    def tokens_unless_said(self) -> int | None:
+        """How many output tokens a request gets that does not say; None: what the model has."""
+        bounds = [n for n in (self.default_max_tokens, self.max_tokens) if n is not None]
+        return min(bounds, default=None)
+
+    def too_many_answers(self, n: int) -> Problem | None:
+        """Why so many answers are refused."""
+        if self.max_n is None or n <= self.max_n:
+            return None
+        return _bad(f"asked for {n} answers, at most {self.max_n} per request are given")
+
+    def too_many_tokens(self, max_tokens: int | None) -> Problem | None:
+        """Why so many output tokens are refused."""
+        if self.max_tokens is None or max_tokens is None or max_tokens <= self.max_tokens:
+            return None
+        return _bad(f"asked for {max_tokens} output tokens, at most {self.max_tokens} are given")
+
+    def broken_by(self, path: str, body: bytes) -> Problem | None:
+        """Why a request's complete body is refused; None leaves it to vLLM."""
+        try:
+            return self._too_many_messages(path, body) or _broken_text(body)
+        except RecursionError:
+            return _bad("the body is nested too deeply")
+
+    def _too_many_messages(self, path: str, body: bytes) -> Problem | None:
+        limit = MOST_MESSAGES if self.max_messages is None else self.max_messages
+        key = _MESSAGE_KEYS.get(path)
+        if key is None or len(body) < _MIN_MESSAGE_BYTES * limit:
+            return None
+        count = _count(body, key)
+        if count <= limit:
+            return None
+        return _bad(f"{count} {key}, at most {limit} are taken")
+
+
+class _Peek(msgspec.Struct):
+    messages: msgspec.Raw = msgspec.Raw(b"null")
+    input: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_PEEK = msgspec.json.Decoder(_Peek)
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _count(body: bytes, key: str) -> int:
+    """Items of the list at `key`; 0 where there is none."""
+    try:
+        found: msgspec.Raw = getattr(_PEEK.decode(body), key)
+        return len(_ITEMS.decode(found))
+    except msgspec.ValidationError:
+        return 0
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # What vLLM's framework reads is more than JSON: NaN, UTF-16.
+        document = _loads(body)
+        items = document.get(key) if isinstance(document, dict) else None
+        return len(items) if isinstance(items, list) else 0
+
+
+def _broken_text(body: bytes) -> Problem | None:
+    """Why a string is no text: it has half of a surrogate pair, which cannot be sent on."""
+    if not _may_be_broken(body):
+        return None
+    try:
+        json.dumps(_loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return _bad("a string in the body is not valid Unicode: it has half of a surrogate pair")
+    return None
+
+
+def _may_be_broken(body: bytes) -> bool:
+    if b"\0" in body[:4] or body.startswith(_BYTE_ORDER_MARKS):
+        return True  # not UTF-8: the patterns say nothing
+    # `in` first: it is many times faster than a search.
+    escaped = b"\\u" in body and _HALF_ESCAPED.search(body) is not None
+    return escaped or (b"\xed" in body and _HALF_RAW.search(body) is not None)
+
+
+def _loads(body: bytes) -> object:
+    """What vLLM's framework will make of the body; None where it will refuse it."""
+    try:
+        document: object = json.loads(body)
+    except ValueError:
+        return None
+    return document
+
+
+def _bad(message: str) -> Problem:
+    return Problem(status=400, message=message)

@@ -1,0 +1,106 @@
+"""Who is let in at an ingress and what they may ask for, by the configuration and the key files.
+
+Theory of operation: key files are looked at about once a second, in a thread, whether they have
+changed; so a new key is good and a revoked one is not a second after its file was written. A disk
+that does not answer delays that and nothing else, and is said. A file that cannot be read leaves
+its last good keys in place; that is logged, once. No key is ever logged, only ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+from baton.config.derive import allows_anonymous, key_files, tenants
+from baton.config.schema import DeploymentConfig
+from baton.domain.tenant import CacheSharing
+from baton.engine.vllm.frontend_access import Access
+from baton.engine.vllm.frontend_limits import FrontendLimits
+from baton.runtime.key_files import KeyFiles, KeyNotice
+from baton.runtime.keys import Known, Unknown
+from baton.telemetry.logs import log_event
+
+_LOGGER = logging.getLogger(__name__)
+_POLL_S = 1.0
+# Reading the largest file there may be takes less; a disk that hangs should be said.
+_READ_DEADLINE_S = 10.0
+
+
+def frontend_limits(config: DeploymentConfig) -> FrontendLimits:
+    """What one request may ask for."""
+    admission = config.admission
+    return FrontendLimits(
+        max_body_bytes=admission.max_body_bytes,
+        max_n=admission.max_n,
+        max_tokens=admission.max_tokens,
+        default_max_tokens=admission.default_max_tokens,
+        max_messages=admission.max_messages,
+    )
+
+
+class FrontDoor:
+    """The keys of one ingress, and who is let in by them."""
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        self._files = KeyFiles(key_files(config))
+        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Future[tuple[KeyNotice, ...]] | None = None
+
+    async def start(self) -> None:
+        """Read the key files, and follow them from now on."""
+        await self._poll()
+        self._task = asyncio.create_task(self._follow(), name="baton-keys")
+
+    async def close(self) -> None:
+        """Follow them no more. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def reconfigure(self, config: DeploymentConfig) -> None:
+        """Go by the key files of this configuration; they have been read when this returns."""
+        self._files.watch(key_files(config))
+        await self._poll()
+
+    def access(self, config: DeploymentConfig) -> Access:
+        """Who is let in by this configuration, and by the keys as they are at any moment."""
+        isolated = {
+            name
+            for name, tenant in tenants(config).items()
+            if tenant.cache is CacheSharing.ISOLATED
+        }
+        return Access(
+            look_up=self._look_up if key_files(config) else None,
+            anonymous=allows_anonymous(config),
+            isolated=frozenset(isolated),
+        )
+
+    def _look_up(self, token: str) -> Known | Unknown:
+        return self._files.ring.look_up(token, datetime.now(UTC))
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                await self._poll()
+            except Exception:
+                # Keys that cannot be followed any more could not be revoked any more.
+                _LOGGER.exception("key files could not be looked at")
+
+    async def _poll(self) -> None:
+        # One read at a time: a disk that hangs would otherwise take a thread a second.
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(asyncio.to_thread(self._files.poll))
+        await asyncio.wait([self._reading], timeout=_READ_DEADLINE_S)
+        if not self._reading.done():
+            log_event(_LOGGER, logging.WARNING, "key_files_slow", {"after_s": _READ_DEADLINE_S})
+            return
+        reading, self._reading = self._reading, None
+        for notice in reading.result():
+            fields = {"path": notice.path, "keys": notice.keys}
+            if notice.why is None:
+                log_event(_LOGGER, logging.INFO, "keys_read", fields)
+            else:
+                log_event(_LOGGER, logging.WARNING, "keys_not_read", fields | {"why": notice.why})
