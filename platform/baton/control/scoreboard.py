@@ -27,6 +27,7 @@ class _Row:
     """A `Tally` that can still grow."""
 
     __slots__ = (
+        "barred",
         "by_outcome",
         "cached_tokens",
         "excused",
@@ -41,23 +42,27 @@ class _Row:
     )
 
     def __init__(self) -> None:
-        self.judged = self.excused = self.good = 0
+        self.judged = self.excused = self.barred = self.good = 0
         self.ttft_met = self.tpot_met = self.itl_met = 0
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.gpu_s = 0.0
         self.by_outcome: dict[Phase, int] = {}
 
-    def add(self, record: RequestRecord, *, counts: bool) -> None:
+    def add(self, record: RequestRecord, *, own_doing: bool) -> None:
+        """Count a request in exactly one of three ways: judged, excused, barred."""
+        if own_doing:
+            self.barred += 1
+            return
+        judgement = record.judgement
         self.by_outcome[record.outcome] = self.by_outcome.get(record.outcome, 0) + 1
-        if counts:
-            judgement = record.judgement
+        if excused(record, judgement):
+            self.excused += 1
+        else:
             self.judged += 1
             self.good += judgement.good
             self.ttft_met += judgement.ttft_met
             self.tpot_met += judgement.tpot_met
             self.itl_met += judgement.itl_met
-        else:
-            self.excused += 1
         self.prompt_tokens += record.prompt_tokens
         self.cached_tokens += record.cached_tokens or 0
         self.output_tokens += record.output_tokens
@@ -69,6 +74,7 @@ class _Row:
             *key,
             judged=self.judged,
             excused=self.excused,
+            barred=self.barred,
             good=self.good,
             ttft_met=self.ttft_met,
             tpot_met=self.tpot_met,
@@ -128,9 +134,8 @@ class Scoreboard:
         `own_doing`: it was refused for what its tenant or client did, so it says nothing of how
         well the fleet serves. `demand` is what it has turned out to need.
         """
-        counts = not own_doing and not excused(record, record.judgement)
         key = (record.slo.name, record.tenant, model, decode_pool)
-        self._row(key).add(record, counts=counts)
+        self._row(key).add(record, own_doing=own_doing)
         if (took_s := ttft_s(record)) is not None:
             self._ttft.add(took_s)
         if (took_s := tpot_s(record)) is not None:

@@ -21,16 +21,18 @@ class Tally(NamedTuple):
     pool: str
     """Where it decoded, or would have; empty for requests that were never placed."""
     judged: int = 0
-    """All that ended but the excused: what attainment is a share of."""
+    """All that ended but the excused and the barred: what attainment is a share of."""
     excused: int = 0
-    """Neither good nor a miss: the client left before anything was due and had got nothing, or was
-    refused for its own doing (over its limits, not allowed, too long)."""
+    """Neither good nor a miss: the client left before anything was due, and had got nothing."""
+    barred: int = 0
+    """Refused for their own doing: over their tenant's limits, not allowed, too long."""
     good: int = 0
     """Those of the judged that met every objective."""
     ttft_met: int = 0
     tpot_met: int = 0
     itl_met: int = 0
     shed: int = 0
+    """Of the judged, as are the next two."""
     evicted: int = 0
     failed: int = 0
     cancelled: int = 0

@@ -1,0 +1,68 @@
+"""Requests that have ended, counted by class: tenants, models and pools together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+from baton.domain.demand import Tally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCounts:
+    """Requests of one class that have ended."""
+
+    ended: int = 0
+    judged: int = 0
+    good: int = 0
+    ttft_met: int = 0
+    tpot_met: int = 0
+    itl_met: int = 0
+    refused: int = 0
+    """Shed and evicted, of the judged."""
+    failed: int = 0
+    barred: int = 0
+
+    @property
+    def attainment(self) -> float | None:
+        """The share that met every objective; None when none was judged."""
+        return min(1.0, self.good / self.judged) if self.judged > 0 else None
+
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        """Both together."""
+        return ClassCounts(**{name: getattr(self, name) + getattr(other, name) for name in _COUNTS})
+
+    def __sub__(self, other: ClassCounts) -> ClassCounts:
+        """What has been added since `other`."""
+        return ClassCounts(**{name: getattr(self, name) - getattr(other, name) for name in _COUNTS})
+
+
+_COUNTS = tuple(field.name for field in fields(ClassCounts))
+_NONE = ClassCounts()
+
+
+def by_class(tallies: Iterable[Tally]) -> dict[str, ClassCounts]:
+    """Tallies of all tenants, models and pools, by class."""
+    found: dict[str, ClassCounts] = {}
+    for row in tallies:
+        counts = ClassCounts(
+            ended=row.judged + row.excused + row.barred,
+            judged=row.judged,
+            good=row.good,
+            ttft_met=row.ttft_met,
+            tpot_met=row.tpot_met,
+            itl_met=row.itl_met,
+            refused=row.shed + row.evicted,
+            failed=row.failed,
+            barred=row.barred,
+        )
+        found[row.slo_class] = found.get(row.slo_class, _NONE) + counts
+    return found
+
+
+def sum_of(classes: Mapping[str, ClassCounts]) -> ClassCounts:
+    """All classes together."""
+    total = ClassCounts()
+    for counts in classes.values():
+        total += counts
+    return total

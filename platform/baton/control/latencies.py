@@ -1,0 +1,46 @@
+"""Means and quantiles of latencies, from histograms that only ever grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from operator import add
+
+from baton.domain.demand import EDGES_S, NO_LATENCIES, LatencyTotals
+
+_NO_BUCKETS = (0,) * (len(EDGES_S) + 1)
+
+
+def between(pairs: Iterable[tuple[LatencyTotals, LatencyTotals]]) -> LatencyTotals:
+    """What was added between the first and the second of each pair, all together."""
+    total = NO_LATENCIES._replace(buckets=_NO_BUCKETS)
+    for before, now in pairs:
+        buckets = before.buckets or _NO_BUCKETS
+        if not now.buckets:
+            continue
+        more = tuple(max(0, b - a) for a, b in zip(buckets, now.buckets, strict=True))
+        total = LatencyTotals(
+            total.requests + max(0, now.requests - before.requests),
+            total.sum_s + max(0.0, now.sum_s - before.sum_s),
+            tuple(map(add, total.buckets, more)),
+        )
+    return total
+
+
+def mean_s(of: LatencyTotals) -> float | None:
+    """Their mean; None of none."""
+    return of.sum_s / of.requests if of.requests else None
+
+
+def quantile_s(of: LatencyTotals, q: float) -> float | None:
+    """About the q-quantile, within the quarter that a bucket spans; None of none."""
+    total = sum(of.buckets)
+    if not total:
+        return None
+    wanted, seen = q * total, 0
+    edges = (0.0, *EDGES_S, EDGES_S[-1])
+    for (low_s, high_s), count in zip(pairwise(edges), of.buckets, strict=True):
+        if count and seen + count >= wanted:
+            return low_s + (high_s - low_s) * (wanted - seen) / count
+        seen += count
+    return EDGES_S[-1]

@@ -1,0 +1,34 @@
+"""What no report can say: whoever scales by reports does not believe one that says it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from baton.domain.demand import EDGES_S, CoordinatorReport
+
+
+def nonsense(report: CoordinatorReport) -> Iterator[str]:
+    """Everything that is wrong with a report, in words."""
+    signed = {"at_s": report.at_s, "slack_s": report.slack_s or 0.0}
+    figures: dict[str, float] = {"in_flight": report.in_flight, "held": report.held}
+    figures |= {f"demand.{key}": value for key, value in report.demand._asdict().items()}
+    figures |= {"ttft.sum_s": report.ttft.sum_s, "tpot.sum_s": report.tpot.sum_s}
+    for pool in report.pools:
+        figures |= {
+            f"pool {pool.pool}: {key}": value
+            for key, value in pool._asdict().items()
+            if isinstance(value, int | float)
+        }
+    for name, value in signed.items():
+        if not math.isfinite(value):
+            yield f"{name} is {value}"
+    for name, value in figures.items():
+        if not 0 <= value < math.inf:
+            yield f"{name} is {value}, wanted a number from 0"
+    for of in (report.ttft, report.tpot):
+        if of.buckets and (len(of.buckets) != len(EDGES_S) + 1 or min(of.buckets) < 0):
+            yield f"a histogram has {len(of.buckets)} buckets, wanted {len(EDGES_S) + 1} from 0 up"
+    for row in report.tallies:
+        if not all(0 <= value < math.inf for value in row[4:]):
+            yield f"a tally of class {row.slo_class!r} has a figure that is no number from 0"
