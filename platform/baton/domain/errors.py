@@ -21,6 +21,7 @@
     │   ├── EngineStartFailed an engine could not be started
     │   ├── RoleNotPossible   a replica cannot be what it was told to be
     │   ├── ScalingRefused    a pool cannot have so many replicas, or there is no such pool
+    │   ├── ApplyRefused      a configuration cannot hold in a deployment that runs
     │   ├── NotRunning        there is no deployment where one was looked for
     │   ├── TimedOut          an operator's command did not finish in its time
     │   ├── UnknownRequest    no ingress remembers the request that was asked about
@@ -199,6 +200,10 @@ class ScalingRefused(OperatorError):
     """A pool cannot have as many replicas as it was told to, or there is no such pool."""
 
     http_status = 400
+
+
+class ApplyRefused(OperatorError):
+    """A configuration cannot hold in a deployment that runs; what held before still does."""
 
 
 class NotRunning(OperatorError):

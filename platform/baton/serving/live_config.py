@@ -165,7 +165,7 @@ class ConfigFollower:
         generations: Generations,
         *,
         current: Callable[[], LiveConfig],
-        take: Callable[[LiveConfig], Awaitable[None]],
+        take: Callable[[LiveConfig], Awaitable[object]],
         interval_s: float = _FOLLOW_S,
     ) -> None:
         self._generations = generations

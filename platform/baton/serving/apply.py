@@ -1,0 +1,197 @@
+"""Another configuration for a deployment that runs: everywhere or nowhere, and back if it ails.
+
+Theory of operation. First every process that works by the configuration says whether it can take
+the new one (*prepare*); one that cannot, or does not answer, ends it, and nothing has changed. Then
+the new generation is written to the store, which only one of several who apply at once can do
+(*commit*), and every process is told. From then on the store is what holds: a process that dies
+meanwhile, or is not told, finds it there. Pools are resized last. When something cannot be carried
+out, or an ingress ails that was healthy before, the old configuration becomes the next generation,
+and pools get their old sizes again.
+
+Sizes: where an autoscaler decides, it is given the new bounds and keeps its counts. Where none
+does, a changed `start` is the new size, and bounds that moved past a pool push it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.config.derive import scaling_policy_name
+from baton.config.diff import Change, Reload, diff
+from baton.config.schema import DeploymentConfig
+from baton.domain.errors import ApplyRefused, BatonError
+from baton.policy.scaling.options import ScalingRule
+from baton.serving.live_config import LiveConfig
+
+_AILING_S = 3.0
+"""How long ingresses may take to be healthy again before the change is taken back."""
+_POLL_S = 0.1
+
+
+class Running(Protocol):
+    """A deployment that runs. Every call has a deadline; all of them block."""
+
+    def current(self) -> LiveConfig:
+        """What holds now."""
+        ...
+
+    def prepare(self, on_top_of: int, config: DeploymentConfig) -> Sequence[str]:
+        """Why processes cannot take it, those that do not answer among them; empty: all can."""
+        ...
+
+    def commit(self, live: LiveConfig) -> bool:
+        """Keep it as the next generation; False: somebody else's is."""
+        ...
+
+    def tell(self, live: LiveConfig) -> Sequence[str]:
+        """Have every process take it; what went wrong."""
+        ...
+
+    def problems(self) -> Sequence[str]:
+        """What ails: one line for each ingress that cannot serve; empty: all can."""
+        ...
+
+    def sizes(self) -> Mapping[str, int]:
+        """How many replicas each pool is to have at present."""
+        ...
+
+    def resize(self, pool: str, replicas: int) -> None:
+        """Have exactly so many replicas of a pool, from now on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What came of it."""
+
+    generation: int
+    """That holds now."""
+    changes: tuple[Change, ...] = ()
+    resized: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Pools, each with its size before and after."""
+    took_s: float = 0.0
+    """From the first question to the last answer."""
+    dry_run: bool = False
+
+
+def apply_config(
+    running: Running,
+    new: DeploymentConfig,
+    *,
+    dry_run: bool = False,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Applied:
+    """Have a running deployment go by another configuration.
+
+    Raises:
+        ApplyRefused: it cannot, and nothing has changed; or it ailed, and went back.
+    """
+    began_s = now_s()
+    old = running.current()
+    changes = diff(old.config, new)
+    refuse_replacements(changes)
+    if not changes:
+        return Applied(generation=old.generation, took_s=now_s() - began_s, dry_run=dry_run)
+    ailed_before = bool(running.problems())
+    before = dict(running.sizes())
+    wanted = new_sizes(old.config, new, before)
+    if refusals := running.prepare(old.generation, new):
+        raise ApplyRefused(_joined(refusals), "nothing has changed; put that right, apply again")
+    resized = {pool: (before[pool], count) for pool, count in wanted.items()}
+    if dry_run:
+        return Applied(
+            generation=old.generation,
+            changes=changes,
+            resized=resized,
+            took_s=now_s() - began_s,
+            dry_run=True,
+        )
+    live = LiveConfig(generation=old.generation + 1, config=new)
+    if not running.commit(live):
+        what = f"generation {live.generation} was applied by somebody else at the same time"
+        raise ApplyRefused(what, "nothing of yours has changed; look at --diff and apply again")
+    wrong = _carry_out(running, live, wanted)
+    if not wrong and not ailed_before:
+        wrong = _still_ailing(running, now_s, sleep)
+    if wrong:
+        _take_back(running, live, old.config, {pool: before[pool] for pool in wanted})
+        raise ApplyRefused(
+            f"taken back, generation {live.generation + 1} is as before: {_joined(wrong)}",
+            "look at 'baton status' and the replicas' logs",
+        )
+    return Applied(
+        generation=live.generation, changes=changes, resized=resized, took_s=now_s() - began_s
+    )
+
+
+def refuse_replacements(changes: Sequence[Change]) -> None:
+    """Refuse what takes more than telling.
+
+    Raises:
+        ApplyRefused: some change cannot be made while the deployment runs.
+    """
+    beyond = [one for one in changes if one.reload in {Reload.ROLLING, Reload.RESTART}]
+    if beyond:
+        lines = [f"{one} ({one.reload})" for one in beyond]
+        raise ApplyRefused(
+            "not possible while it runs: " + "; ".join(lines),
+            "nothing has changed; with --allow-restart the deployment is drained, ended and"
+            " started again",
+        )
+
+
+def new_sizes(
+    old: DeploymentConfig, new: DeploymentConfig, sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """The pools whose size changes with the configuration; none where an autoscaler decides."""
+    if scaling_policy_name(new) != ScalingRule.STATIC:
+        return {}
+    wanted = {}
+    for name, size in sizes.items():
+        was, counts = old.pools[name].replicas, new.pools[name].replicas
+        size_now = counts.start if counts.start != was.start else size
+        if counts != was:
+            size_now = min(max(size_now, counts.min), counts.max)
+        if size_now != size:
+            wanted[name] = size_now
+    return wanted
+
+
+def _carry_out(running: Running, live: LiveConfig, wanted: Mapping[str, int]) -> Sequence[str]:
+    """Tell everybody, then resize; what went wrong."""
+    if wrong := running.tell(live):
+        return wrong
+    for pool, count in wanted.items():
+        try:
+            running.resize(pool, count)
+        except (BatonError, OSError, RuntimeError) as error:
+            return [f"pool {pool} cannot have {count} replicas: {type(error).__name__}: {error}"]
+    return []
+
+
+def _still_ailing(
+    running: Running, now_s: Callable[[], float], sleep: Callable[[float], None]
+) -> Sequence[str]:
+    until_s = now_s() + _AILING_S
+    while problems := running.problems():
+        if now_s() >= until_s:
+            return problems
+        sleep(_POLL_S)
+    return []
+
+
+def _take_back(
+    running: Running, live: LiveConfig, config: DeploymentConfig, sizes: Mapping[str, int]
+) -> None:
+    """The old configuration as the next generation, unless somebody has applied another since."""
+    back = LiveConfig(generation=live.generation + 1, config=config)
+    if running.commit(back):
+        _carry_out(running, back, sizes)
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return "; ".join(lines)

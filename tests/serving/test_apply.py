@@ -1,0 +1,375 @@
+"""Another configuration for a deployment that runs, against one that is made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from baton.config import DeploymentConfig, load_config
+from baton.domain.errors import ApplyRefused
+from baton.serving.apply import Applied, apply_config, new_sizes
+from baton.serving.config_holder import ConfigHolder, Switch
+from baton.serving.live_config import ConfigFollower, Generations, LiveConfig
+
+BASE = (
+    "version: 1\nmodel: {source: tiny, max_len: 4096}\n"
+    "pools:\n  p: {role: prefill, replicas: {min: 1, start: 2, max: 4}}\n"
+    "  d: {role: decode, replicas: {min: 1, start: 3, max: 6}}\n"
+)
+Make = Callable[..., DeploymentConfig]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def _make(*sets: str) -> DeploymentConfig:
+        file = tmp_path / "x.yaml"
+        file.write_text(BASE)
+        return load_config([file], sets=sets).config
+
+    return _make
+
+
+class Shelf:
+    """A store in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
+        if key in self.kept and not overwrite:
+            return False
+        self.kept[key] = value
+        return True
+
+    def get(self, key: str) -> bytes | None:
+        return self.kept.get(key)
+
+    def keys(self, prefix: str) -> list[str]:
+        return [key for key in self.kept if key.startswith(prefix)]
+
+    def delete(self, key: str, *, by_prefix: bool = False) -> None:
+        for one in self.keys(key) if by_prefix else [key]:
+            self.kept.pop(one, None)
+
+
+@dataclass
+class Fleet:
+    """A deployment of two ingresses and a controller, as far as applying sees it."""
+
+    started_with: DeploymentConfig
+    refuses: str = ""
+    deaf: str = ""
+    """Why an ingress does not take what it has prepared."""
+    ails: list[list[str]] = field(default_factory=list)
+    """What each look at its health finds; the last one stays."""
+    stuck_pool: str = ""
+    overtaken: bool = False
+    pools: dict[str, int] = field(default_factory=lambda: {"p": 2, "d": 3})
+    told: list[LiveConfig] = field(default_factory=list)
+    resized: list[tuple[str, int]] = field(default_factory=list)
+    generations: Generations = field(default_factory=lambda: Generations(Shelf()))
+    waited: int = 0
+
+    def current(self) -> LiveConfig:
+        return self.generations.newest(self.started_with)
+
+    def prepare(self, on_top_of: int, config: DeploymentConfig) -> Sequence[str]:
+        assert on_top_of == self.current().generation
+        return [self.refuses] if self.refuses else []
+
+    def commit(self, live: LiveConfig) -> bool:
+        if self.overtaken:
+            self.overtaken = False
+            self.generations.add(live)
+        return self.generations.add(live)
+
+    def tell(self, live: LiveConfig) -> Sequence[str]:
+        self.told.append(live)
+        deaf, self.deaf = self.deaf, ""
+        return [deaf] if deaf else []
+
+    def problems(self) -> Sequence[str]:
+        return self.ails.pop(0) if len(self.ails) > 1 else [*self.ails, []][0]
+
+    def sizes(self) -> Mapping[str, int]:
+        return self.pools
+
+    def resize(self, pool: str, replicas: int) -> None:
+        self.resized.append((pool, replicas))
+        if pool == self.stuck_pool:
+            self.stuck_pool = ""
+            raise RuntimeError("no such deployment")
+        self.pools[pool] = replicas
+
+    def apply(self, config: DeploymentConfig, *, dry_run: bool = False) -> Applied:
+        return apply_config(
+            self, config, dry_run=dry_run, now_s=lambda: float(self.waited), sleep=self._wait
+        )
+
+    def _wait(self, _seconds: float) -> None:
+        self.waited += 1
+
+
+def test_live_changes_are_told_to_everybody_and_kept_under_the_next_number(make: Make) -> None:
+    fleet = Fleet(make())
+    new = make("slo.default.ttft=1s", "tenants.acme.weight=3")
+    applied = fleet.apply(new)
+    assert applied.generation == 1
+    assert applied.resized == {}
+    assert fleet.told == [LiveConfig(generation=1, config=new)]
+    assert fleet.current() == LiveConfig(generation=1, config=new)
+    assert fleet.apply(make()).generation == 2
+
+
+def test_nothing_new_is_nothing_to_do(make: Make) -> None:
+    fleet = Fleet(make())
+    assert fleet.apply(make()) == Applied(generation=0)
+    assert fleet.told == []
+
+
+def test_what_takes_new_replicas_is_refused_before_anybody_is_asked(make: Make) -> None:
+    fleet = Fleet(make(), refuses="must not be asked")
+    with pytest.raises(ApplyRefused, match=r"pools.d.resources.cpus: 1.0 -> 2.0 \(rolling\)"):
+        fleet.apply(make("slo.default.ttft=1s", "pools.d.resources.cpus=2"))
+    with pytest.raises(ApplyRefused, match=r"server.port: 8000 -> 1 \(restart\)"):
+        fleet.apply(make("server.port=1"))
+    assert fleet.current().generation == 0
+
+
+def test_one_refusal_and_nothing_has_changed_anywhere(make: Make) -> None:
+    fleet = Fleet(make(), refuses="ingress: cannot use 'own:choose'")
+    with pytest.raises(ApplyRefused, match="cannot use 'own:choose'"):
+        fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.start=4"))
+    assert (fleet.told, fleet.resized, fleet.current().generation) == ([], [], 0)
+
+
+def test_of_two_who_apply_at_the_same_time_one_is_refused(make: Make) -> None:
+    fleet = Fleet(make(), overtaken=True)
+    with pytest.raises(ApplyRefused, match="generation 1 was applied by somebody else"):
+        fleet.apply(make("slo.default.ttft=1s"))
+    assert fleet.told == []
+
+
+def test_a_dry_run_asks_everybody_and_changes_nothing(make: Make) -> None:
+    fleet = Fleet(make())
+    new = make("slo.default.ttft=1s", "pools.d.replicas.start=5")
+    applied = fleet.apply(new, dry_run=True)
+    assert applied.dry_run
+    assert applied.resized == {"d": (3, 5)}
+    assert [str(one) for one in applied.changes] == [
+        "pools.d.replicas.start: 3 -> 5",
+        "slo.default.ttft: null -> 1s",
+    ]
+    assert (fleet.told, fleet.resized, fleet.current().generation) == ([], [], 0)
+    fleet.refuses = "no"
+    with pytest.raises(ApplyRefused):
+        fleet.apply(new, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "trouble", [{"deaf": "ingress b: gone"}, {"stuck_pool": "d"}, {"ails": [[], ["not healthy"]]}]
+)
+def test_what_does_not_work_out_is_taken_back_with_the_sizes(
+    make: Make, trouble: dict[str, object]
+) -> None:
+    fleet = Fleet(make(), **trouble)  # type: ignore[arg-type]
+    with pytest.raises(ApplyRefused, match="taken back, generation 2 is as before"):
+        fleet.apply(make("slo.default.ttft=1s", "pools.d.replicas.start=5"))
+    assert fleet.current() == LiveConfig(generation=2, config=make())
+    assert fleet.told[-1] == fleet.current()
+    assert fleet.pools == {"p": 2, "d": 3}
+
+
+def test_an_ingress_that_is_healthy_again_soon_is_given_the_time(make: Make) -> None:
+    fleet = Fleet(make(), ails=[[], ["busy"], ["busy"], []])
+    assert fleet.apply(make("slo.default.ttft=1s")).generation == 1
+
+
+def test_who_ailed_before_is_no_reason_to_go_back(make: Make) -> None:
+    fleet = Fleet(make(), ails=[["down"]])
+    assert fleet.apply(make("slo.default.ttft=1s")).generation == 1
+
+
+@pytest.mark.parametrize(
+    ("sets", "wanted"),
+    [
+        ([], {}),
+        (["slo.default.ttft=1s"], {}),
+        (["pools.d.replicas.start=5"], {"d": 5}),
+        (["pools.d.replicas.max=9"], {}),
+        (["pools.d.replicas={min: 4, start: 4}"], {"d": 4}),
+        (["pools.d.replicas={min: 1, start: 3, max: 3}"], {"d": 3}),
+        (["pools.d.replicas={min: 4, start: 5, max: 6}", "autoscaler={policy: static}"], {"d": 5}),
+        (["pools.d.replicas.start=5", "autoscaler={}"], {}),
+    ],
+)
+def test_sizes_follow_the_configuration_where_nothing_else_decides(
+    make: Make, sets: list[str], wanted: dict[str, int]
+) -> None:
+    # By hand, the decode pool has been scaled to 4 meanwhile.
+    sizes = {"p": 2, "d": 4}
+    expected = {pool: count for pool, count in wanted.items() if sizes[pool] != count}
+    assert new_sizes(make(), make(*sets), sizes) == expected
+
+
+# ------------------------------------------------------------------ the part of one process
+
+
+@dataclass
+class Process:
+    """Works by a configuration that it must be able to build something from."""
+
+    at: DeploymentConfig
+    built: int = 0
+
+    def build(self, config: DeploymentConfig) -> Switch:
+        if config.router.seed == 13:
+            raise ValueError("cannot use 13")
+        self.built += 1
+
+        async def switch() -> None:
+            self.at = config
+
+        return switch
+
+
+def holder_of(config: DeploymentConfig) -> tuple[ConfigHolder, Process]:
+    process = Process(config)
+    return ConfigHolder(LiveConfig(generation=3, config=config), process.build), process
+
+
+def test_preparing_changes_nothing_and_taking_builds_nothing_again(make: Make) -> None:
+    old, new = make(), make("router.seed=1")
+
+    async def scenario() -> None:
+        holder, process = holder_of(old)
+        assert await holder.prepare(3, new) == ""
+        assert process.at is old
+        assert await holder.take(LiveConfig(generation=4, config=new)) == 4
+        assert (process.at, process.built, holder.live.generation) == (new, 1, 4)
+
+    asyncio.run(scenario())
+
+
+def test_a_process_says_why_it_cannot_take_a_configuration(make: Make) -> None:
+    async def scenario() -> None:
+        holder, process = holder_of(make())
+        assert await holder.prepare(3, make("router.seed=13")) == "ValueError: cannot use 13"
+        assert "generation 3 holds here, not 2" in await holder.prepare(2, make("router.seed=1"))
+        assert process.built == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_is_taken_counts_not_what_was_prepared(make: Make) -> None:
+    prepared, told = make("router.seed=1"), make("router.seed=2")
+
+    async def scenario() -> None:
+        holder, process = holder_of(make())
+        await holder.prepare(3, prepared)
+        await holder.take(LiveConfig(generation=4, config=told))
+        assert process.at == told
+        await holder.take(LiveConfig(generation=5, config=prepared))
+        assert process.at == prepared
+
+    asyncio.run(scenario())
+
+
+def test_an_old_generation_is_not_taken_again(make: Make) -> None:
+    async def scenario() -> None:
+        holder, process = holder_of(make())
+        for generation in (2, 3):
+            assert (
+                await holder.take(LiveConfig(generation=generation, config=make("router.seed=1")))
+                == 3
+            )
+        assert process.at == make()
+
+    asyncio.run(scenario())
+
+
+def test_a_configuration_that_cannot_be_taken_leaves_the_old_one(make: Make) -> None:
+    async def scenario() -> None:
+        holder, process = holder_of(make())
+        with pytest.raises(ValueError, match="cannot use 13"):
+            await holder.take(LiveConfig(generation=4, config=make("router.seed=13")))
+        assert (process.at, holder.live.generation) == (make(), 3)
+        assert await holder.take(LiveConfig(generation=5, config=make("router.seed=1"))) == 5
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ what is kept
+
+
+def test_who_starts_later_begins_with_the_newest_generation(make: Make) -> None:
+    generations = Generations(Shelf())
+    assert generations.newest(make()) == LiveConfig(generation=0, config=make())
+    for number in range(1, 40):
+        live = LiveConfig(generation=number, config=make(f"router.seed={number}"))
+        assert generations.add(live)
+        assert generations.newest(make()) == live
+        assert generations.number() == number
+
+
+def test_a_number_is_taken_once(make: Make) -> None:
+    generations = Generations(Shelf())
+    first = LiveConfig(generation=1, config=make("router.seed=1"))
+    assert generations.add(first)
+    assert not generations.add(LiveConfig(generation=1, config=make("router.seed=2")))
+    assert generations.newest(make()) == first
+
+
+def test_old_generations_are_forgotten(make: Make) -> None:
+    shelf = Shelf()
+    for number in range(1, 60):
+        Generations(shelf).add(LiveConfig(generation=number, config=make()))
+    assert len(shelf.kept) == 20
+
+
+def test_who_was_not_told_finds_the_newest_in_the_store(make: Make) -> None:
+    generations = Generations(Shelf())
+
+    async def scenario() -> None:
+        holder, process = holder_of(make())
+        follower = ConfigFollower(generations, current=lambda: holder.live, take=holder.take)
+        await follower.look()
+        assert process.built == 0
+        for number in (4, 5):
+            live = LiveConfig(generation=number, config=make(f"router.seed={number}"))
+            generations.add(live)
+        await follower.look()
+        assert (process.at.router.seed, process.built) == (5, 1)
+
+    asyncio.run(scenario())
+
+
+def test_looking_goes_on_after_it_has_failed(make: Make) -> None:
+    generations = Generations(Shelf())
+    generations.add(LiveConfig(generation=4, config=make("router.seed=13")))
+
+    async def scenario() -> None:
+        holder, process = holder_of(make())
+        taken = asyncio.Event()
+
+        async def take(live: LiveConfig) -> None:
+            try:
+                await holder.take(live)
+                taken.set()
+            finally:
+                generations.add(LiveConfig(generation=5, config=make("router.seed=5")))
+
+        follower = ConfigFollower(
+            generations, current=lambda: holder.live, take=take, interval_s=0.001
+        )
+        follower.start()
+        async with asyncio.timeout(10):
+            await taken.wait()
+        await follower.stop()
+        assert process.at.router.seed == 5
+
+    asyncio.run(scenario())
