@@ -179,6 +179,11 @@ class Observer:
             missing=tuple(troubles),
         )
 
+    def spans(self) -> Iterator[tuple[Mapping[str, ClassCounts], Mapping[str, ClassCounts], float]]:
+        """Of each coordinator: classes when the window began and now, and how long that is."""
+        for one in self._watched.values():
+            yield one.samples[0].classes, one.samples[-1].classes, one.span_s
+
     # -------------------------------------------------------------- reports
 
     def _sane(
