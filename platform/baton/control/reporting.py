@@ -12,6 +12,7 @@ Takes time proportional to replicas and requests in flight, and none between rep
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from baton.control.accounting import Accounts
 from baton.control.fleet_table import FleetTable
@@ -20,11 +21,21 @@ from baton.control.ledger import Entry
 from baton.domain.demand import CoordinatorReport, PoolReport
 from baton.domain.fleet import ReplicaView, Role
 from baton.domain.slo import Slo
-from baton.perf.capacity import decode_tokens_per_s, prefill_tokens_per_s
+from baton.perf.capacity import decode_streams, prefill_tokens_per_s
 from baton.policy.work import prefill_work_s
 
 WantedRates = tuple[tuple[str, float, float], ...]
 """By tenant: requests and tokens per second that it has asked for here lately."""
+
+_LEAST_STEP_S = 1e-9
+
+
+class _Capacity(NamedTuple):
+    """What one replica of a pool can do; None: not known."""
+
+    prefill_tokens_per_s: float | None = None
+    decode_tokens_per_s: float | None = None
+    decode_streams: float | None = None
 
 
 class Reporter:
@@ -97,7 +108,6 @@ class Reporter:
         working = [view for view in views if not view.draining]
         loads = [view.load for view in working]
         roles = [view.facts.role for view in working]
-        prefill_per_s, decode_per_s = self._capacities(working, tpot_s)
         return PoolReport(
             pool=name,
             prefill=roles.count(Role.PREFILL),
@@ -111,29 +121,32 @@ class Reporter:
             ),
             queued_tokens=float(sum(load.queued_tokens for load in loads)),
             kv_used_fraction=sum(load.kv_used_fraction for load in loads) / max(1, len(loads)),
-            prefill_tokens_per_s=prefill_per_s,
-            decode_tokens_per_s=decode_per_s,
+            **self._capacity(working, tpot_s)._asdict(),
             stale_s=max((max(0.0, now_s - view.load_at_s) for view in working), default=0.0),
             roles=tuple((view.replica_id, view.facts.role) for view in working),
         )
 
-    def _capacities(
-        self, working: Sequence[ReplicaView], tpot_s: float | None
-    ) -> tuple[float | None, float | None]:
-        """Of one replica, for requests as they have been lately; None before there were any."""
+    def _capacity(self, working: Sequence[ReplicaView], tpot_s: float | None) -> _Capacity:
+        """Of one replica, for requests as they have been lately; unknown before there were any."""
         recent, timings = self._accounts.recent, self._knowledge.timings
         if not working or not recent.prompt_tokens or not timings.is_known(working[0].facts.pool):
-            return None, None
+            return _Capacity()
         facts, timing = working[0].facts, timings.of(working[0])
-        decode_per_s = decode_tokens_per_s(
+        context_tokens = recent.prompt_tokens + recent.output_tokens / 2
+        streams = decode_streams(
             timing,
             tpot_s=tpot_s,
-            context_tokens=recent.prompt_tokens + recent.output_tokens / 2,
+            context_tokens=context_tokens,
             max_running=facts.max_running_requests,
             kv_tokens=facts.kv_blocks * facts.block_size_tokens,
         )
+        step_s = timing.step_s(running=streams, context_tokens=round(streams * context_tokens))
         mean = max(1.0, recent.uncached_tokens)
-        return prefill_tokens_per_s(timing, mean_uncached_tokens=mean), decode_per_s
+        return _Capacity(
+            prefill_tokens_per_s(timing, mean_uncached_tokens=mean),
+            streams / max(step_s, _LEAST_STEP_S),
+            float(streams),
+        )
 
     # -------------------------------------------------------------- who waits
 

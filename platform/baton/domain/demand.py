@@ -102,6 +102,8 @@ class PoolReport(NamedTuple):
     """On average."""
     prefill_tokens_per_s: float | None = None
     decode_tokens_per_s: float | None = None
+    decode_streams: float | None = None
+    """See `policy.scaling.observation.PoolObservation`."""
     stale_s: float = 0.0
     """Age of the oldest load report that counts."""
     roles: tuple[tuple[str, Role], ...] = ()

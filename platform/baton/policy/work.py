@@ -28,8 +28,8 @@ def decode_work_s(
 
     `context_tokens` is what all of them attend to, together.
     """
-    streams = max(1, round(running))
-    step_s = timing.step_s(running=streams, context_tokens=round(max(0.0, context_tokens)))
+    streams = max(1.0, running)
+    step_s = timing.step_s(running=round(streams), context_tokens=round(max(0.0, context_tokens)))
     return max(0.0, output_tokens) * step_s / streams * devices
 
 
