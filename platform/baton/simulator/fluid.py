@@ -30,23 +30,13 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.actions import Tick
-from baton.policy.scaling.observation import Observation
 from baton.simulator.fluid_pools import FluidFleet, FluidPool, Inflow
 from baton.simulator.fluid_watch import FluidWatch
-from baton.simulator.scaling_story import Story, StoryTeller
+from baton.simulator.scaling_story import Scaler, Story, StoryTeller
 from baton.simulator.workloads.rate_series import RateWindow, duration_s
-
-
-class Scaler(Protocol):
-    """What decides: `control.autoscaler.Autoscaler`."""
-
-    def tick(self, seen: Observation) -> Tick:
-        """What is to be done now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

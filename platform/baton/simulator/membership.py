@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+from baton.control.observing import PoolState
 from baton.domain.fleet import Role
 from baton.simulator.fleet import VirtualFleet
 from baton.simulator.plans import PoolPlan
@@ -37,6 +38,24 @@ class Membership:
     def starting(self) -> Mapping[str, int]:
         """By pool: replicas that were asked for and do not serve yet; stays up to date."""
         return self._counts
+
+    def states(self) -> dict[str, PoolState]:
+        """What whoever starts and stops replicas knows of each pool."""
+        running, draining = dict.fromkeys(self._plans, 0), dict.fromkeys(self._plans, 0)
+        for replica in self._fleet.replicas.values():
+            counts = draining if replica.draining else running
+            counts[replica.facts.pool] += 1
+        return {
+            name: PoolState(
+                role=plan.role,
+                starting=self._counts[name],
+                draining=draining[name],
+                running=running[name],
+                gpus_per_replica=plan.gpus_per_replica,
+                cold_start_s=plan.starts_in_s,
+            )
+            for name, plan in self._plans.items()
+        }
 
     def replica_seconds(self) -> dict[str, float]:
         """By pool: from being asked for to being gone, until now."""

@@ -15,6 +15,7 @@ from baton.policy.prefix_index import IndexOptions
 from baton.simulator.engines import EngineSettings
 from baton.simulator.happenings import Happening, SetBandwidth, Start, Stop
 from baton.simulator.reporting import Reporting
+from baton.simulator.scaling_story import Scaler
 from baton.simulator.v1.settings import V1Settings
 
 _LONG_S = 1e6
@@ -82,6 +83,10 @@ class Scenario:
     """By pool: how long coordinators think that engines take, before they have seen them work.
     None: what the engines' own timing says, where it is a model; an empty one: nothing."""
     happenings: tuple[Happening, ...] = ()
+    autoscaler: Callable[[], Scaler] | None = None
+    """Makes one for each run; None: pools stay as they are, but for what happens to them."""
+    scaling_interval_s: float = 2.0
+    """Between two of its ticks."""
     model: str = "simulated"
 
     def __post_init__(self) -> None:
@@ -90,6 +95,10 @@ class Scenario:
             raise ValueError(f"scenario: two pools have the same name: {', '.join(names)}")
         if self.coordinators < 1:
             raise ValueError(f"scenario: coordinators is {self.coordinators}, wanted at least 1")
+        if not self.scaling_interval_s > 0:
+            raise ValueError(
+                f"scenario: scaling_interval_s is {self.scaling_interval_s}, wanted more than 0"
+            )
         for pool in self.pools:
             if pool.replicas < 0:
                 raise ValueError(f"scenario: pool {pool.name!r} has {pool.replicas} replicas")

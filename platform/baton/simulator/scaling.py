@@ -1,33 +1,22 @@
 """The autoscaler's body in virtual time: it sees, decides, and has it carried out.
 
-Theory of operation: every `interval_s` the reports of all coordinators go to an `Observer`, as the
-live controller does it; the autoscaler ticks, and what it wants is done at once. Nothing is lost on
-the way: reports cannot be late here, and starts never fail.
+Theory of operation: every `interval_s` the reports of all coordinators go to an `Observer`, as in
+the live controller; the autoscaler ticks, and what it wants is done at once. Reports are never lost
+here, and starts do not fail; they take their time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol, assert_never
+from collections.abc import Sequence
+from typing import assert_never
 
-from baton.domain.demand import CoordinatorReport
+from baton.control.coordinator import Coordinator
+from baton.control.observing import Observer
 from baton.policy.scaling.actions import Action, FlipReplicas, StartReplicas, StopReplicas, Tick
 from baton.policy.scaling.observation import Observation
 from baton.simulator.membership import Membership
-from baton.simulator.scaling_story import StoryTeller
+from baton.simulator.scaling_story import Scaler, StoryTeller
 from baton.simulator.timeline import Timeline
-
-
-class Scaler(Protocol):
-    """What decides: `control.autoscaler.Autoscaler`."""
-
-    def tick(self, seen: Observation) -> Tick:
-        """What is to be done now."""
-        ...
-
-
-Observe = Callable[[Iterable[CoordinatorReport], float], Observation]
-"""What is to be seen now, after these reports."""
 
 
 class ScalingBody:
@@ -39,15 +28,15 @@ class ScalingBody:
         membership: Membership,
         timeline: Timeline,
         *,
-        reports: Callable[[float], Iterable[CoordinatorReport]],
-        observe: Observe,
+        coordinators: Sequence[Coordinator],
+        observer: Observer,
         interval_s: float,
     ) -> None:
         self._scaler = scaler
         self._membership = membership
         self._timeline = timeline
-        self._reports = reports
-        self._observe = observe
+        self._coordinators = coordinators
+        self._observer = observer
         self._interval_s = interval_s
         self.story = StoryTeller()
         self.ticks: list[Tick] = []
@@ -58,14 +47,20 @@ class ScalingBody:
         self._timeline.after(self._interval_s, self._tick)
 
     def _tick(self) -> None:
-        now_s = self._timeline.now_s
-        tick = self._scaler.tick(self._observe(self._reports(now_s), now_s))
+        tick = self._scaler.tick(self._seen(self._timeline.now_s))
         self.story.ticked(tick)
         if tick.actions or tick.held:
             self.ticks.append(tick)
         for action in tick.actions:
             self._carry_out(action)
         self._timeline.after(self._interval_s, self._tick)
+
+    def _seen(self, now_s: float) -> Observation:
+        reports = [
+            one.report(f"coordinator-{number}", now_s)
+            for number, one in enumerate(self._coordinators)
+        ]
+        return self._observer.observe(reports, self._membership.states(), now_s)
 
     def _carry_out(self, action: Action) -> None:
         match action:

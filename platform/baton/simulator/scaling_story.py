@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, Protocol, assert_never
 
 from baton.policy.scaling.actions import (
     Action,
@@ -14,8 +14,17 @@ from baton.policy.scaling.actions import (
     StopReplicas,
     Tick,
 )
+from baton.policy.scaling.observation import Observation
 
 _HOUR_S = 3600.0
+
+
+class Scaler(Protocol):
+    """What decides: `control.autoscaler.Autoscaler`."""
+
+    def tick(self, seen: Observation) -> Tick:
+        """What is to be done now."""
+        ...
 
 
 class Direction(StrEnum):
@@ -80,6 +89,9 @@ class Story:
         However long ago that was: a day's rise and fall count, too.
         """
         return _per_hour(reversals(self.changes), self.span_s)
+
+
+NO_STORY = Story(span_s=0.0)
 
 
 def reversals(changes: Iterable[Change]) -> int:

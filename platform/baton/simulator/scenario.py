@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from baton.control.coordinator import Coordinator
+from baton.control.observing import Observer
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Request
 from baton.policy.prefix_index import IndexMode, IndexOptions
+from baton.policy.scaling.actions import Tick
 from baton.simulator.audience import Audience
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from baton.simulator.happenings import (
@@ -31,6 +33,8 @@ from baton.simulator.membership import Membership
 from baton.simulator.outcome import Outcome
 from baton.simulator.plans import GENEROUS, PoolPlan, Scenario, economical, priors_of
 from baton.simulator.samples import PoolSample, Sample, Sampler
+from baton.simulator.scaling import ScalingBody
+from baton.simulator.scaling_story import NO_STORY, Scaler, Story, StoryTeller
 from baton.simulator.workloads.trace import Trace
 
 __all__ = [
@@ -75,6 +79,10 @@ class Run:
     ended_at_s: float
     events: int
     """Things that happened in virtual time: what the simulation's own time goes by."""
+    story: Story = NO_STORY
+    """What an autoscaler did, and what the fleet cost."""
+    ticks: tuple[Tick, ...] = ()
+    """Those of an autoscaler that changed something, or held."""
 
 
 def simulate(
@@ -116,6 +124,7 @@ class Stage:
         self.fleet = VirtualFleet(options, start_s=self._begun_at_s - _SETTLE_S, keep_records=False)
         self._members = Membership(self.fleet, scenario.pools, model=scenario.model)
         self._audience = Audience(self.fleet.timeline)
+        self._scaling: ScalingBody | None = None
         self._total = len(trace)
         self._on_progress: Callable[[float], None] | None = None
         self._next_progress = 0
@@ -150,6 +159,9 @@ class Stage:
             fleet.add_coordinator(coordinator, self._audience.hears)
         self._members.found(self._begun_at_s)
         fleet.watch(self._on_end)
+        if scenario.autoscaler is not None:
+            self._scaling = self._scaled_by(scenario.autoscaler())
+            fleet.timeline.at(self._begun_at_s, self._scaling.begin)
         self._wait_for(sorted(scenario.happenings, key=lambda one: one.at_s))
         fleet.timeline.at(self._begun_at_s, self._sampler.watch)
         self._expect(requests)
@@ -159,16 +171,34 @@ class Stage:
 
     def result(self) -> Run:
         """What became of it."""
-        now_s = self.fleet.timeline.now_s
+        now_s, members = self.fleet.timeline.now_s, self._members
+        scaling, held_s = self._scaling, members.replica_seconds()
+        story = (StoryTeller() if scaling is None else scaling.story).told(
+            now_s - self._begun_at_s,
+            replica_seconds=held_s,
+            gpus_per_replica={name: one.gpus_per_replica for name, one in members.plans.items()},
+        )
         return Run(
             outcomes=self._audience.outcomes(),
             timeline=self._sampler.taken(),
-            replica_seconds=self._members.replica_seconds(),
+            replica_seconds=held_s,
             handoffs=self._audience.handoffs,
             resumes=self._audience.resumes,
             reasons=dict(self._audience.reasons),
             ended_at_s=now_s,
+            story=story,
+            ticks=() if scaling is None else tuple(scaling.ticks),
             events=self.fleet.timeline.happened,
+        )
+
+    def _scaled_by(self, scaler: Scaler) -> ScalingBody:
+        return ScalingBody(
+            scaler,
+            self._members,
+            self.fleet.timeline,
+            coordinators=[one.coordinator for one in self.fleet.ingresses],
+            observer=Observer(slos=self._scenario.rules.slos.classes),
+            interval_s=self._scenario.scaling_interval_s,
         )
 
     # ------------------------------------------------------------------ requests
