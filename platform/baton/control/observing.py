@@ -124,7 +124,7 @@ class Observer:
     ) -> None:
         """Begin with nothing; `slos` are the classes that there are, by name."""
         self._options = options or ObserverOptions()
-        self._slos = dict(slos or {})
+        self._slos: dict[str, Slo] = {}
         self._watched: dict[str, _Watched] = {}
         self._slacks: deque[tuple[float, float]] = deque()
         self._starts: dict[str, ColdStarts] = {}
@@ -132,13 +132,16 @@ class Observer:
         self._in_use: tuple[str, ...] = (DEFAULT_CLASS,)
         self.ledgers = Ledgers()
         """What was since the beginning: classes over their own windows, usage."""
+        self.reconfigure(slos=slos)
 
     def reconfigure(
         self, *, options: ObserverOptions | None = None, slos: Mapping[str, Slo] | None = None
     ) -> None:
         """Go on by other options and classes; None: as before."""
         self._options = options or self._options
-        self._slos = self._slos if slos is None else dict(slos)
+        if slos is not None:
+            self._slos = dict(slos)
+            self.ledgers.remember_for(max((one.window_s for one in slos.values()), default=0.0))
 
     def observe(
         self,
