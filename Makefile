@@ -19,7 +19,7 @@ demo-once: install ## the same, but end; the last line of stdout is one JSON obj
 	@.venv/bin/baton demo --once $(ARGS)
 
 test: install ## every test whose needs are met here; ARGS="-m 'not real and not slow'" for the quick ones
-	@.venv/bin/python -m pytest $(ARGS)
+	@scripts/test $(ARGS)
 
 check: install ## format, lint, types, layers, files
 	@scripts/check

@@ -143,7 +143,7 @@ def test_an_empty_fleet_and_a_draining_fleet_are_told_apart() -> None:
             RouteReason.INCOMPATIBLE,
         ),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, RouteReason) else "",
 )
 def test_what_cannot_be_split_runs_on_one_replica_and_says_why(
     views: list[ReplicaView], query: PlacementQuery, preference: Disaggregate, reason: RouteReason
