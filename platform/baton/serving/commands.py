@@ -15,20 +15,26 @@ from typing import cast
 
 import psutil
 
-from baton.config import LoadedConfig, render
+from baton.config import DeploymentConfig, LoadedConfig, render
+from baton.config.diff import diff
 from baton.domain.errors import (
+    ApplyRefused,
     BatonError,
     EngineStartFailed,
     NotRunning,
+    ScalingRefused,
     TimedOut,
 )
 from baton.serving import demo as demonstration
+from baton.serving.apply import Applied, ApplyOptions, apply_config, beyond_telling
+from baton.serving.apply import report as applied_report
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import LocalDeployment, Progress, ask_all
 from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.preflight import check_machine
 from baton.serving.reports import explained, merged_links
+from baton.serving.running import running_deployment
 
 Report = Mapping[str, object]
 _DEMO_START_S = 600.0
@@ -70,6 +76,78 @@ def links(*, address: str | None) -> Report:
     with _attached(address):
         answers = ask_all(INGRESS, "links")
     return {"links": merged_links(cast("list[list[Report]]", answers)), "ingresses": len(answers)}
+
+
+def scale(pool: str, replicas: int, *, for_s: float | None, address: str | None) -> Report:
+    """Have exactly so many replicas of a pool, for a while or, with None, until told."""
+    with _attached(address):
+        return _scaled(ask_all(CONTROLLER, "scale", pool, replicas, for_s))
+
+
+def scale_auto(pool: str, *, address: str | None) -> Report:
+    """Leave a pool to the autoscaler again."""
+    with _attached(address):
+        return _scaled(ask_all(CONTROLLER, "scale", pool, None))
+
+
+def explain_scale(ticks: int, *, address: str | None) -> Report:
+    """The last ticks of the autoscaler, oldest first."""
+    with _attached(address):
+        (told, *_) = ask_all(CONTROLLER, "explain_scale", ticks)
+    return cast("dict[str, object]", told)
+
+
+def usage(*, address: str | None) -> Report:
+    """What each tenant has used, and what nobody has."""
+    with _attached(address):
+        (told, *_) = ask_all(CONTROLLER, "usage")
+    return cast("dict[str, object]", told)
+
+
+def _scaled(answers: list[object]) -> Report:
+    told = cast("dict[str, object]", answers[0])
+    if "refused" in told:
+        raise ScalingRefused(str(told["refused"]), str(told["remedy"]))
+    return told
+
+
+def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
+    """Have what runs go by another configuration: all of it, or nothing."""
+    with _attached(options.address), running_deployment() as running:
+        live = running.current()
+        shown = Applied(generation=live.generation, changes=diff(live.config, config.config))
+        if options.diff:
+            return applied_report(shown, "shown")
+        if not (options.allow_restart and beyond_telling(shown.changes)):
+            applied = apply_config(running, config.config, dry_run=options.dry_run)
+            return applied_report(applied, "dry run" if options.dry_run else "applied")
+    if options.address is not None:
+        raise ApplyRefused(
+            "only a deployment of this machine can be started again from here",
+            "apply on the machine that holds it",
+        )
+    check_machine(config.config, warn=progress)
+    if options.dry_run:
+        return applied_report(shown, "dry run")
+    started = _start_again(live.config, config, options.timeout_s, progress)
+    return applied_report(shown, "restarted") | started
+
+
+def _start_again(
+    old: DeploymentConfig, new: LoadedConfig, timeout_s: float, progress: Progress
+) -> Report:
+    """Drain and end what runs, start the new; the old one again when that does not work."""
+    progress("draining and ending what runs")
+    down(timeout_s=timeout_s)
+    try:
+        return _up_detached(new, timeout_s, progress)
+    except BatonError as error:
+        progress(f"it does not start, going back to what ran: {error}")
+        _up_detached(LoadedConfig(config=old, origins={}), timeout_s, progress)
+        raise ApplyRefused(
+            f"what ran before runs again, for the new does not start: {error}",
+            "correct the configuration and apply it again",
+        ) from error
 
 
 def down(*, timeout_s: float) -> Report:

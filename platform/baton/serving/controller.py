@@ -1,33 +1,85 @@
-"""The controller: a small actor that knows what was deployed; no request ever waits for it."""
+"""The controller: a small actor that scales pools and deals out quotas; no request waits for it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import baton
+from baton.config.derive import slo_book, tenants
 from baton.config.schema import DeploymentConfig
+from baton.control.observing import Observer
+from baton.domain.errors import OperatorError
+from baton.runtime.clock import MonotonicClock
+from baton.serving import live_config
 from baton.serving.membership import Member, Membership
+from baton.serving.quota_desk import QuotaDesk
+from baton.serving.scaling_loop import ScalingLoop
+from baton.serving.scaling_plan import scaling_plan
+from baton.serving.scaling_reports import (
+    class_rows,
+    demand_row,
+    override_rows,
+    pool_rows,
+    remaining_s,
+    tick_rows,
+)
+from baton.serving.serve_fleet import ServeFleet, StoredMemory
+from baton.telemetry.logs import configure_logs, log_event
 
+_LOGGER = logging.getLogger(__name__)
 _MEMBER_FIELDS = ("replica_id", "pool", "role", "link", "pid")
+_FIRST_VIEW_S = 10.0
+Told = dict[str, object]
 
 
-class Controller:
-    """The class behind the controller deployment; `app` decorates it.
+class ControllerBody:
+    """Everything the controller owns; `start` sets it going, `close` ends it.
 
-    It holds nothing that cannot be rebuilt: the configuration comes with the deployment, the
-    members from Serve. When it dies, requests are served on, and Serve starts another.
+    It holds nothing that cannot be found again: the configuration comes with the deployment, the
+    members from Serve, overrides from the cluster's store. When it dies, requests are served on,
+    pools stay as they are, quotas as they were dealt out last, and Serve starts another.
     """
 
-    def __init__(self, config: DeploymentConfig) -> None:
+    def __init__(self, config: DeploymentConfig, *, app: str, name: str) -> None:
         self._config = config
+        self._clock = MonotonicClock()
         self._started_at_s = time.monotonic()
-        self._membership: Membership | None = None
-        self._starting = asyncio.Lock()
+        self._seen_members = asyncio.Event()
+        self._membership = Membership(
+            app=app,
+            deployments=tuple(config.pools),
+            on_change=lambda _members: self._seen_members.set(),
+        )
+        fleet = ServeFleet(app, tuple(config.pools))
+        self._slos = slo_book(config).classes
+        self._observer = Observer(slos=self._slos)
+        self._desk = QuotaDesk(tenants(config).values(), fleet.share_quotas)
+        self._loop = ScalingLoop(
+            scaling_plan(config),
+            fleet=fleet,
+            observer=self._observer,
+            memory=StoredMemory(live_config, owner=name, clock=self._clock),
+            clock=self._clock,
+            readers=(self._desk,),
+        )
 
-    async def status(self) -> dict[str, object]:
-        """What was asked for, and which replicas there are."""
-        membership = await self._following()
+    async def start(self) -> None:
+        """Begin to follow the members, and to take turns."""
+        await self._membership.start()
+        self._loop.start()
+
+    async def close(self) -> None:
+        """Stop both. Idempotent."""
+        await self._loop.stop()
+        await self._membership.stop()
+
+    async def status(self) -> Told:
+        """What was asked for, which replicas there are, how classes fare, what scaling does."""
+        async with asyncio.timeout(_FIRST_VIEW_S):
+            await self._seen_members.wait()
+        now_s, seen = self._clock.now_s(), self._loop.last_seen
         return {
             "baton": baton.__version__,
             "model": self._config.model_name,
@@ -36,37 +88,98 @@ class Controller:
                 name: {"role": str(pool.role), "replicas": pool.replicas.start}
                 for name, pool in self._config.pools.items()
             },
-            "members": [_row(member) for member in sorted(membership.members, key=_order)],
+            "members": [_row(member) for member in sorted(self._membership.members, key=_order)],
+            "pools": pool_rows(seen, self._loop.states),
+            "classes": class_rows(self._slos, self._observer, now_s),
+            "demand": demand_row(seen),
+            "autoscaler": self._scaling(),
         }
+
+    async def scale(self, pool: str, replicas: int | None, for_s: float | None) -> Told:
+        """Set a pool's replicas by hand, or with None leave it to the autoscaler again.
+
+        Returns what happens now; or, under `refused`, why it does not, with the `remedy`: errors of
+        our own would reach the caller wrapped in Ray's.
+        """
+        before = self._loop.states.get(pool)
+        try:
+            if replicas is None:
+                await self._loop.release(pool)
+            else:
+                await self._loop.override(pool, replicas, for_s=for_s)
+        except OperatorError as error:
+            return {"refused": error.why, "remedy": error.remedy}
+        except TimeoutError:
+            remedy = "look at 'baton status'; what was asked for is done as soon as it can be"
+            return {"refused": "the controller is busy or cannot reach Ray Serve", "remedy": remedy}
+        after = self._loop.states[pool]
+        override = self._loop.overrides().get(pool)
+        now_s = self._clock.now_s()
+        return {
+            "pool": pool,
+            "had": after.target if before is None else before.target,
+            "target": after.target,
+            "ready": after.running,
+            "override": None
+            if override is None
+            else {"replicas": override.replicas, "remaining_s": remaining_s(override, now_s)},
+            "autoscaler": self._loop.plan.text,
+        }
+
+    def explain_scale(self, ticks: int) -> Told:
+        """The last ticks, oldest first."""
+        rows = tick_rows(self._loop.history()[-ticks:], self._clock.now_s())
+        return {"autoscaler": self._loop.plan.text, "ticks": rows}
+
+    def _scaling(self) -> Told:
+        counters, ticks = self._loop.counters, self._loop.history()
+        acted = next((tick for tick in reversed(ticks) if tick.actions), None)
+        now_s = self._clock.now_s()
+        return {
+            "policy": self._loop.plan.text,
+            "held": ticks[-1].held if ticks else "no tick yet",
+            "last_action": None if acted is None else tick_rows([acted], now_s)[0],
+            "overrides": override_rows(self._loop.overrides(), now_s),
+            "turns": counters.turns,
+            "failed_turns": counters.failed_turns,
+            "failed_calls": counters.failed_calls,
+            "last_failure": counters.last_failure,
+        }
+
+
+class Controller:
+    """The class behind the controller deployment; `app` decorates it."""
+
+    async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]
+        from baton.serving.ray_context import app_name, replica_name
+
+        logs = config.observability.logs
+        configure_logs(logs.format, logs.level)
+        self._body = ControllerBody(config, app=app_name(), name=replica_name())
+        await self._body.start()
+        log_event(_LOGGER, logging.INFO, "controller_started", {"controller": replica_name()})
+
+    async def status(self) -> Told:
+        """See `ControllerBody.status`."""
+        return await self._body.status()
+
+    async def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Told:
+        """See `ControllerBody.scale`."""
+        return await self._body.scale(pool, replicas, for_s)
+
+    async def explain_scale(self, ticks: int) -> Told:
+        """See `ControllerBody.explain_scale`."""
+        return self._body.explain_scale(ticks)
 
     async def __del__(self) -> None:
         """Serve's shutdown hook."""
-        if self._membership is not None:
-            await self._membership.stop()
-
-    async def _following(self) -> Membership:
-        # Not begun in the constructor: it needs the replica's event loop.
-        async with self._starting:
-            if self._membership is None:
-                from baton.serving.ray_context import app_name
-
-                first = asyncio.Event()
-                membership = Membership(
-                    app=app_name(),
-                    deployments=tuple(self._config.pools),
-                    on_change=lambda _members: first.set(),
-                )
-                await membership.start()
-                async with asyncio.timeout(10.0):
-                    await first.wait()
-                self._membership = membership
-        return self._membership
+        await self._body.close()
 
 
 def _order(member: Member) -> tuple[str, str]:
     return (member.deployment, member.replica_id)
 
 
-def _row(member: Member) -> dict[str, object]:
+def _row(member: Member) -> Told:
     told = {name: member.metadata[name] for name in _MEMBER_FIELDS if name in member.metadata}
     return {"node": member.node_ip} | told

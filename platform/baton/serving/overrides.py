@@ -46,8 +46,3 @@ def decode(data: bytes | None, *, now_s: float, wall_s: float) -> dict[str, Over
         }
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"scaling overrides cannot be read: {data[:200]!r}") from error
-
-
-def remaining_s(override: Override, now_s: float) -> float | None:
-    """How much longer it holds; None: until it is taken back."""
-    return None if override.until_s is None else max(0.0, override.until_s - now_s)

@@ -8,10 +8,10 @@ and `policy`; this is its body.
 
 What may fail: anything that is asked. Who does not answer is *missing*, and the autoscaler holds
 still while anything is. A call that fails is logged, counted, and made again in the next turn
-unless that turn wants otherwise; since counts are exact, making one twice does no harm. No exception
-ends the task. Nothing is remembered that a new controller could not find again: Serve knows the
-counts, replicas their roles, and an operator's overrides are in a store. The store also names the
-loop that may act: a loop that reads another's name there stops for good.
+unless that turn wants otherwise; since counts are exact, making one twice does no harm. No
+exception ends the task. Nothing is remembered that a new controller could not find again: Serve
+knows the counts, replicas their roles, and an operator's overrides are in a store. The store also
+names the loop that may act: a loop that reads another's name there stops for good.
 
 An operator's word counts at once and without any report. Where nothing is scaled automatically
 (`ScalingPlan.automatic`), nothing else is ever done: pools that were overridden go back to the size
@@ -78,6 +78,8 @@ class ScalingLoop:
         self._memory = memory
         self._clock = clock
         self._readers = tuple(readers)
+        self._known: dict[str, DeploymentState] = {}
+        self._last: Observation | None = None
         self._kept: dict[str, Override] | None = None
         """Overrides as the store has them; None until they were read."""
         self._failed: dict[str, str] = {}
@@ -149,6 +151,21 @@ class ScalingLoop:
             for pool, one in self._machine.overrides().items()
             if one.until_s is None or one.until_s > now_s
         }
+
+    @property
+    def plan(self) -> ScalingPlan:
+        """The rules that it goes by."""
+        return self._plan
+
+    @property
+    def last_seen(self) -> Observation | None:
+        """What the last turn saw; None before the first."""
+        return self._last
+
+    @property
+    def states(self) -> Mapping[str, DeploymentState]:
+        """Pools as Serve told of them last."""
+        return dict(self._known)
 
     def history(self) -> tuple[Tick, ...]:
         """What was decided lately, oldest first."""
@@ -232,7 +249,19 @@ class ScalingLoop:
         return Looks(states=states, reports=reports, missing=(*troubles, *missing))
 
     def _seen(self, looks: Looks) -> Observation:
-        return Observation(at_s=self._clock.now_s(), window_s=1.0, missing=looks.missing)
+        """What the autoscaler sees; of pools, what was known last where Serve did not answer."""
+        self._known |= looks.states
+        pools = {
+            name: self._plan.pool_state(self._known[name])
+            for name in self._plan.roles
+            if name in self._known
+        }
+        unknown = sorted(self._plan.roles.keys() - self._known.keys())
+        missing = [*looks.missing, *(f"Serve does not know pool {name}" for name in unknown)]
+        self._last = self._observer.observe(
+            looks.reports, pools, self._clock.now_s(), missing=missing
+        )
+        return self._last
 
     # ------------------------------------------------------------------ act
 
@@ -300,6 +329,8 @@ class ScalingLoop:
     async def _scale(self, pool: str, had: int, want: int, why: str) -> bool:
         done = await self._guarded(pool, f"scale to {want}", self._fleet.scale(pool, want))
         if done:
+            if (known := self._known.get(pool)) is not None:
+                self._known[pool] = replace(known, target=want)
             fields = {"pool": pool, "had": had, "want": want, "why": why}
             log_event(_LOGGER, logging.INFO, "pool_scaled", fields)
         return done

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from baton.config.derive import autoscaler_options, pool_bounds, scaling_policy_name
 from baton.config.schema import DeploymentConfig
+from baton.control.pool_views import PoolState
+from baton.domain.fleet import Role
 from baton.policy.scaling.baselines.fixed import Static
 from baton.policy.scaling.catalogue import scaling_policy
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
 from baton.policy.scaling.wants import ScalingPolicy
+from baton.serving.serve_control import DeploymentState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +23,8 @@ class ScalingPlan:
     rule: str
     """A policy that ships, or the user's own as `module:function`."""
     options: AutoscalerOptions
+    roles: Mapping[str, Role]
+    """What each pool's replicas start as."""
     configured: bool = True
     """Whether the configuration says anything of an autoscaler."""
 
@@ -40,6 +46,17 @@ class ScalingPlan:
             return f"{self.rule}, pools are scaled by hand only"
         return f"{self.rule}, dry run" if self.options.dry_run else self.rule
 
+    def pool_state(self, seen: DeploymentState) -> PoolState:
+        """A pool for the observer, from what Serve says of it."""
+        bounds = self.options.bounds[seen.name]
+        return PoolState(
+            role=self.roles[seen.name],
+            starting=seen.starting,
+            draining=seen.stopping,
+            running=seen.running,
+            gpus_per_replica=bounds.gpus_per_replica,
+        )
+
     def policy(self) -> ScalingPolicy:
         """A new policy.
 
@@ -56,6 +73,7 @@ def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
     options = autoscaler_options(config)
     return ScalingPlan(
         rule=scaling_policy_name(config),
+        roles={name: pool.role for name, pool in config.pools.items()},
         options=options or AutoscalerOptions(rule=ScalingRule.STATIC, bounds=pool_bounds(config)),
         configured=options is not None,
     )

@@ -15,6 +15,7 @@ from baton.runtime.ports import Clock
 from baton.serving import overrides as kept
 from baton.serving import serve_control
 from baton.serving.names import INGRESS
+from baton.serving.quota_desk import Shares
 from baton.serving.scaling_ports import Reports
 from baton.serving.serve_control import DeploymentState
 
@@ -64,6 +65,13 @@ class ServeFleet:
         if silent := sorted(set(replica_ids) - played):
             why = answers.missing[0] if answers.missing else "it is not there"
             raise RoleNotPossible(f"{', '.join(silent)} cannot be {role} now: {why}", "wait")
+
+    async def share_quotas(self, shares: Shares) -> frozenset[str]:
+        """Tell ingresses their shares of tenants' limits; returns who has taken theirs."""
+        answers = await serve_control.call_all(
+            self._app, INGRESS, "take_quotas", shares, timeout_s=_ASK_S
+        )
+        return frozenset(one for one in answers.given if isinstance(one, str))
 
 
 class KeyValues(Protocol):
