@@ -12,6 +12,7 @@ from baton.domain.errors import BatonError
 
 if TYPE_CHECKING:
     from baton.config import LoadedConfig
+    from baton.serving.apply import ApplyOptions
 
 Progress = Callable[[str], None]
 Report = Mapping[str, object]
@@ -73,6 +74,15 @@ class Commands(Protocol):
         Raises:
             NotRunning: there is no deployment.
             ScalingRefused: there is no such pool.
+        """
+        ...
+
+    def apply(self, config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
+        """Have what runs go by another configuration: all of it, or nothing.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ApplyRefused: it cannot, or could not be kept; what held before does.
         """
         ...
 

@@ -31,6 +31,21 @@ _AILING_S = 3.0
 _POLL_S = 0.1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOptions:
+    """How far an operator lets it go."""
+
+    diff: bool = False
+    """Only show what differs."""
+    dry_run: bool = False
+    """Ask everybody, change nothing."""
+    allow_restart: bool = False
+    timeout_s: float = 600.0
+    """Of a restart."""
+    address: str | None = None
+    """Of the Ray cluster; None: the deployment of this machine."""
+
+
 class Running(Protocol):
     """A deployment that runs. Every call has a deadline; all of them block."""
 
@@ -134,14 +149,32 @@ def refuse_replacements(changes: Sequence[Change]) -> None:
     Raises:
         ApplyRefused: some change cannot be made while the deployment runs.
     """
-    beyond = [one for one in changes if one.reload in {Reload.ROLLING, Reload.RESTART}]
-    if beyond:
+    if beyond := beyond_telling(changes):
         lines = [f"{one} ({one.reload})" for one in beyond]
         raise ApplyRefused(
             "not possible while it runs: " + "; ".join(lines),
             "nothing has changed; with --allow-restart the deployment is drained, ended and"
             " started again",
         )
+
+
+def beyond_telling(changes: Sequence[Change]) -> list[Change]:
+    """Those that no running process can take."""
+    return [one for one in changes if one.reload in {Reload.ROLLING, Reload.RESTART}]
+
+
+def report(applied: Applied, outcome: str) -> dict[str, object]:
+    """For the command line."""
+    return {
+        "outcome": outcome,
+        "generation": applied.generation,
+        "changes": [
+            {"reload": str(one.reload), "change": str(one)}
+            for one in sorted(applied.changes, key=lambda one: list(Reload).index(one.reload))
+        ],
+        "resized": {pool: list(sizes) for pool, sizes in applied.resized.items()},
+        "took_s": round(applied.took_s, 3),
+    }
 
 
 def new_sizes(

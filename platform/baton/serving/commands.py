@@ -130,7 +130,7 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
     if options.dry_run:
         return applied_report(shown, "dry run")
     started = _start_again(live.config, config, options.timeout_s, progress)
-    return applied_report(shown, "restarted") | started
+    return applied_report(shown, "restarted") | dict(started)
 
 
 def _start_again(

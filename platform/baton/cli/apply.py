@@ -1,0 +1,96 @@
+"""`baton apply`: have a running deployment go by another configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
+
+import typer
+
+from baton.cli.options import (
+    Address,
+    ConfigFiles,
+    Json,
+    Output,
+    Sets,
+    Timeout,
+    seam_of,
+    seconds,
+    wanted_format,
+)
+from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
+from baton.cli.seam import Report
+
+
+def apply(  # noqa: PLR0913 - each is an option
+    context: typer.Context,
+    config: ConfigFiles,
+    *,
+    sets: Sets = None,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Only show what differs, and what it would take.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Also ask every ingress whether it could; change nothing."),
+    ] = False,
+    allow_restart: Annotated[
+        bool,
+        typer.Option(
+            "--allow-restart",
+            help="Drain, end and start the deployment again where a change takes that.",
+        ),
+    ] = False,
+    timeout: Timeout = "10m",
+    address: Address = None,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Apply a configuration to what runs: all of it, or nothing."""
+    timeout_s, seam = seconds(timeout), seam_of(context)
+    with reported_errors():
+        from baton.config import load_config  # here: keeps --help fast
+        from baton.serving.apply import ApplyOptions
+
+        options = ApplyOptions(
+            diff=diff,
+            dry_run=dry_run,
+            allow_restart=allow_restart,
+            timeout_s=timeout_s,
+            address=address,
+        )
+        loaded = load_config(config, env=seam.environ, sets=sets or ())
+        report = seam.commands().apply(loaded, options, progress=ProgressLines())
+    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+        print_report(report, OutputFormat.JSON)
+    else:
+        for line in readable(report):
+            typer.echo(line)
+
+
+def readable(report: Report) -> list[str]:
+    """Each change under what it takes, then what came of it."""
+    told = cast("dict[str, Any]", report)
+    lines: list[str] = []
+    changes: list[Mapping[str, str]] = told["changes"]
+    for reload in dict.fromkeys(change["reload"] for change in changes):
+        lines.append(f"{reload}:")
+        lines += [f"  {change['change']}" for change in changes if change["reload"] == reload]
+    for pool, (had, count) in told.get("resized", {}).items():
+        lines.append(f"{pool}: {had} -> {count} replicas")
+    return [*lines, _outcome(told)]
+
+
+def _outcome(told: Mapping[str, Any]) -> str:
+    generation = told["generation"]
+    if not told["changes"]:
+        return f"nothing differs from generation {generation}"
+    match told["outcome"]:
+        case "shown":
+            return f"nothing has changed, generation {generation} holds"
+        case "dry run":
+            return f"everybody could take it; nothing has changed, generation {generation} holds"
+        case "restarted":
+            return f"started again at {told['endpoint']}"
+        case _:
+            return f"applied as generation {generation} in {told['took_s']:.2f} s"
