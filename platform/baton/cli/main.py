@@ -5,12 +5,14 @@ from __future__ import annotations
 import typer
 
 from baton.cli import (
+    apply,
     config,
     demo,
     down,
     explain,
     explain_scale,
     fit,
+    keys,
     links,
     plan,
     replay,
@@ -36,6 +38,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.command("up")(up.up)
+    app.command("apply")(apply.apply)
     app.command("status")(status.status)
     app.command("links")(links.links)
     app.command("scale")(scale.scale)
@@ -54,6 +57,12 @@ def build_app() -> typer.Typer:
     group.command("show")(config.show)
     group.command("schema")(config.schema)
     app.add_typer(group, name="config")
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Manage API keys.")
+    group.command("create")(keys.create)
+    group.command("list")(keys.show)
+    group.command("revoke")(keys.revoke)
+    group.command("rotate")(keys.rotate)
+    app.add_typer(group, name="keys")
     group = typer.Typer(
         no_args_is_help=True, rich_markup_mode=None, help="Ask why something was decided."
     )

@@ -172,6 +172,18 @@ def read_keys(path: Path) -> list[ApiKey | str]:
     return found
 
 
+def keys_of(path: Path) -> tuple[ApiKey, ...]:
+    """The keys in a file.
+
+    Raises:
+        OperatorError: there is no such file.
+        ConfigInvalid: it has bad lines.
+        OSError: it cannot be read.
+    """
+    _check_exists(path)
+    return tuple(line for line in read_keys(path) if isinstance(line, ApiKey))
+
+
 @dataclass(slots=True)
 class KeyDocument:
     """A key file under change."""
@@ -248,10 +260,8 @@ def editing(path: Path, *, create: bool = False) -> Iterator[KeyDocument]:
     path = path.resolve()
     if create:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    elif not path.exists():
-        raise OperatorError(
-            f"there is no key file {path}", "make its first key with 'baton keys create'"
-        )
+    else:
+        _check_exists(path)
     with path.with_name(path.name + ".lock").open("a") as lock:
         _lock(lock, path)
         document = KeyDocument(path, read_keys(path) if path.exists() else [])
@@ -259,6 +269,13 @@ def editing(path: Path, *, create: bool = False) -> Iterator[KeyDocument]:
         yield document
         if document.lines != before:
             _write(document)
+
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        raise OperatorError(
+            f"there is no key file {path}", "make its first key with 'baton keys create'"
+        )
 
 
 def _lock(lock: IO[str], path: Path) -> None:

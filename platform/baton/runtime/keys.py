@@ -68,12 +68,12 @@ class ApiKey:
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.key_id):
-            raise BadKeyLine("its id is none, wanted 4 to 32 lower-case letters and digits")
+            raise BadKeyLine("its id is no id, wanted 4 to 32 lower-case letters and digits")
         if not _DIGEST.fullmatch(self.digest):
             raise BadKeyLine(f"key {self.key_id}: wanted {_DIGEST_PREFIX} and 64 hex digits")
         if not _TENANT.fullmatch(self.tenant):
             raise BadKeyLine(
-                f"key {self.key_id}: its tenant is none, wanted at most 64 letters, digits,"
+                f"key {self.key_id}: its tenant is no name, wanted at most 64 letters, digits,"
                 " '.', '_' and '-'"
             )
         if len(self.label) > MAX_LABEL_CHARS or not self.label.isprintable():

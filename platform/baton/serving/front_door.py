@@ -17,7 +17,7 @@ from baton.config.schema import DeploymentConfig
 from baton.domain.tenant import CacheSharing
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.runtime.key_files import KeyFiles, KeyNotice
+from baton.runtime.key_files import KeyFiles, KeyNotice, load_ring
 from baton.runtime.keys import Known, Unknown
 from baton.telemetry.logs import log_event
 
@@ -58,6 +58,14 @@ class FrontDoor:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+
+    def check(self, config: DeploymentConfig) -> None:
+        """Look whether the key files of a configuration can be read. Blocks on the disk.
+
+        Raises:
+            ConfigInvalid: some cannot, or have bad lines; names them all.
+        """
+        load_ring(key_files(config))
 
     async def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by the key files of this configuration; they have been read when this returns."""

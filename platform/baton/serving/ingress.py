@@ -30,7 +30,7 @@ from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
 from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
-from baton.serving.front_door import frontend_limits
+from baton.serving.front_door import FrontDoor, frontend_limits
 from baton.serving.membership import Membership
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.telemetry.logs import configure_logs, log_event
@@ -53,6 +53,7 @@ class IngressBody:
         self._clock = MonotonicClock()
         self._records = RecordBook()
         self._frontend: VllmFrontend | None = None
+        self._door = FrontDoor(config)
         self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
         self._link = LinkClient(coordinator_id, self._on_link_event)
         rng = router_rng(config, coordinator_id)
@@ -85,6 +86,7 @@ class IngressBody:
             EngineStartFailed: the frontend cannot be started.
         """
         await self._membership.start()
+        await self._door.start()
         settings = await asyncio.to_thread(self._frontend_settings)
         self._frontend = VllmFrontend(
             settings, await self._fleet_facts(), hooks=self._hooks(), clock=self._clock
@@ -94,6 +96,7 @@ class IngressBody:
     async def close(self) -> None:
         """Stop taking requests and free everything. Idempotent."""
         await self._membership.stop()
+        await self._door.close()
         if self._frontend is not None:
             await self._frontend.close()
         self._driver.close()
@@ -173,6 +176,7 @@ class IngressBody:
             extra={"revision": model.revision} if model.revision else {},
             routes=tuple(str(route) for route in self._config.server.routes),
             limits=frontend_limits(self._config),
+            access=self._door.access(self._config),
         )
 
     async def _fleet_facts(self) -> FleetFacts:
