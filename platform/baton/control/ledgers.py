@@ -1,7 +1,9 @@
 """What was since the beginning: every class over the window of its own target, and who used what.
 
 *Theory of operation.* Coordinators report totals. The last report of each is kept, so everything
-together is a sum over coordinators, also over those that are gone or have begun again. For classes,
+together is a sum over coordinators, also over those that are gone or have begun again. Those that
+are heard of in the first minute may be older than these ledgers: they count from their first report
+on, so that what was used and what replicas cost are of one time. For classes,
 what has come in since a coordinator's last report is added to the hour that it came in; a target
 over thirty days looks at as many hours. Replicas cost from being asked for to being gone, whatever
 they do: that time is added up from look to look.
@@ -23,6 +25,7 @@ _HOUR_S = 3600.0
 _FIGURES = Tally._fields[4:]
 """All but what a row is of."""
 _NONE = ClassCounts()
+_FIRST_S = 60.0
 _MOST_COORDINATORS = 256
 """Whose last reports are kept apart; the oldest beyond that are added up for good."""
 
@@ -40,6 +43,8 @@ class Ledgers:
 
     def __init__(self) -> None:
         self._last: OrderedDict[str, CoordinatorReport] = OrderedDict()
+        self._bases: dict[str, CoordinatorReport] = {}
+        self._began_at_s: float | None = None
         self._past: dict[tuple[str, ...], Tally] = {}
         self._past_spent: dict[tuple[str, str], float] = {}
         self._hours: deque[tuple[float, dict[str, ClassCounts]]] = deque()
@@ -50,10 +55,14 @@ class Ledgers:
     def take(self, report: CoordinatorReport, now_s: float) -> None:
         """Take in a coordinator's report, the first or one that is newer than its last."""
         name = report.coordinator_id
+        if self._began_at_s is None:
+            self._began_at_s = now_s
         before = self._last.pop(name, None)
         if before is not None and _is_another_life(before, report):
             self._fold(before)
             before = None
+        elif before is None and now_s - self._began_at_s <= _FIRST_S:
+            self._bases[name] = report
         self._last[name] = report
         if before is not None:
             self._add_to_hour(before, report, now_s)
@@ -78,14 +87,14 @@ class Ledgers:
         """Everything together, by class, tenant, model and pool."""
         rows = dict(self._past)
         for report in self._last.values():
-            _add_tallies(rows, report.tallies)
+            self._add_tallies(rows, report)
         return tuple(rows[key] for key in sorted(rows))
 
     def spent(self) -> tuple[Spent, ...]:
         """Everything together, by tenant and pool."""
         rows = dict(self._past_spent)
         for report in self._last.values():
-            _add_spent(rows, report.spent)
+            self._add_spent(rows, report)
         return tuple(Spent(*key, rows[key]) for key in sorted(rows))
 
     def pools(self) -> Mapping[str, Held]:
@@ -118,25 +127,29 @@ class Ledgers:
 
     def _fold(self, report: CoordinatorReport) -> None:
         """Its coordinator will report no more, or begins from zero."""
-        _add_tallies(self._past, report.tallies)
-        _add_spent(self._past_spent, report.spent)
+        self._add_tallies(self._past, report)
+        self._add_spent(self._past_spent, report)
+        self._bases.pop(report.coordinator_id, None)
+
+    def _add_tallies(self, rows: dict[tuple[str, ...], Tally], report: CoordinatorReport) -> None:
+        base = self._bases.get(report.coordinator_id)
+        had = {} if base is None else {row[:4]: row for row in base.tallies}
+        for row in report.tallies:
+            known, before = rows.get(row[:4], Tally(*row[:4])), had.get(row[:4], Tally(*row[:4]))
+            more = {
+                name: getattr(known, name) + getattr(row, name) - getattr(before, name)
+                for name in _FIGURES
+            }
+            rows[row[:4]] = known._replace(**more)
+
+    def _add_spent(self, rows: dict[tuple[str, str], float], report: CoordinatorReport) -> None:
+        base = self._bases.get(report.coordinator_id)
+        had = {} if base is None else {row[:2]: row.gpu_s for row in base.spent}
+        for row in report.spent:
+            key = row[:2]
+            rows[key] = rows.get(key, 0.0) + row.gpu_s - had.get(key, 0.0)
 
 
 def _is_another_life(before: CoordinatorReport, now: CoordinatorReport) -> bool:
     went_back = sum(row.judged for row in now.tallies) < sum(row.judged for row in before.tallies)
     return now.at_s < before.at_s or went_back
-
-
-def _add_tallies(rows: dict[tuple[str, ...], Tally], more: Iterable[Tally]) -> None:
-    for row in more:
-        key = row[:4]
-        if (known := rows.get(key)) is not None:
-            both = {name: getattr(known, name) + getattr(row, name) for name in _FIGURES}
-            rows[key] = known._replace(**both)
-        else:
-            rows[key] = row
-
-
-def _add_spent(rows: dict[tuple[str, str], float], more: Iterable[Spent]) -> None:
-    for row in more:
-        rows[row.tenant, row.pool] = rows.get((row.tenant, row.pool), 0.0) + row.gpu_s
