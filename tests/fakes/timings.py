@@ -21,8 +21,10 @@ class LinearTiming:
     token: float = 0.0001
     stream: float = 0.001
 
-    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
-        del context_tokens
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
+        del context_tokens, length_tokens
         return self.step + tokens * self.token + running * self.stream if tokens else 0.0
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:

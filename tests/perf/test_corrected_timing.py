@@ -23,7 +23,9 @@ class Counting:
     def __init__(self) -> None:
         self.asked = 0
 
-    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
         self.asked += 1
         return tokens + 1000.0 * running + 1e6 * context_tokens
 

@@ -60,3 +60,49 @@ def test_one_more_decode_adds_what_a_step_with_it_takes_more(
     assert TIMING.decode_request_s(context_tokens=more) == pytest.approx(
         after - before, rel=0.6, abs=1.5e-4
     )
+
+
+# ------------------------------------------------------------------ queues of prompts
+
+
+@given(st.integers(1, 40), st.integers(64, 1500), st.integers(0, 300))
+def test_a_queue_of_prompts_takes_about_as_long_as_its_steps_one_by_one(
+    prompts: int, length: int, running: int
+) -> None:
+    """The slow twin: full steps are filled with prompts in order, each from where it was left."""
+    room, expected, left = 2048 - running, 0.0, [(length, 0)] * prompts
+    while left:
+        budget, batch, todo = room, [], []
+        for missing, before in left:
+            chunk = min(budget, missing)
+            budget -= chunk
+            if chunk:
+                batch.append((chunk, before))
+            if missing > chunk:
+                todo.append((missing - chunk, before + chunk))
+        left = todo
+        expected += STEPS.step_s(
+            StepBatch(
+                prefill_tokens=sum(chunk for chunk, _ in batch),
+                prefill_requests=len(batch),
+                prefill_pairs=sum(chunk_pairs(*one) for one in batch),
+                prefill_context_tokens=sum(before for _, before in batch),
+                decode_requests=running,
+                decode_context_tokens=running * 1000,
+                finished_prefills=len(batch),
+            )
+        )
+    asked = TIMING.prefill_s(
+        prompts * length, running=running, context_tokens=running * 1000, length_tokens=length
+    )
+    assert asked == pytest.approx(expected, rel=0.05)
+
+
+def test_many_short_prompts_take_less_than_one_as_long_as_all_of_them() -> None:
+    one, many = TIMING.prefill_s(65_536), TIMING.prefill_s(65_536, length_tokens=1024)
+    assert many < 0.9 * one
+
+
+@given(st.integers(1, 5000), st.integers(0, 10_000))
+def test_a_queue_of_one_prompt_is_that_prompt(tokens: int, more: int) -> None:
+    assert TIMING.prefill_s(tokens, length_tokens=tokens + more) == TIMING.prefill_s(tokens)

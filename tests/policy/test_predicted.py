@@ -443,3 +443,39 @@ def test_more_queue_never_attracts_a_request(load: Load, prompt: int, more: int)
     after = placed(query(prompt), surroundings(replica_view("one", load=heavier), other))
     if before == "other":
         assert after.route.decode_replica_id == "other"
+
+
+# ------------------------------------------------------------------ queues
+
+
+class Squared(LinearTiming):
+    """An engine on which a prompt takes longer with its square; a queue of short ones does not."""
+
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
+        del running, context_tokens
+        return 1e-8 * tokens * min(tokens, length_tokens or tokens)
+
+
+def queued(role: Role, uncached: int, load: Load, **changes: object) -> float:
+    view = replica_view("r", role, load, **changes)
+    cost = replica_cost(query(uncached), view, Squared(), output_tokens=10.0, at_s=0.0)
+    return cost.backlog_s
+
+
+def test_a_queue_of_short_prompts_is_not_taken_for_a_long_one() -> None:
+    one = queued(Role.DECODE, 1600, Load(queued_requests=1, queued_tokens=32_000))
+    twenty = queued(Role.DECODE, 1600, Load(queued_requests=20, queued_tokens=32_000))
+    assert twenty == pytest.approx(1e-8 * 32_000 * 1600, rel=0.05)
+    assert one > 10 * twenty
+
+
+def test_prompts_that_a_prefill_replica_computes_are_part_of_its_queue() -> None:
+    load = Load(queued_requests=10, running_requests=10, queued_tokens=32_000)
+    assert queued(Role.PREFILL, 1600, load) == pytest.approx(1e-8 * 32_000 * 1600, rel=0.05)
+
+
+def test_a_long_prompt_is_not_made_short_by_the_queue_before_it() -> None:
+    load = Load(queued_requests=20, queued_tokens=20_000)
+    assert queued(Role.PREFILL, 16_000, load) == pytest.approx(1e-8 * 20_000 * 1000, rel=0.1)

@@ -35,8 +35,8 @@ class RememberedTiming:
     def __init__(self, model: EngineTiming) -> None:
         remembered = lru_cache(maxsize=_REMEMBERED)
         self._prefill_s = remembered(
-            lambda tokens, running, context_tokens: model.prefill_s(
-                tokens, running=running, context_tokens=context_tokens
+            lambda tokens, running, context_tokens, length_tokens: model.prefill_s(
+                tokens, running=running, context_tokens=context_tokens, length_tokens=length_tokens
             )
         )
         self._step_s = remembered(
@@ -49,9 +49,11 @@ class RememberedTiming:
         )
         self._model = model
 
-    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
         """As the model says."""
-        return self._prefill_s(tokens, running, context_tokens)
+        return self._prefill_s(tokens, running, context_tokens, length_tokens)
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         """As the model says."""
@@ -73,9 +75,13 @@ class CorrectedTiming:
     model: EngineTiming
     factor: float = 1.0
 
-    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
         """As the model says, corrected."""
-        model_s = self.model.prefill_s(tokens, running=running, context_tokens=context_tokens)
+        model_s = self.model.prefill_s(
+            tokens, running=running, context_tokens=context_tokens, length_tokens=length_tokens
+        )
         return self.factor * model_s
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:

@@ -16,7 +16,8 @@ class ModelledTiming:
 
     A prompt's first steps are full chunks and its last one is what is left. Few of them are looked
     at: chunks of one size differ by what lies before them only, in which a step is linear, so the
-    first and the last full chunk tell the mean of all.
+    first and the last full chunk tell the mean of all. Of a queue of prompts, steps are taken to be
+    alike.
     """
 
     steps: StepTiming
@@ -25,7 +26,9 @@ class ModelledTiming:
     host_block_s: float
     """To bring one block from the host's memory."""
 
-    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
         """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes."""
         if tokens <= 0:
             return 0.0
@@ -33,12 +36,26 @@ class ModelledTiming:
         full, left = divmod(tokens, room)
         if not left:
             full, left = full - 1, room
+        if 0 < length_tokens < tokens:
+            batch = (running, context_tokens, length_tokens)
+            return full * self._mixed_s(room, *batch) + self._mixed_s(left, *batch)
         seconds = self._chunk_s(left, full * room, running, context_tokens, ends=True)
         if full:
             first_s = self._chunk_s(room, 0, running, context_tokens)
             last_s = self._chunk_s(room, (full - 1) * room, running, context_tokens)
             seconds += full * (first_s + last_s) / 2
         return seconds
+
+    def _mixed_s(self, tokens: int, running: int, context_tokens: int, length_tokens: int) -> float:
+        """One step with so many tokens of prompts of one length, at whatever place in them."""
+        # A token attends to itself and, on average, to half of the others of its prompt.
+        pairs = tokens * (length_tokens + 1) / 2
+        before = max(0, length_tokens - tokens) // 2
+        prompts = max(1, round(tokens / length_tokens))
+        ends = min(prompts, tokens // length_tokens)
+        return self.steps.step_s(
+            StepBatch(tokens, prompts, pairs, before, running, context_tokens, ends)
+        )
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         """One step that decodes for `running` requests and prefills nothing."""

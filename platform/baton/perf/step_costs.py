@@ -58,11 +58,15 @@ class FittedTiming:
     host_block_s: float
     """To bring one block from the host's memory."""
 
-    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
         """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes.
 
-        Every step decodes for all who run, and the chunk gets the room that they leave.
+        Every step decodes for all who run, and the chunk gets the room that they leave. How long
+        the prompts are is all one to a linear model.
         """
+        del length_tokens
         if tokens <= 0:
             return 0.0
         room = max(1, self.max_batched_tokens - running)

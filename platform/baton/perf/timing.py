@@ -8,10 +8,13 @@ from typing import Protocol
 class EngineTiming(Protocol):
     """How long one replica's engine takes for things, in seconds; pure, cheap, never negative."""
 
-    def prefill_s(self, tokens: int, *, running: int = 0, context_tokens: int = 0) -> float:
+    def prefill_s(
+        self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+    ) -> float:
         """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes.
 
-        `context_tokens` is what those decodes attend to, all together.
+        `context_tokens` is what those decodes attend to, all together. The tokens are of prompts
+        of `length_tokens` each, one after the other; 0: of a single prompt.
         """
         ...
 

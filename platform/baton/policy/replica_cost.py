@@ -11,6 +11,9 @@ from baton.policy.hits import Hit
 from baton.policy.placement import PlacementQuery
 
 
+_ROUND_TOKENS = 64
+
+
 @dataclass(slots=True)
 class ReplicaCost:
     """One replica's part in one request, in predicted seconds."""
@@ -81,7 +84,12 @@ def replica_cost(
     backlog_s = 0.0
     unseen = int(view.unseen_tokens * crowd)
     if ahead := load.queued_tokens + unseen:
-        all_s = timing.prefill_s(uncached + ahead, running=running, context_tokens=context)
+        all_s = timing.prefill_s(
+            uncached + ahead,
+            running=running,
+            context_tokens=context,
+            length_tokens=_length_tokens(view, uncached, ahead, crowd),
+        )
         reported_s = (all_s - prefill_s) * load.queued_tokens / ahead
         done_s = min(reported_s, max(0.0, at_s - view.load_at_s))
         # They share steps with this one where they fit, so only what they add counts.
@@ -146,6 +154,21 @@ def _streams(view: ReplicaView, crowd: float) -> int:
         return 0
     load = view.load
     return load.running_requests + load.pulling_requests + int(view.unseen_legs * crowd)
+
+
+def _length_tokens(view: ReplicaView, uncached: int, ahead: int, crowd: float) -> int:
+    """As of prompts of which one length `uncached` tokens, behind `ahead` others, take as long.
+
+    What attention adds to a prompt of n tokens goes with n x n: ten prompts of 1,000 tokens each
+    take far less than one of 10,000. With a prompt of n and a of others of m, that is a mean of
+    n and m which weighs them by their tokens. Rounded, so that timings are asked for the same again.
+    """
+    load = view.load
+    others = load.queued_requests + int(view.unseen_legs * crowd)
+    if view.facts.role is Role.PREFILL:
+        others += load.running_requests
+    mean = (uncached * uncached + ahead * ahead / max(1, others)) / (uncached + ahead)
+    return max(_ROUND_TOKENS, round(mean / _ROUND_TOKENS) * _ROUND_TOKENS)
 
 
 def _room_wait_s(view: ReplicaView, new_tokens: int, stream_s: float) -> float:
