@@ -36,3 +36,7 @@ class CoordinatorLimits:
     """The pause before a replica on which a request has just failed is tried again."""
     max_failures: int = 8
     """Failed legs of one request before it is given up."""
+    drain_patience_s: float = 60.0
+    """How long streams may go on where a replica drains, before they are moved to others."""
+    drain_moves: int = 4
+    """Streams that are being moved at a time."""
