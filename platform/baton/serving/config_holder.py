@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from baton.config.schema import DeploymentConfig
-from baton.serving.live_config import LiveConfig
+from baton.serving.live_config import ConfigFollower, Generations, LiveConfig
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -30,11 +30,23 @@ class ConfigHolder:
         self._build = build
         self._staged: tuple[DeploymentConfig, Switch] | None = None
         self._taking = asyncio.Lock()
+        self._follower: ConfigFollower | None = None
 
     @property
     def live(self) -> LiveConfig:
         """What holds here now."""
         return self._live
+
+    def follow(self, generations: Generations) -> None:
+        """Begin to look for configurations of which nobody tells. Idempotent."""
+        if self._follower is None:
+            self._follower = ConfigFollower(generations, current=lambda: self._live, take=self.take)
+        self._follower.start()
+
+    async def close(self) -> None:
+        """Look no more. Idempotent."""
+        if self._follower is not None:
+            await self._follower.stop()
 
     async def prepare(self, on_top_of: int, config: DeploymentConfig) -> str:
         """Why a configuration cannot be taken after that generation; empty when it can."""

@@ -13,6 +13,8 @@ from baton.control.observing import Observer
 from baton.domain.errors import OperatorError
 from baton.runtime.clock import MonotonicClock
 from baton.serving import live_config
+from baton.serving.config_holder import ConfigHolder, Switch
+from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Member, Membership
 from baton.serving.quota_desk import QuotaDesk
 from baton.serving.scaling_loop import ScalingLoop
@@ -74,6 +76,23 @@ class ControllerBody:
         """Stop both. Idempotent."""
         await self._loop.stop()
         await self._membership.stop()
+
+    def switch_to(self, config: DeploymentConfig) -> Switch:
+        """The way to another configuration; whatever can fail has not.
+
+        Raises:
+            ConfigInvalid: a scaling policy of the user's own cannot be used.
+        """
+        plan, slos, wanted = scaling_plan(config), slo_book(config).classes, tenants(config)
+        plan.policy()
+
+        async def switch() -> None:
+            self._config, self._slos = config, slos
+            self._observer.reconfigure(slos=slos)
+            self._desk.reconfigure(wanted.values())
+            self._loop.reconfigure(plan)
+
+        return switch
 
     async def status(self) -> Told:
         """What was asked for, which replicas there are, how classes fare, what scaling does."""
@@ -155,8 +174,12 @@ class Controller:
 
         logs = config.observability.logs
         configure_logs(logs.format, logs.level)
-        self._body = ControllerBody(config, app=app_name(), name=replica_name())
+        generations = Generations()
+        live = await asyncio.to_thread(generations.newest, config)
+        self._body = ControllerBody(live.config, app=app_name(), name=replica_name())
         await self._body.start()
+        self._holder = ConfigHolder(live, self._body.switch_to)
+        self._holder.follow(generations)
         log_event(_LOGGER, logging.INFO, "controller_started", {"controller": replica_name()})
 
     async def status(self) -> Told:
@@ -171,8 +194,21 @@ class Controller:
         """See `ControllerBody.explain_scale`."""
         return self._body.explain_scale(ticks)
 
+    async def config(self) -> LiveConfig:
+        """What holds now."""
+        return self._holder.live
+
+    async def prepare_config(self, on_top_of: int, config: DeploymentConfig) -> str:
+        """See `ConfigHolder.prepare`."""
+        return await self._holder.prepare(on_top_of, config)
+
+    async def take_config(self, live: LiveConfig) -> int:
+        """See `ConfigHolder.take`."""
+        return await self._holder.take(live)
+
     async def __del__(self) -> None:
         """Serve's shutdown hook."""
+        await self._holder.close()
         await self._body.close()
 
 

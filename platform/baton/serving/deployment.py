@@ -17,6 +17,7 @@ from baton.serving.app import build_app
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
 from baton.serving.front import front_is_direct
+from baton.serving.live_config import forget_all
 from baton.serving.names import APP, INGRESS
 from baton.serving.preflight import check_cluster
 
@@ -79,6 +80,7 @@ class LocalDeployment:
         until_s = time.monotonic() + timeout_s
         self._cluster.start()
         check_cluster(self._config, warn=self._progress)
+        forget_all()
         from ray import serve
 
         target = serve.RunTarget(

@@ -19,7 +19,7 @@ from baton.control.pair_notices import PairNoticeKind
 from baton.domain.commands import Delivery
 from baton.domain.demand import CoordinatorReport
 from baton.domain.errors import BatonError, LinkFailed
-from baton.domain.events import Event, QuotasShared, ReplicaJoined
+from baton.domain.events import Event, QuotasShared, ReplicaJoined, TimePassed
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.tenant import QuotaShare
 from baton.engine.vllm.app import VllmFrontend
@@ -28,9 +28,11 @@ from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, Front
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
+from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
 from baton.serving.front_door import FrontDoor, frontend_limits
+from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Membership
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.telemetry.logs import configure_logs, log_event
@@ -102,13 +104,42 @@ class IngressBody:
         self._driver.close()
         await self._link.close()
 
+    def switch_to(self, config: DeploymentConfig) -> Switch:
+        """The way to another configuration; whatever can fail has not.
+
+        Requests under way keep what they were promised. Blocks on key files.
+
+        Raises:
+            ConfigInvalid: a policy of the user's own, or key files, cannot be used.
+        """
+        self._door.check(config)
+        placer = self._placer
+        if (config.router, config.slo) != (self._config.router, self._config.slo):
+            placer = build_placer(config, router_rng(config, self._coordinator_id))
+        limits, rules = coordinator_limits(config), service_rules(config)
+
+        async def switch() -> None:
+            await self._door.reconfigure(config)
+            self._config, self._placer = config, placer
+            self._coordinator.reconfigure(limits=limits, placer=placer, rules=rules)
+            if self._frontend is not None:
+                access = self._door.access(config)
+                self._frontend.reconfigure(limits=frontend_limits(config), access=access)
+            self._driver.on_event(TimePassed())  # who waits may have a place now
+
+        return switch
+
+    def healthy(self) -> bool:
+        """Whether a request that comes now could be served."""
+        return self._frontend is not None and self._frontend.healthy()
+
     def status(self) -> dict[str, object]:
         """The fleet as this ingress sees it, and what it has done."""
         phases: dict[str, int] = {}
         for phase in self._driver.phases().values():
             phases[str(phase)] = phases.get(str(phase), 0) + 1
         return {
-            "healthy": self._frontend is not None and self._frontend.healthy(),
+            "healthy": self.healthy(),
             "replicas": self._fleet_report(),
             "timings": timing_report(self._coordinator.knowledge.timings.quality()),
             "unjoined": {
@@ -223,13 +254,18 @@ class Ingress:
         configure_logs(logs.format, logs.level)
         self._config = config
         self._body: IngressBody | None = None
+        self._holder: ConfigHolder | None = None
 
     async def __serve_build_asgi_app__(self) -> AsgiApp:
         """Called once by Serve when the replica starts."""
         from baton.serving.ray_context import app_name, replica_name
 
-        self._body = IngressBody(self._config, app=app_name(), coordinator_id=replica_name())
+        generations = Generations()
+        live = await asyncio.to_thread(generations.newest, self._config)
+        self._body = IngressBody(live.config, app=app_name(), coordinator_id=replica_name())
         app = await self._body.start()
+        self._holder = ConfigHolder(live, self._body.switch_to)
+        self._holder.follow(generations)
         log_event(_LOGGER, logging.INFO, "ingress_started", {"ingress": replica_name()})
         return app
 
@@ -253,8 +289,22 @@ class Ingress:
         """See `IngressBody.take_quotas`."""
         return self._started().take_quotas(shares)
 
+    async def healthy(self) -> bool:
+        """See `IngressBody.healthy`."""
+        return self._started().healthy()
+
+    async def prepare_config(self, on_top_of: int, config: DeploymentConfig) -> str:
+        """See `ConfigHolder.prepare`."""
+        return await self._holding().prepare(on_top_of, config)
+
+    async def take_config(self, live: LiveConfig) -> int:
+        """See `ConfigHolder.take`."""
+        return await self._holding().take(live)
+
     async def __del__(self) -> None:
         """Serve's shutdown hook."""
+        if self._holder is not None:
+            await self._holder.close()
         body, self._body = self._body, None
         if body is not None:
             await body.close()
@@ -263,3 +313,8 @@ class Ingress:
         if self._body is None:
             raise LinkFailed("ingress", "the ingress is starting or stopping")
         return self._body
+
+    def _holding(self) -> ConfigHolder:
+        if self._holder is None:
+            raise LinkFailed("ingress", "the ingress is starting")
+        return self._holder
