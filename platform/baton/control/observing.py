@@ -26,6 +26,7 @@ from baton.control.class_counts import ClassCounts, by_class, sum_of
 from baton.control.cold_starts import ColdStarts
 from baton.control.latencies import between, mean_s, quantile_s
 from baton.control.ledgers import Ledgers
+from baton.control.pool_views import PoolState, capacities, most_telling, replicas, working
 from baton.control.report_checks import nonsense
 from baton.domain.demand import (
     CoordinatorReport,
@@ -58,19 +59,7 @@ class ObserverOptions:
                 raise ValueError(f"observer: {name} is {value}, wanted more than 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolState:
-    """What is known of a pool by whoever starts and stops its replicas."""
-
-    role: Role
-    """What its replicas start as."""
-    starting: int = 0
-    draining: int = 0
-    running: int | None = None
-    """Started, and not told to stop; None: as coordinators see it."""
-    gpus_per_replica: float = 1.0
-    cold_start_s: float = 60.0
-    """What to expect until a start was seen."""
+_TARGET = Slo().attainment_target
 
 
 class _Sample(NamedTuple):
@@ -179,6 +168,7 @@ class Observer:
             pools=seen,
             ttft_s=min((slo.ttft_s for slo in in_use if slo.ttft_s is not None), default=None),
             tpot_s=min((slo.tpot_s for slo in in_use if slo.tpot_s is not None), default=None),
+            attainment_target=max((slo.attainment_target for slo in in_use), default=_TARGET),
             missing=tuple(troubles),
         )
 
@@ -269,22 +259,23 @@ class Observer:
         now_s: float,
         troubles: list[str],
     ) -> PoolObservation:
-        best = _most_telling(name, state, sane)
+        best = most_telling(name, state, sane)
         found = PoolReport(name) if best is None else best[1]
-        reported = _replicas(found)
+        reported = replicas(found)
         if reported:
             self._known_pools.add(name)
             if found.stale_s > self._options.stale_s:
                 troubles.append(f"pool {name}: its load reports are {found.stale_s:.0f} s old")
         elif sane and state.running and name in self._known_pools:
             troubles.append(f"pool {name}: no coordinator sees any of its {state.running} replicas")
-        roles = _working(found, state)
-        working = sum(roles.values())
+        roles = working(found, state)
+        ready = sum(roles.values())
+        capacity = capacities(name, sane, found)
         # Those that run, and that no coordinator knows yet, are about to take work.
         starting = state.starting + max(0, (state.running or 0) - reported)
         starts = self._starts.setdefault(name, ColdStarts())
-        starts.look(starting=starting, working=working, now_s=now_s)
-        each = 1 / working if working else 0.0
+        starts.look(starting=starting, working=ready, now_s=now_s)
+        each = 1 / ready if ready else 0.0
         measured_s = starts.measured_s
         return PoolObservation(
             name=name,
@@ -296,9 +287,10 @@ class Observer:
             draining=max(state.draining, found.draining),
             gpus_per_replica=state.gpus_per_replica,
             cold_start_s=state.cold_start_s if measured_s is None else measured_s,
-            prefill_tokens_per_s=_known(name, sane, found.prefill_tokens_per_s, prefill=True),
-            decode_tokens_per_s=_known(name, sane, found.decode_tokens_per_s, prefill=False),
-            busy_fraction=None if best is None else self._busy(name, best[0], working),
+            prefill_tokens_per_s=capacity.prefill_tokens_per_s,
+            decode_tokens_per_s=capacity.decode_tokens_per_s,
+            decode_streams=capacity.decode_streams,
+            busy_fraction=None if best is None else self._busy(name, best[0], ready),
             running_requests=found.running_requests * each,
             queued_requests=found.queued_requests * each,
             queued_tokens=found.queued_tokens * each,
@@ -350,52 +342,3 @@ def _demand(rated: Sequence[_Watched]) -> Demand:
         mean_uncached_tokens=uncached * each,
         mean_output_tokens=output * each,
     )
-
-
-# -------------------------------------------------------------------------------------- pools
-
-
-def _most_telling(
-    name: str, state: PoolState, sane: Sequence[CoordinatorReport]
-) -> tuple[CoordinatorReport, PoolReport] | None:
-    """Who knows most of a pool's replicas, the freshest first; None when nobody knows it."""
-    found = [(report, pool) for report in sane for pool in report.pools if pool.pool == name]
-    if not found:
-        return None
-
-    def doubt(one: tuple[CoordinatorReport, PoolReport]) -> tuple[float, float, str]:
-        report, pool = one
-        known = _replicas(pool)
-        off = -known if state.running is None else abs(known - state.running)
-        return (off, pool.stale_s, report.coordinator_id)
-
-    return min(found, key=doubt)
-
-
-def _replicas(pool: PoolReport) -> int:
-    return pool.prefill + pool.decode + pool.mixed
-
-
-def _working(found: PoolReport, state: PoolState) -> dict[Role, int]:
-    """Replicas that take work, by role; those that were told to stop are not among them."""
-    roles = {Role.PREFILL: found.prefill, Role.DECODE: found.decode, Role.MIXED: found.mixed}
-    if state.running is not None:
-        excess = max(0, _replicas(found) - state.running)
-        for role in (state.role, *roles):
-            taken = min(excess, roles[role])
-            roles[role] -= taken
-            excess -= taken
-    return roles
-
-
-def _known(
-    name: str, sane: Sequence[CoordinatorReport], value: float | None, *, prefill: bool
-) -> float | None:
-    """A capacity as the one that is believed has it, or else as any other does."""
-    others = (
-        pool.prefill_tokens_per_s if prefill else pool.decode_tokens_per_s
-        for report in sane
-        for pool in report.pools
-        if pool.pool == name
-    )
-    return next((one for one in (value, *others) if one), None)
