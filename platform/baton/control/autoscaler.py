@@ -25,6 +25,7 @@ after a restart, whoever owns the machine gives it the overrides again.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -271,7 +272,7 @@ class Autoscaler:
         changed_at_s = self._pools[pool.name].changed_at_s
         if changed_at_s is not None and at_s - changed_at_s < limits.cooldown_s:
             return base, "cooldown"
-        step = max(1, limits.max_step)
+        step = max(1, limits.max_step, math.ceil(limits.max_fraction * base))
         if abs(inside - base) > step:
             return base + (step if grows else -step), "max_step"
         return inside, clipped_by

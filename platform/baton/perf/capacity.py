@@ -28,8 +28,6 @@ _BISECTIONS = 48
 _FULL = 0.85
 """How full a pool may run for which no objective is given: where the mean wait of a queue with one
 server is about six services, and rises steeply beyond."""
-_NOMINAL_TPOT_S = 0.05
-"""How fast a stream is taken to go where no objective says; only the fluctuation hangs on it."""
 
 
 def prefill_tokens_per_s(timing: EngineTiming, *, mean_uncached_tokens: float) -> float:
@@ -46,7 +44,26 @@ def decode_tokens_per_s(
     max_running: int,
     kv_tokens: int | None = None,
 ) -> float:
-    """Tokens that a replica generates a second with the most streams that it may have.
+    """Tokens that a replica generates a second with `decode_streams`."""
+    streams = decode_streams(
+        timing,
+        tpot_s=tpot_s,
+        context_tokens=context_tokens,
+        max_running=max_running,
+        kv_tokens=kv_tokens,
+    )
+    return streams / max(_step_s(timing, streams, context_tokens), 1e-9)
+
+
+def decode_streams(
+    timing: EngineTiming,
+    *,
+    tpot_s: float | None,
+    context_tokens: float,
+    max_running: int,
+    kv_tokens: int | None = None,
+) -> int:
+    """The most streams that a replica may have.
 
     Those are as many as its batch and its KV cache hold, and as still get a token every `tpot_s`;
     one where even a stream alone does not.
@@ -54,9 +71,9 @@ def decode_tokens_per_s(
     streams = max(1, min(max_running, _MOST_STREAMS))
     if kv_tokens is not None:
         streams = max(1, min(streams, int(kv_tokens / max(context_tokens, 1.0))))
-    if tpot_s is not None:
-        streams = _most_streams(timing, tpot_s, context_tokens, streams)
-    return streams / max(_step_s(timing, streams, context_tokens), 1e-9)
+    if tpot_s is None:
+        return streams
+    return _most_streams(timing, tpot_s, context_tokens, streams)
 
 
 def _most_streams(timing: EngineTiming, tpot_s: float, context_tokens: float, at_most: int) -> int:
@@ -171,8 +188,3 @@ def decode_need(
     deviates = max(0.0, NormalDist().inv_cdf(1.0 - min(max(late_allowed, 1e-9), 0.999)))
     per_replica = max(streams_per_replica, 1.0)
     return load + deviates * math.sqrt(max(0.0, dispersion) * load / per_replica)
-
-
-def streams_of(decode_rate: float, tpot_s: float | None) -> float:
-    """How many streams generate so many tokens a second at the pace that is promised."""
-    return max(1.0, decode_rate * (_NOMINAL_TPOT_S if tpot_s is None else tpot_s))

@@ -10,11 +10,12 @@ from typing import cast
 from baton.domain.errors import ConfigInvalid
 from baton.policy.scaling.baselines.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
+from baton.policy.scaling.slo import SloPolicy
 from baton.policy.scaling.wants import ScalingPolicy
 
 RULES: Mapping[ScalingRule, Callable[[AutoscalerOptions], ScalingPolicy]] = MappingProxyType(
     {
-        ScalingRule.SLO: Static,
+        ScalingRule.SLO: SloPolicy,
         ScalingRule.STATIC: Static,
         ScalingRule.HPA: Static,
         ScalingRule.KPA: Static,

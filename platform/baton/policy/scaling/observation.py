@@ -63,11 +63,14 @@ class PoolObservation:
     decode_tokens_per_s: float | None = None
     """Tokens that one replica generates with the most streams that still meet the strictest TPOT
     objective and fit, prefilling nothing."""
+    decode_streams: float | None = None
+    """How many streams those are; None: not known."""
     busy_fraction: float | None = None
     """Of the window, spent in engine steps, on average over the replicas that take work."""
     running_requests: float = 0.0
     """Of one replica that takes work, on average."""
     queued_requests: float = 0.0
+    """Likewise, and so are the two that follow."""
     queued_tokens: float = 0.0
     kv_used_fraction: float = 0.0
 
@@ -90,5 +93,7 @@ class Observation:
     ttft_s: float | None = None
     """The objectives to plan for: the strictest of the classes in use."""
     tpot_s: float | None = None
+    attainment_target: float = 0.99
+    """Of those classes: the share of requests that are to meet them."""
     missing: tuple[str, ...] = ()
     """What could not be seen, in words; a tick that misses anything holds still."""

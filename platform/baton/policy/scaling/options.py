@@ -27,7 +27,9 @@ class StepLimits:
     cooldown_s: float = 0.0
     """Since the last change of that pool, in whichever direction."""
     max_step: int = 4
-    """Replicas at a time."""
+    """Replicas at a time, ..."""
+    max_fraction: float = 0.5
+    """... or so much of the pool, where that is more: large pools change as fast as small ones."""
     headroom_fraction: float = 0.2
     """Down only: what must be left free after a step down, so that it need not be taken back."""
 
@@ -40,6 +42,26 @@ class PoolBounds:
     start: int = 1
     max: int = 1
     gpus_per_replica: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SloScalingOptions:
+    """What baton's own policy goes by."""
+
+    quantile: float = 0.9
+    """Of its own recent errors, by which a forecast is raised."""
+    flips: bool = True
+    """Whether replicas may play another role than their pool's while it is short of them."""
+    flip_window_s: float = 60.0
+    """For so long a role must have had replicas to spare before one of them is flipped."""
+    flip_dwell_s: float = 120.0
+    """Between a flip one way and the next the other way."""
+    clear_backlog_s: float = 10.0
+    """Within which a backlog that would be late is to be worked off."""
+    longest_window_s: float = 3600.0
+    """How long replicas are kept, at most, when stops keep turning out to be mistakes."""
+    max_correction: float = 2.0
+    """The most by which needs are raised when requests are late although there should be enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +80,4 @@ class AutoscalerOptions:
     """Say what would be done, and do nothing."""
     bounds: Mapping[str, PoolBounds] = field(default_factory=dict)
     """By pool."""
+    slo: SloScalingOptions = SloScalingOptions()

@@ -1,0 +1,111 @@
+"""What will be asked for when a replica that is started now would be ready.
+
+Theory of operation. A level and a damped trend are smoothed from the rates that ticks see, by the
+time between them, so that uneven ticks and gaps do no harm. Every so often what is predicted for
+one horizon ahead is put aside, and compared when its time comes. The last few dozen of these
+errors, relative to what was predicted, give a quantile that is added to what is predicted next. So
+steady demand costs little headroom and jumpy demand costs much, without anybody setting it. Memory
+is bounded, and nothing is ever negative.
+
+Source: E. Gardner and E. McKenzie, Forecasting trends in time series (1985), for the damped trend,
+written for uneven steps: with smoothing times T the weight of a step dt is 1 - exp(-dt / T).
+
+A memory of the same time yesterday was tried and left out: on the one public fortnight of rates
+there is (ServeGen, m-large), tokens asked for correlate with those of a day before by 0.1 and less,
+and the value of an hour ago is the better guess by far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+_ERRORS = 64
+"""Errors that are remembered: enough for a 95th percentile, few enough to follow a change."""
+_FEWEST_ERRORS = 8
+_CHECKS_PER_HORIZON = 4
+"""How often within a horizon a prediction is put aside."""
+_LEAST_CHECK_S = 5.0
+_GREATEST_ERROR = 3.0
+"""Relative: four times what was predicted, or more, says no more than that it was a burst."""
+_FLOOR = 0.05
+"""Of the usual level: errors are not taken relative to less, so that silence does not count for
+much."""
+_USUAL_S = 3600.0
+
+
+class Forecast:
+    """One series of rates, and its near future."""
+
+    def __init__(self, *, level_s: float = 15.0, trend_s: float = 120.0) -> None:
+        """Smooth the level and the trend over so many seconds; a trend lasts as long again."""
+        self._level_s, self._trend_s = level_s, trend_s
+        self._at_s: float | None = None
+        self._level = 0.0
+        self._trend = 0.0
+        self._usual = 0.0
+        self._open: deque[tuple[float, float]] = deque()
+        self._errors: deque[float] = deque(maxlen=_ERRORS)
+
+    def observe(self, at_s: float, rate: float, *, horizon_s: float) -> None:
+        """Take in what the rate is now, and put aside what is predicted one horizon on."""
+        if not (math.isfinite(rate) and rate >= 0):
+            return
+        if self._at_s is None or at_s < self._at_s:
+            self._begin(at_s, rate)
+        elif at_s > self._at_s:
+            self._smooth(at_s - self._at_s, rate)
+            self._at_s = at_s
+            self._compare(at_s, rate)
+        self._put_aside(at_s, horizon_s)
+
+    def predict(self, horizon_s: float, *, quantile: float | None = None) -> float:
+        """The rate so many seconds after the last one seen; at its mean without a quantile."""
+        mean = self._mean(horizon_s)
+        if quantile is None or len(self._errors) < _FEWEST_ERRORS:
+            return mean
+        error = _quantile(sorted(self._errors), quantile)
+        return max(0.0, mean + error * self._scale(mean))
+
+    def _mean(self, horizon_s: float) -> float:
+        lasts_s = self._trend_s * -math.expm1(-horizon_s / self._trend_s)
+        return max(0.0, self._level + self._trend * lasts_s)
+
+    def _scale(self, predicted: float) -> float:
+        return max(predicted, _FLOOR * self._usual, 1e-9)
+
+    def _begin(self, at_s: float, rate: float) -> None:
+        self._at_s, self._level, self._trend, self._usual = at_s, rate, 0.0, rate
+        self._open.clear()
+
+    def _smooth(self, step_s: float, rate: float) -> None:
+        expected = self._mean(step_s)
+        before = self._level
+        self._level = expected + (rate - expected) * -math.expm1(-step_s / self._level_s)
+        seen_trend = (self._level - before) / step_s
+        kept = math.exp(-step_s / self._trend_s)
+        self._trend = self._trend * kept + seen_trend * (1.0 - kept)
+        self._usual += (rate - self._usual) * -math.expm1(-step_s / _USUAL_S)
+
+    def _compare(self, at_s: float, rate: float) -> None:
+        while self._open and self._open[0][0] <= at_s:
+            due_s, predicted = self._open.popleft()
+            if at_s - due_s <= max(self._level_s, _LEAST_CHECK_S):  # else it fell into a gap
+                error = (rate - predicted) / self._scale(predicted)
+                self._errors.append(min(error, _GREATEST_ERROR))
+
+    def _put_aside(self, at_s: float, horizon_s: float) -> None:
+        due_s = at_s + horizon_s
+        every_s = max(horizon_s / _CHECKS_PER_HORIZON, _LEAST_CHECK_S)
+        if self._open and due_s < self._open[-1][0] + every_s:
+            return
+        self._open.append((due_s, self._mean(horizon_s)))
+
+
+def _quantile(ordered: Sequence[float], quantile: float) -> float:
+    """Linear between the two nearest (Hyndman and Fan's type 7)."""
+    place = quantile * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

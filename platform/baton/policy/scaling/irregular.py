@@ -1,0 +1,48 @@
+"""How irregular demand has lately been, from the work that arrived in one window after another."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+_PAIRS = 40
+_FEWEST_PAIRS = 8
+_NORMAL_MEDIAN = 0.455
+"""The median of the square of a standard normal deviate."""
+_MOST = 16.0
+"""Beyond it demand jumps rather than fluctuates, which is the forecast's to answer."""
+_AT_RANDOM = 2.0
+"""Poisson arrivals (1) of prompts as varied as an exponential distribution's (1)."""
+
+
+class ArrivalMeter:
+    """Estimates ca^2 + cs^2: of arrivals and of prompts' lengths.
+
+    The work W that arrives in a window has Var(W) / (E[W] E[n]) = ca^2 + cs^2 when the window holds
+    many arrivals. The variance is taken from differences between windows next to each other, so
+    that slow changes of the rate do not count, and from their median, so that single jumps do not.
+
+    Source: the variance of a compound renewal process (D. Cox, Renewal Theory, 1962).
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+        self._ratios: deque[float] = deque(maxlen=_PAIRS)
+
+    def observe(self, at_s: float, *, window_s: float, rate: float, size: float) -> None:
+        """Take in tokens a second over the window that ends now, and a request's mean tokens."""
+        if self._last is not None and 0 <= at_s - self._last[0] < window_s:
+            return  # overlaps with the one before
+        before, self._last = self._last, (at_s, rate)
+        if before is None or not 0 <= at_s - before[0] <= 2 * window_s:
+            return
+        mean = (rate + before[1]) / 2 * window_s
+        if mean > 0 and size > 0:
+            difference = (rate - before[1]) * window_s
+            self._ratios.append(difference * difference / (2 * mean * size))
+
+    def squared_variation(self) -> float:
+        """ca^2 + cs^2, not less than of arrivals at random and not more than can be believed."""
+        if len(self._ratios) < _FEWEST_PAIRS:
+            return _AT_RANDOM
+        return min(max(median(self._ratios) / _NORMAL_MEDIAN, _AT_RANDOM), _MOST)

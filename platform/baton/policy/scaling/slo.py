@@ -1,0 +1,295 @@
+"""baton's own policy: as many replicas as keep the objectives, and no more.
+
+Theory of operation. Demand is prompt tokens to be computed and tokens to be generated, a second;
+each has a `Forecast`. Pools fall into *groups*, one for each need: those that prefill, those that
+decode, and those that do both (`groups`). A group's need, in replicas, is the greatest of
+
+- what demand needs *now*, so that the tail is served, not just the mean (`needs`);
+- what it will need when a replica started now is ready, at a quantile (`forecast`);
+- what works off, in time, the backlog that will be left by then, when somebody who waits would be
+  late (the fast loop);
+- what the streams under way occupy.
+
+A `Correction` raises needs when requests are late although there should be enough. A `Track` turns
+the need into a target: up at once, down when it has been lower for a while. A role that is short
+takes the cheapest that there is: replicas of the other role that have been to spare (`rebalance`),
+then new ones. What is to spare in the end is stopped.
+
+A pool whose capacity is not known yet stays as it is, and gets one replica at a time while somebody
+would be late. Units: tokens per second, seconds, replicas of a group's strongest pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from baton.domain.fleet import Role
+from baton.policy.scaling.correction import Correction, is_unexplained
+from baton.policy.scaling.forecast import Forecast
+from baton.policy.scaling.groups import (
+    SPLIT_ROLES,
+    Groups,
+    Rates,
+    busy_replicas,
+    group_needs,
+    groups_of,
+)
+from baton.policy.scaling.irregular import ArrivalMeter
+from baton.policy.scaling.needs import promise_of
+from baton.policy.scaling.observation import Observation, PoolObservation
+from baton.policy.scaling.options import AutoscalerOptions
+from baton.policy.scaling.rebalance import Rebalance
+from baton.policy.scaling.roster import Roster, Seat, other, resize
+from baton.policy.scaling.track import Track
+from baton.policy.scaling.wants import ScalingReason, Want
+
+_WORTH_TELLING = 1.01
+"""Corrections that have faded to less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Need:
+    """One group's, in replicas of its first pool."""
+
+    now: float | None
+    """None while capacities are not known."""
+    later: float = 0.0
+    backlog: float = 0.0
+    busy: float = 0.0
+    inputs: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def greatest(self) -> float | None:
+        """Of all; None when nothing can be said."""
+        return None if self.now is None else max(self.now, self.later, self.backlog, self.busy)
+
+    @property
+    def reason(self) -> ScalingReason:
+        """Which of them it is."""
+        now = self.now or 0.0
+        if self.backlog > max(now, self.later, self.busy):
+            return ScalingReason.SLACK
+        return ScalingReason.FORECAST if self.later > max(now, self.busy) else ScalingReason.DEMAND
+
+
+class SloPolicy:
+    """See the module."""
+
+    name = "slo"
+
+    def __init__(self, options: AutoscalerOptions) -> None:
+        self._options = options
+        self._prompts, self._outputs = Forecast(), Forecast()
+        self._meter = ArrivalMeter()
+        self._tracks = {role: self._track() for role in Role}
+        self._corrections = {role: Correction(options.slo.max_correction) for role in Role}
+        self._rebalance = Rebalance(options)
+        self._idle_since_s: float | None = None
+
+    def wants(self, seen: Observation) -> Mapping[str, Want]:
+        """What every pool should have."""
+        now, later = self._learn(seen)
+        groups = groups_of(seen, self._options.bounds)
+        needs = self._needs(seen, groups, now, later)
+        targets = {
+            role: self._target(seen, role, need, groups.players(role))
+            for role, need in needs.items()
+        }
+        if self._is_idle(seen):
+            return {name: _nothing(self._options.down.cooldown_s) for name in seen.pools}
+        if groups.roster is not None:
+            self._arrange(seen, groups.roster, needs, targets)
+        if Role.MIXED in targets:
+            resize(groups.mixed, targets[Role.MIXED])
+        return dict(_told(groups, needs, targets))
+
+    # ---------------------------------------------------------------- what is needed
+
+    def _track(self) -> Track:
+        down = self._options.down
+        return Track(
+            down.cooldown_s,
+            headroom_fraction=down.headroom_fraction,
+            longest_s=self._options.slo.longest_window_s,
+        )
+
+    def _horizon_s(self, seen: Observation) -> float:
+        cold_s = max((pool.cold_start_s for pool in seen.pools.values()), default=0.0)
+        return cold_s + self._options.interval_s
+
+    def _learn(self, seen: Observation) -> tuple[Rates, Rates]:
+        """Demand as it is, and as it may be when a replica that is started now is ready."""
+        demand, at_s, horizon_s = seen.demand, seen.at_s, self._horizon_s(seen)
+        now = Rates(prompts=demand.prompt_tokens_per_s, outputs=demand.output_tokens_per_s)
+        self._prompts.observe(at_s, now.prompts, horizon_s=horizon_s)
+        self._outputs.observe(at_s, now.outputs, horizon_s=horizon_s)
+        self._meter.observe(
+            at_s, window_s=seen.window_s, rate=now.prompts, size=demand.mean_uncached_tokens
+        )
+        quantile = self._options.slo.quantile
+        return now, Rates(
+            prompts=self._prompts.predict(horizon_s, quantile=quantile),
+            outputs=self._outputs.predict(horizon_s, quantile=quantile),
+        )
+
+    def _needs(
+        self, seen: Observation, groups: Groups, now: Rates, later: Rates
+    ) -> dict[Role, _Need]:
+        promise = promise_of(seen, self._meter.squared_variation())
+        size = seen.demand.mean_uncached_tokens
+        needed = group_needs(groups, promise, now, mean_tokens=size)
+        foreseen = group_needs(groups, promise, later, mean_tokens=size)
+        needs = {}
+        for role, need in needed.items():
+            factor = self._corrected(seen, groups, role, need)
+            need_s = {
+                "now": (need or 0.0) * factor,
+                "later": (foreseen[role] or 0.0) * factor,
+                "backlog": 0.0 if role is Role.DECODE else self._backlog(seen, groups, role, later),
+                "busy": 0.0 if role is Role.PREFILL else busy_replicas(groups.pools(role), promise),
+            }
+            inputs = {f"need_{name}": value for name, value in need_s.items()}
+            inputs |= {"correction": factor, "squared_variation": promise.squared_variation}
+            needs[role] = _Need(
+                now=None if need is None else need_s["now"],
+                later=need_s["later"],
+                backlog=need_s["backlog"],
+                busy=need_s["busy"],
+                inputs=inputs | self._inputs(seen, groups.firsts()[role], now, later),
+            )
+        return needs
+
+    def _inputs(
+        self, seen: Observation, pool: PoolObservation, now: Rates, later: Rates
+    ) -> dict[str, float]:
+        return {
+            "prompt_tokens_per_s": now.prompts,
+            "prompt_tokens_per_s_later": later.prompts,
+            "output_tokens_per_s": now.outputs,
+            "output_tokens_per_s_later": later.outputs,
+            "prefill_capacity_tokens_per_s": pool.prefill_tokens_per_s or 0.0,
+            "decode_capacity_tokens_per_s": pool.decode_tokens_per_s or 0.0,
+            "horizon_s": self._horizon_s(seen),
+        }
+
+    def _corrected(
+        self, seen: Observation, groups: Groups, role: Role, need: float | None
+    ) -> float:
+        correction = self._corrections[role]
+        pools = groups.pools(role)
+        enough = (
+            need is not None
+            and groups.players(role) >= need * correction.factor
+            and not any(pool.starting for pool in pools)
+        )
+        correction.update(seen.at_s, wrong=enough and is_unexplained(seen, role))
+        return correction.factor
+
+    def _backlog(self, seen: Observation, groups: Groups, role: Role, later: Rates) -> float:
+        """What clears in time what will still wait when a new replica is ready."""
+        pools, slack_s = groups.pools(role), seen.service.slack_s
+        capacity = pools[0].prefill_tokens_per_s
+        if slack_s is None or slack_s >= 0 or capacity is None:
+            return 0.0
+        held = seen.service.held * seen.demand.mean_uncached_tokens
+        waiting = held + sum(pool.queued_tokens * pool.ready for pool in pools)
+        able = capacity * (groups.players(role) - sum(pool.starting for pool in pools))
+        left = min(waiting, waiting + (later.prompts - able) * self._horizon_s(seen))
+        if left <= 0:
+            return 0.0
+        return (later.prompts + left / self._options.slo.clear_backlog_s) / capacity
+
+    # ---------------------------------------------------------------- what follows from it
+
+    def _target(self, seen: Observation, role: Role, need: _Need, have: int) -> int:
+        wanted = need.greatest
+        if wanted is not None:
+            return self._tracks[role].target(seen.at_s, have=have, need=wanted)
+        service = seen.service
+        late = service.slack_s is not None and service.slack_s < 0
+        asked = service.held > 0 or seen.demand.requests_per_s > 0
+        starting = any(pool.starting for pool in seen.pools.values())
+        return have + 1 if not starting and (late or (asked and have == 0)) else have
+
+    def _arrange(
+        self,
+        seen: Observation,
+        roster: Roster,
+        needs: Mapping[Role, _Need],
+        targets: Mapping[Role, int],
+    ) -> None:
+        lacking = {role: targets[role] - roster.players(role) for role in SPLIT_ROLES}
+        greatest = {role: needs[role].greatest for role in SPLIT_ROLES}
+        flipped = self._rebalance.flip(seen, roster, greatest, lacking)
+        for role in SPLIT_ROLES:
+            lacks = targets[role] - roster.players(role)
+            gave = flipped > 0 and lacking[other(role)] > 0
+            if lacks > 0 and not gave:
+                roster.grow(role, lacks)
+            elif lacks < 0:
+                roster.shrink(role, min(-lacks, roster.players(role) - 1))
+
+    def _is_idle(self, seen: Observation) -> bool:
+        """Whether nothing has been asked for, and nothing has run, for a whole window."""
+        service = seen.service
+        if seen.demand.requests_per_s > 0 or service.in_flight or service.held:
+            self._idle_since_s = None
+        elif self._idle_since_s is None or self._idle_since_s > seen.at_s:
+            self._idle_since_s = seen.at_s
+        if self._idle_since_s is None or not self._options.scale_to_zero:
+            return False
+        return seen.at_s - self._idle_since_s >= self._options.down.cooldown_s
+
+
+def _told(
+    groups: Groups, needs: Mapping[Role, _Need], targets: Mapping[Role, int]
+) -> list[tuple[str, Want]]:
+    seated: list[tuple[Role, Seat]] = [(Role.MIXED, seat) for seat in groups.mixed]
+    if groups.roster is not None:
+        seated += [(role, seat) for role in SPLIT_ROLES for seat in groups.roster.seats[role]]
+    return [
+        (seat.pool.name, _want(role, seat, needs[role], targets[role])) for role, seat in seated
+    ]
+
+
+def _want(role: Role, seat: Seat, need: _Need, target: int) -> Want:
+    have = seat.pool.ready + seat.pool.starting
+    flips = {other(role): seat.away} if role is not Role.MIXED and seat.away else {}
+    return Want(
+        replicas=seat.size,
+        reason=_reason(role, seat, need, have),
+        why=_why(role, seat, need, target),
+        inputs={**need.inputs, "target": float(target)},
+        flips=flips,
+    )
+
+
+def _reason(role: Role, seat: Seat, need: _Need, have: int) -> ScalingReason:
+    if role is not Role.MIXED and seat.away != seat.away_before:
+        return ScalingReason.BALANCE
+    if seat.size > have:
+        return need.reason
+    return ScalingReason.SPARE if seat.size < have else ScalingReason.STEADY
+
+
+def _why(role: Role, seat: Seat, need: _Need, target: int) -> str:
+    if need.now is None:
+        return "how much a replica can do is not known yet"
+    parts = [
+        f"{role} needs {need.now:.1f} now, {need.later:.1f} in {need.inputs['horizon_s']:.0f} s"
+    ]
+    if need.backlog > 0:
+        parts.append(f"{need.backlog:.1f} to clear what waits")
+    if need.inputs["correction"] > _WORTH_TELLING:
+        parts.append(f"raised {need.inputs['correction']:.2f} times, requests were late")
+    parts.append(f"so {target} play it")
+    if seat.away != seat.away_before:
+        parts.append(f"{seat.away} of this pool's play the other role")
+    return ", ".join(parts)
+
+
+def _nothing(idle_s: float) -> Want:
+    return Want(
+        replicas=0, reason=ScalingReason.IDLE, why=f"nothing was asked for in {idle_s:.0f} s"
+    )

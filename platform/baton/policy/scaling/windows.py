@@ -1,0 +1,38 @@
+"""The greatest of the values of the last while."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class SlidingMax:
+    """The maximum over a sliding window of time, in constant time a value on average.
+
+    Only values that may yet be the maximum are kept: each one later and smaller than the one
+    before. A value that comes within a thousandth of the window after a greater one is not kept, so
+    no more than a thousand ever are, and one may count for that much less long.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._values: deque[tuple[float, float]] = deque()
+
+    def push(self, at_s: float, value: float) -> float:
+        """Take in a value; the maximum of those at most a window old, this one among them."""
+        values = self._values
+        if values and at_s < values[-1][0]:
+            values.clear()  # the clock went back: what was seen before is of no known age
+        while values and values[-1][1] <= value:
+            values.pop()
+        if not values or at_s - values[-1][0] >= self._window_s / 1000:
+            values.append((at_s, value))
+        while values[0][0] < at_s - self._window_s:
+            values.popleft()
+        return values[0][1]
+
+    def over(self, window_s: float) -> float:
+        """The maximum of the last part of the window, before the last value; 0 before the first."""
+        if not self._values:
+            return 0.0
+        since_s = self._values[-1][0] - window_s
+        return next(value for at_s, value in self._values if at_s >= since_s)
