@@ -29,9 +29,17 @@ from baton.control.pair_notices import PairNotice
 from baton.control.pairs import PairProber, ProbeOptions
 from baton.control.reporting import Reporter
 from baton.control.service_rules import ServiceRules
+from baton.control.tenancy import Tenancy
 from baton.domain.commands import Command, Deliver, Delivery, SyncCache
 from baton.domain.demand import CoordinatorReport
-from baton.domain.errors import EngineFailed, NotAllowed, PromptTooLong, QueueFull, Rejected
+from baton.domain.errors import (
+    EngineFailed,
+    NotAllowed,
+    PromptTooLong,
+    QueueFull,
+    RateLimited,
+    Rejected,
+)
 from baton.domain.events import (
     CacheChanged,
     Event,
@@ -59,6 +67,8 @@ from baton.policy.placement import Placer
 from baton.policy.prefix_index import IndexOptions, PrefixIndex
 from baton.policy.slo_book import NoSuchClass
 
+_MAY_FREE = (LoadReported, LegsAborted, ReplicaJoined, RoleChanged)
+"""After these somebody who waits may have a place, though no leg has ended."""
 NOT_THE_LINK = frozenset({LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFailure.DRAINING})
 """Failures of a decode leg that say nothing of the way its blocks would have taken."""
 
@@ -94,7 +104,9 @@ class Coordinator:
             fleet=self._fleet,
             legs=self._legs,
             knowledge=self.knowledge,
+            tenancy=Tenancy(self._rules.tenants, coordinators=coordinators),
         )
+        self._journeys.waiters.admittance.govern(self._rules)
         self._reporter = Reporter(self._fleet, self.knowledge, self._journeys.accounts)
         self._probes_pairs = probing is not None
         self._prober = PairProber(
@@ -112,8 +124,13 @@ class Coordinator:
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take in one fact and return what must be done about it, in order."""
+        ended = self._legs.ended
         self._journeys.commands = []
         self._take(event, now_s)
+        if self._journeys.waiters.admittance.holding:
+            if self._legs.ended != ended or isinstance(event, _MAY_FREE):
+                self._journeys.waiters.came_free(now_s)
+            self._journeys.serve_held(now_s)
         for source_id, target_id in self._journeys.flows.take_doubts():
             self._do(self._prober.doubt(source_id, target_id, now_s))
         return self._journeys.commands
@@ -123,20 +140,31 @@ class Coordinator:
         first_s = self._journeys.deadlines.next_at_s()
         for at_s in (
             self._legs.next_deadline_at_s(),
-            self._journeys.retry_at_s,
+            self._journeys.waiters.next_at_s(),
             self._prober.next_deadline_at_s() if self._probes_pairs else None,
         ):
             if at_s is not None and (first_s is None or at_s < first_s):
                 first_s = at_s
         return first_s
 
-    def refusal(self, *, requests: int = 1) -> Rejected | None:
-        """Why `requests` more would be refused right now; None when they would be taken in."""
-        in_flight, queued = len(self._journeys.entries), len(self._journeys.queue)
+    def refusal(
+        self, *, requests: int = 1, tenant: str | None = None, now_s: float | None = None
+    ) -> Rejected | None:
+        """Why `requests` more would be refused right now; None when they would be taken in.
+
+        To be asked before a request is read. Whoever knows who asks, and when it is, hears of that
+        tenant's limits, too; what else there is against a request only shows when it arrives.
+        """
+        in_flight, waiters = len(self._journeys.entries), self._journeys.waiters
         if in_flight + requests > self._limits.max_requests:
             return self._journeys.queue_full("-", f"{in_flight} requests are in flight")
-        if queued + requests > self._limits.max_queued:
-            return self._journeys.queue_full("-", f"{queued} requests wait for a replica")
+        over = len(waiters) + requests - self._limits.max_queued
+        if over > 0 and waiters.admittance.could_go(self._rules.highest_priority(tenant)) < over:
+            return self._journeys.queue_full("-", f"{len(waiters)} requests wait for a replica")
+        if tenant is not None and now_s is not None:
+            known = self._rules.tenant(tenant)
+            if (limited := self._journeys.tenancy.would_limit(known, now_s)) is not None:
+                return RateLimited("-", limited.retry_after_s, limited.why)
         return None
 
     def reconfigure(
@@ -154,12 +182,15 @@ class Coordinator:
         self._limits = limits or self._limits
         self._rules = rules or self._rules
         self._journeys.reconfigure(limits=limits, placer=placer)
+        if rules is not None:
+            self._journeys.waiters.admittance.govern(rules)
+            self._journeys.tenancy.reconfigure(rules.tenants)
         if limits is not None:
             self._prober.reconfigure(limits)
 
     def report(self, coordinator_id: str, now_s: float) -> CoordinatorReport:
         """What the controller should know: what was asked, what requests got, every pool."""
-        entries, held = self._journeys.entries, self._journeys.queue
+        entries, held = self._journeys.entries, self._journeys.waiters.ids()
         return self._reporter.report(coordinator_id, now_s, entries=entries, held=held)
 
     def fleet(self, now_s: float) -> FleetView:
@@ -206,7 +237,7 @@ class Coordinator:
             case TimePassed():
                 self._on_time(now_s)
             case QuotasShared():
-                pass
+                self._journeys.tenancy.share(event.shares, now_s)
             case ReplicaJoined() | ReplicaLost() | ReplicaDraining() | RoleChanged():
                 self._on_membership(event, now_s)
             case _:
@@ -231,10 +262,22 @@ class Coordinator:
             self._journeys.fail(entry, NotAllowed(request.request_id, slo.why), now_s)
             return
         entry.slo = slo
-        if (error := self._refusal_of(request)) is not None:
+        error = self._refusal_of(request) or self._charge(entry, now_s)
+        if error is not None:
             self._journeys.end(entry, Phase.SHED, now_s, reason=error.why, error=error)
         else:
             self._journeys.place(entry, now_s)
+
+    def _charge(self, entry: Entry, now_s: float) -> RateLimited | None:
+        """Charge the tenant for a request; why not, when it has used up what it may use."""
+        request = entry.request
+        answer = self.knowledge.timings.expected_output_tokens(request.max_tokens)
+        tokens = len(request.prompt_token_ids) + answer
+        limited = self._journeys.tenancy.ask(entry.tenant, tokens, now_s)
+        if limited is not None:
+            return RateLimited(entry.request_id, limited.retry_after_s, limited.why)
+        entry.charged_tokens = tokens
+        return None
 
     def _refusal_of(self, request: Request) -> QueueFull | PromptTooLong | None:
         limits = self._limits
@@ -415,6 +458,6 @@ class Coordinator:
             self._release_orphan(closing, now_s)
         for request_id in self._journeys.deadlines.take_due(now_s):
             self._journeys.on_deadline(self._journeys.entries[request_id], now_s)
-        retry_at_s = self._journeys.retry_at_s
+        retry_at_s = self._journeys.waiters.retry_at_s
         if retry_at_s is not None and retry_at_s <= now_s:
             self._journeys.serve_queue(now_s)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import assert_never
 
 from baton.control.accounting import Accounts
+from baton.control.admittance import Admittance
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
 from baton.control.flows import Flows
@@ -17,6 +19,8 @@ from baton.control.knowledge import Knowledge
 from baton.control.ledger import Entry
 from baton.control.legs import LegBook, PlacedLeg
 from baton.control.limits import CoordinatorLimits
+from baton.control.tenancy import Tenancy
+from baton.control.waiters import Waiters
 from baton.domain.commands import (
     AbortLegs,
     Command,
@@ -34,9 +38,12 @@ from baton.domain.errors import (
     NoCapacity,
     NotResumable,
     QueueFull,
+    Rejected,
+    TooLate,
 )
 from baton.domain.handoff import Decision, HandoffMode, Lease, Leg, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.policy.admission import Admit, Hold, Shed
 from baton.policy.placement import NoRoute, PlacementQuery, Placer, place_release
 from baton.policy.replica_cost import usable_tokens
 
@@ -55,12 +62,11 @@ class Journeys:
         fleet: FleetTable,
         legs: LegBook,
         knowledge: Knowledge,
+        tenancy: Tenancy,
     ) -> None:
         self.limits = limits
         self.entries: dict[str, Entry] = {}
-        self.queue: dict[str, None] = {}
         self.deadlines = Deadlines()
-        self.retry_at_s: float | None = None
         self.commands: list[Command] = []
         self._placer = placer
         self._fleet = fleet
@@ -68,6 +74,10 @@ class Journeys:
         self.flows = Flows(fleet, knowledge.links)
         self._knowledge = knowledge
         self.accounts = Accounts(fleet, knowledge)
+        self.waiters = Waiters(
+            Admittance(fleet=fleet, knowledge=knowledge, patience_s=limits.first_token_s)
+        )
+        self.tenancy = tenancy
 
     # -------------------------------------------------------------- placement
 
@@ -83,15 +93,24 @@ class Journeys:
             self.enqueue(entry, now_s, why=decision.reason)
         elif hold_if_tried and decision.route.decode_replica_id in entry.avoid:
             self.enqueue(entry, now_s, why="every replica has just failed it")
-            self.retry_at_s = self.retry_at_s or now_s + self.limits.retry_s
+            self.waiters.retry_at_s = self.waiters.retry_at_s or now_s + self.limits.retry_s
         else:
-            self._follow(entry, query, decision, now_s)
+            verdict = self.waiters.admittance.ask(entry, query, decision, now_s)
+            match verdict:
+                case Admit():
+                    self._follow(entry, query, decision, now_s)
+                case Hold():
+                    self._hold(entry, verdict, now_s)
+                case Shed():
+                    self._turn_away(entry, verdict, now_s)
+                case _:
+                    assert_never(verdict)
 
     def _follow(
         self, entry: Entry, query: PlacementQuery, decision: Decision, now_s: float
     ) -> None:
         route = decision.route
-        self.queue.pop(entry.request_id, None)
+        self.waiters.let_in(entry, now_s)
         entry.decisions.append(decision)
         entry.routes.append(route)
         entry.move(Phase.PREFILL)
@@ -127,21 +146,70 @@ class Journeys:
         if entry.phase is Phase.QUEUED:
             return
         streaming = bool(entry.generated)
-        if not streaming and len(self.queue) >= self.limits.max_queued:
+        if not streaming and not self._make_room(entry, now_s):
             error = self.queue_full(entry.request_id, f"the queue is full ({why})")
-            refused = Phase.SHED if entry.phase is Phase.ARRIVED else Phase.EVICTED
-            self.end(entry, refused, now_s, reason=error.why, error=error)
+            self._refuse(entry, error, now_s)
             return
         entry.move(Phase.QUEUED)
-        self.queue[entry.request_id] = None
+        self.waiters.queue[entry.request_id] = None
         wait_s = self.limits.resume_wait_s if streaming else self.limits.queue_wait_s
         self.wait_until(entry, now_s + wait_s)
 
     def serve_queue(self, now_s: float) -> None:
         """Try to place everyone who waits, in order of arrival."""
-        self.retry_at_s = None
-        for request_id in tuple(self.queue):
+        self.waiters.retry_at_s = None
+        for request_id in tuple(self.waiters.queue):
             self.place(self.entries[request_id], now_s)
+
+    # -------------------------------------------------------------- turns
+
+    def serve_held(self, now_s: float) -> None:
+        """Let in whoever is first in line, one after the other, as long as it can be."""
+        while (request_id := self.waiters.first_due(now_s)) is not None:
+            self.place(self.entries[request_id], now_s)
+            if self.waiters.first_due(now_s) == request_id:
+                self.waiters.tried(now_s)
+
+    def _hold(self, entry: Entry, verdict: Hold, now_s: float) -> None:
+        """Have it wait for its turn."""
+        if entry.request_id in self.waiters.admittance.holding:
+            self.waiters.tried(now_s, again_in_s=verdict.again_in_s)
+            return
+        if not self._make_room(entry, now_s):
+            why = f"{len(self.waiters)} requests wait already"
+            self._refuse(entry, self.queue_full(entry.request_id, why), now_s)
+            return
+        if entry.phase is not Phase.QUEUED:
+            entry.move(Phase.QUEUED)
+        self.waiters.hold(entry, now_s)
+        self.wait_until(entry, now_s + verdict.slack_s)
+
+    def _turn_away(self, entry: Entry, verdict: Shed, now_s: float) -> None:
+        """It would be late: say so before anything was computed for it."""
+        why = (
+            f"its first token is predicted {verdict.ttft_s:.2f} s after it arrived,"
+            f" which for class {entry.slo.name!r} must be at most {verdict.limit_s:.2f} s"
+        )
+        retry_s = max(1.0, verdict.retry_after_s)
+        kind = TooLate if entry.phase is Phase.ARRIVED else Evicted
+        self._refuse(entry, kind(entry.request_id, retry_s, why), now_s)
+
+    def _make_room(self, entry: Entry, now_s: float) -> bool:
+        """Whether one more may wait; for one of a higher band the newest of the lowest goes."""
+        if len(self.waiters) < self.limits.max_queued or entry.request_id in self.waiters:
+            return True
+        victim = self.waiters.admittance.victim(entry)
+        if victim is None:
+            return False
+        why = "the queue is full, and others come before it"
+        error = Evicted(victim, self.retry_after_s(), why)
+        self._refuse(self.entries[victim], error, now_s)
+        return True
+
+    def _refuse(self, entry: Entry, error: Rejected, now_s: float) -> None:
+        """End a request that got nothing."""
+        outcome = Phase.SHED if entry.phase is Phase.ARRIVED else Phase.EVICTED
+        self.end(entry, outcome, now_s, reason=error.why, error=error)
 
     # -------------------------------------------------------------- tokens and handoff
 
@@ -353,9 +421,10 @@ class Journeys:
             self.fail(entry, EngineFailed(entry.request_id, why), now_s)
             return
         why = f"no replica took it within {self.limits.queue_wait_s:g} s"
+        if entry.request_id in self.waiters.admittance.holding:
+            why = "its turn did not come in time for its first token"
         kind = Evicted if len(self._fleet) else NoCapacity
-        error = kind(entry.request_id, self.retry_after_s(), why)
-        self.end(entry, Phase.EVICTED, now_s, reason=why, error=error)
+        self._refuse(entry, kind(entry.request_id, self.retry_after_s(), why), now_s)
 
     def _transfer_due_at_s(self, entry: Entry, now_s: float) -> float:
         """When a transfer must be over whose deadline has passed; `now_s` when it must be already.
@@ -394,12 +463,26 @@ class Journeys:
         self.flows.end(entry, now_s)
         entry.move(outcome)
         del self.entries[entry.request_id]
-        self.queue.pop(entry.request_id, None)
+        self.waiters.leave(entry, now_s)
+        self._settle(entry, now_s)
         self.deadlines.disarm(entry.request_id)
         if error is not None:
             self.commands.append(FailRequest(request_id=entry.request_id, error=error))
         record = self.accounts.ended(entry, entry.record(outcome, reason, now_s), error)
         self.commands.append(RecordRequest(record=record))
+
+    def _settle(self, entry: Entry, now_s: float) -> None:
+        """Charge its tenant for what it used, rather than for what was expected."""
+        if entry.charged_tokens is not None:
+            used = 0
+            if entry.placed_at_s is not None:
+                used = len(entry.request.prompt_token_ids) + len(entry.generated)
+            self.tenancy.ended(
+                entry.tenant.name,
+                charged=entry.charged_tokens,
+                used=used,
+                took_s=now_s - entry.taken_in_at_s,
+            )
 
     def queue_full(self, request_id: str, why: str) -> QueueFull:
         """The refusal of a request for which there is no room to wait."""
@@ -409,13 +492,14 @@ class Journeys:
         """Go on by others; deadlines that are armed stay as they are."""
         self.limits = limits or self.limits
         self._placer = placer or self._placer
+        self.waiters.admittance.patience_s = self.limits.first_token_s
 
     def retry_after_s(self) -> float:
-        """When a refused client may come back.
+        """When a client may come back for whom there is no room to wait.
 
-        Without a model of the queue the honest answer is the longest that a queued request waits.
+        Where all wait for a replica to come, that is the longest that one waits for it.
         """
-        return max(1.0, self.limits.queue_wait_s)
+        return self.waiters.retry_after_s(otherwise_s=self.limits.queue_wait_s)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when phases, legs, leases, queue and deadlines disagree."""
@@ -424,7 +508,7 @@ class Journeys:
         for request_id, entry in self.entries.items():
             queued = entry.phase is Phase.QUEUED
             assert queued or entry.phase in RUNS, f"{request_id} rests in {entry.phase}"
-            assert queued == (request_id in self.queue), f"{request_id}: queue and phase differ"
+            assert queued == (request_id in self.waiters), f"{request_id}: queue and phase differ"
             assert queued == (entry.leg_id is None), f"{request_id}: leg and phase differ"
             assert (entry.lease is not None) == (entry.phase is Phase.TRANSFER), (
                 f"{request_id}: lease in phase {entry.phase}"
@@ -437,5 +521,10 @@ class Journeys:
                 placed = self._legs.running(entry.leg_id)
                 assert placed is not None, f"{request_id}: leg {entry.leg_id} does not run"
                 assert placed.replica_id in self._fleet, f"{request_id} runs on a lost replica"
-        assert self.queue.keys() <= self.entries.keys(), "the queue holds ended requests"
+        self.waiters.check_integrity()
+        in_flight = Counter(
+            entry.tenant.name for entry in self.entries.values() if entry.charged_tokens is not None
+        )
+        self.tenancy.check_integrity(in_flight)
+        assert self.entries.keys() >= set(self.waiters.ids()), "the queue holds ended requests"
         assert len(self.deadlines) == len(self.entries), "there are deadlines of ended requests"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from baton.control.holding import Band
 from baton.control.transitions import check_edge
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import Decision, Lease, Leg, LegKind, Route, Ticket
@@ -13,9 +14,11 @@ from baton.domain.request import LocalOnly, Phase, Request
 from baton.domain.slo import NO_SLO, Slo
 from baton.domain.tenant import Tenant
 from baton.policy.block_hash import chain, chain_root
+from baton.policy.fair_queue import Waiting
 
 _ATTEMPT_MARK = "~"
 _ANYBODY = Tenant()
+_NO_BAND = Band(0, can_be_met=True)
 
 Family = tuple[str, int]
 """Model and block size: replicas of one family name blocks alike."""
@@ -66,6 +69,11 @@ class Entry:
     worst_gap_s: float = 0.0
     slow_gaps: int = 0
     gap_of_note_s: float = 0.0
+    charged_tokens: float | None = None
+    """What its tenant was charged for it; None before that."""
+    waiting: Waiting | None = None
+    """Its place in line; None while it was not asked whether it is let in."""
+    band: Band = _NO_BAND
     taken_in_at_s: float = 0.0
     placed_at_s: float | None = None
     """When it was placed for the first time."""
@@ -73,6 +81,11 @@ class Entry:
     handed_off_blocks: int = 0
     total_deadline_at_s: float = float("inf")
     _hashes: dict[tuple[Family, int], list[int]] = field(default_factory=dict)
+
+    @property
+    def priority(self) -> int:
+        """Who comes first: higher ones do."""
+        return self.slo.priority + self.tenant.priority
 
     @property
     def request_id(self) -> str:

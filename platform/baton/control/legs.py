@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
-from baton.domain.handoff import Lease, Leg
+from baton.domain.handoff import Lease, Leg, LegKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,8 @@ class LegBook:
 
     def __init__(self, fleet: FleetTable) -> None:
         self._fleet = fleet
+        self.ended = 0
+        """How many have ended: whoever sees it grow knows that something has come free."""
         self._running: dict[str, PlacedLeg] = {}
         self._closing: dict[str, ClosingLeg] = {}
         self._by_replica: defaultdict[str, dict[str, None]] = defaultdict(dict)
@@ -50,12 +52,14 @@ class LegBook:
         """Note that `leg` runs on `replica_id`, which must compute `tokens` of its prompt."""
         self._running[leg.leg_id] = PlacedLeg(leg=leg, replica_id=replica_id, tokens=tokens)
         self._by_replica[replica_id][leg.leg_id] = None
-        self._fleet.begin(replica_id, leg.leg_id, tokens)
+        decodes = leg.kind is not LegKind.PREFILL
+        self._fleet.begin(replica_id, leg.leg_id, tokens, decodes=decodes)
 
     def end(self, leg_id: str) -> PlacedLeg | None:
         """Take a running leg out, and discharge it; None when it is not running."""
         placed = self._running.pop(leg_id, None)
         if placed is not None:
+            self.ended += 1
             self._forget(placed)
             self._fleet.end(placed.replica_id, leg_id, placed.tokens)
         return placed

@@ -24,3 +24,9 @@ class ServiceRules:
     def tenant(self, name: str) -> Tenant:
         """The tenant of that name, or whoever stands for those who are not known."""
         return self.tenants.get(name) or self.tenants.get(DEFAULT_TENANT, _ANYBODY)
+
+    def highest_priority(self, name: str | None) -> int:
+        """The highest priority that a request of a tenant may have; None: of any tenant."""
+        tenants = self.tenants.values() if name is None else (self.tenant(name),)
+        own = max((tenant.priority for tenant in tenants), default=0)
+        return own + max(slo.priority for slo in self.slos.classes.values())

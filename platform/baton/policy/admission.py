@@ -1,9 +1,32 @@
-"""Admission: let a request through, hold it for a moment, or say no before any work is done."""
+"""Admission: let a request through, hold it for a moment, or say no before any work is done.
+
+*Theory of operation.* `decide` is asked when a request arrives, and again whenever it is first in
+line and something may have come free. It is told what is predicted: how long until the first token
+if the request is let in now, how long it would wait for its turn, at what pace it would get its
+tokens by the time that its prompt is computed, and how many streams it would break. Then
+
+- it is *admitted* when it is first in line, the engine has hardly a queue, and both objectives will
+  be met, its own and those of streams of its priority or above;
+- *held* when it will still be in time after its turn has come: a prompt that waits here can be
+  overtaken by who is more urgent, one that waits inside an engine cannot;
+- *shed* as soon as it is predicted to be late: its prompt is then never computed, and the client
+  knows within milliseconds when to come back.
+
+An objective that a request could not meet on an idle fleet either (a prompt too long for its TTFT)
+is no reason to refuse it: it is served when there is room, after those of its priority that can be
+met, and waits no longer than one to whom nothing is promised.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
+
+from baton.domain.slo import Slo
+
+_BREAKS = 0.5
+"""Streams broken, as expected: from here on it is likelier than not that one is."""
 
 
 class AdmissionRule(StrEnum):
@@ -33,3 +56,119 @@ class AdmissionOptions:
             raise ValueError(
                 f"admission: margin_fraction is {self.margin_fraction}, wanted from 0 to below 1"
             )
+
+
+class Reason(StrEnum):
+    """Why a request was let in, held or turned away."""
+
+    IN_TIME = "in_time"
+    """It is predicted to get what it is promised."""
+    NOT_JUDGED = "not_judged"
+    """Nothing is promised to anybody, or nothing can be predicted."""
+    TURN = "turn"
+    """Others come first."""
+    ENGINE_QUEUE = "engine_queue"
+    """The engine that would take it has prompts enough for now."""
+    PACE = "pace"
+    """Streams would be too many by the time its prompt is computed."""
+    BREAKS = "breaks"
+    """Streams that are under way would miss their pace because of it."""
+    TOO_LATE = "too_late"
+    """It could not have its first token in time."""
+
+
+class Prospect(NamedTuple):
+    """What is predicted for one request."""
+
+    waited_s: float
+    """Since it arrived."""
+    alone_s: float
+    """To its first token from when its prompt is begun."""
+    queue_s: float
+    """Until its prompt is begun, in the engine, if it is let in now."""
+    step_s: float = 0.0
+    """Of that, what no queue is: the rest of the step that the engine is in."""
+    turn_s: float | None = None
+    """Until it is first in line; None: it is."""
+    idle_elsewhere: bool = False
+    """Another replica would begin at once: it is to wait where it is cheaper in all, which holds
+    nobody else up."""
+    pace_s: float = 0.0
+    """Between two of its tokens, by the time that its prompt is computed."""
+    alone_pace_s: float = 0.0
+    """The same on an idle fleet."""
+    breaks: float = 0.0
+    """How many streams of its priority or above will miss their pace because of it."""
+
+
+class Admit(NamedTuple):
+    """It is let in."""
+
+    reason: Reason
+
+
+class Hold(NamedTuple):
+    """It waits at the coordinator."""
+
+    reason: Reason
+    ttft_s: float
+    """As predicted, from its arrival on."""
+    slack_s: float
+    """How long it can wait from now on."""
+    again_in_s: float = 0.0
+    """When to ask again, if nothing comes free before."""
+
+
+class Shed(NamedTuple):
+    """It is turned away."""
+
+    reason: Reason
+    ttft_s: float
+    """As predicted, from its arrival on."""
+    limit_s: float
+    """What it should have been."""
+    retry_after_s: float
+    """Until what is ahead of it will have become so much less that it would be in time."""
+
+
+Verdict = Admit | Hold | Shed
+
+
+def can_be_met(slo: Slo, alone_s: float, margin_fraction: float) -> bool:
+    """Whether a first token in so many seconds would be in time; True where none is promised."""
+    return slo.ttft_s is None or alone_s <= slo.ttft_s * (1 - margin_fraction)
+
+
+def limit_s(slo: Slo, alone_s: float, *, options: AdmissionOptions, patience_s: float) -> float:
+    """How long after its arrival a request's first token may come at the latest."""
+    if slo.ttft_s is not None and can_be_met(slo, alone_s, options.margin_fraction):
+        return slo.ttft_s * (1 - options.margin_fraction)
+    return patience_s + alone_s
+
+
+def decide(slo: Slo, seen: Prospect, *, options: AdmissionOptions, patience_s: float) -> Verdict:
+    """Whether a request is let in now, waits, or is turned away.
+
+    `patience_s` is how long one waits that has no TTFT objective, or none that can be met.
+    """
+    latest_s = limit_s(slo, seen.alone_s, options=options, patience_s=patience_s)
+    if seen.turn_s is None:
+        wait_s = seen.queue_s
+    else:
+        wait_s = seen.turn_s + min(seen.queue_s, options.engine_queue_s)
+    ttft_s = seen.waited_s + wait_s + seen.alone_s
+    if ttft_s > latest_s and slo.promises_anything:
+        return Shed(Reason.TOO_LATE, ttft_s, latest_s, ttft_s - latest_s)
+    slack_s = latest_s - seen.waited_s - seen.alone_s
+    if seen.turn_s is not None:
+        return Hold(Reason.TURN, ttft_s, slack_s)
+    excess_s = seen.queue_s - seen.step_s - options.engine_queue_s
+    if excess_s > 0 and not seen.idle_elsewhere:
+        return Hold(Reason.ENGINE_QUEUE, ttft_s, slack_s, excess_s)
+    kept = 1 - options.margin_fraction
+    pace_limit_s = float("inf") if slo.tpot_s is None else slo.tpot_s * kept
+    if seen.pace_s > pace_limit_s >= seen.alone_pace_s:
+        return Hold(Reason.PACE, ttft_s, slack_s)
+    if seen.breaks >= _BREAKS:
+        return Hold(Reason.BREAKS, ttft_s, slack_s)
+    return Admit(Reason.IN_TIME)

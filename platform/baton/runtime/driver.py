@@ -12,6 +12,8 @@ from collections import deque
 from typing import assert_never
 
 from baton.control.coordinator import Coordinator
+from baton.control.limits import CoordinatorLimits
+from baton.control.service_rules import ServiceRules
 from baton.domain.commands import (
     AbortLegs,
     CheckSideChannel,
@@ -27,6 +29,7 @@ from baton.domain.errors import Rejected
 from baton.domain.events import Event, LegFailed, RequestArrived, RequestsCancelled, TimePassed
 from baton.domain.fleet import FleetView
 from baton.domain.request import Phase, Request
+from baton.policy.placement import Placer
 from baton.runtime.ports import Clock, Frontend, Recorder, ReplicaLink
 
 
@@ -76,9 +79,22 @@ class Driver:
             self._handling = False
             self._set_timer()
 
-    def refusal(self, requests: int) -> Rejected | None:
+    def refusal(self, requests: int, tenant: str | None = None) -> Rejected | None:
         """Why `requests` more would be refused right now; None when they would be taken in."""
-        return self._coordinator.refusal(requests=requests)
+        return self._coordinator.refusal(
+            requests=requests, tenant=tenant, now_s=self._clock.now_s()
+        )
+
+    def reconfigure(
+        self,
+        *,
+        limits: CoordinatorLimits | None = None,
+        placer: Placer | None = None,
+        rules: ServiceRules | None = None,
+    ) -> None:
+        """Go on by other rules from now on, while requests are under way; None: as before."""
+        self._coordinator.reconfigure(limits=limits, placer=placer, rules=rules)
+        self.on_event(TimePassed())
 
     def fleet(self) -> FleetView:
         """The fleet as placement sees it."""
