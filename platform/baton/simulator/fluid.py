@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.domain.fleet import Role
+from baton.domain.slo import Slo
 from baton.simulator.fluid_pools import FluidFleet, FluidPool, Inflow
 from baton.simulator.fluid_watch import FluidWatch
 from baton.simulator.scaling_story import Scaler, Story, StoryTeller
@@ -48,8 +49,7 @@ class FluidOptions:
     """Between two ticks of the autoscaler."""
     window_s: float = 30.0
     """Over which it sees rates."""
-    ttft_s: float = 2.0
-    tpot_s: float = 0.2
+    slo: Slo = Slo(ttft_s=2.0, tpot_s=0.2)  # noqa: RUF009 - a frozen value
     margin_fraction: float = 0.1
     """Of the TTFT objective: whoever would come nearer than this is refused."""
     overhead_s: float = 0.05
@@ -150,10 +150,7 @@ class _Flow:
         self._story = StoryTeller()
         self._fleet = FluidFleet(pools, usable_fraction=options.usable_fraction)
         self._watch = FluidWatch(
-            options.window_s,
-            ttft_s=options.ttft_s,
-            tpot_s=options.tpot_s,
-            overhead_s=options.overhead_s,
+            options.slo, window_s=options.window_s, overhead_s=options.overhead_s
         )
         self._arrived = self._good = 0.0
         self._samples: list[FluidSample] = []
@@ -164,7 +161,9 @@ class _Flow:
         options, fleet, step_s = self._options, self._fleet, self._options.step_s
         tick_every = max(1, round(options.interval_s / step_s))
         sample_every = max(1, len(arriving) // options.samples)
-        longest_s = options.ttft_s * (1 - options.margin_fraction) - options.overhead_s
+        ttft_s = options.slo.ttft_s
+        kept_s = float("inf") if ttft_s is None else ttft_s * (1 - options.margin_fraction)
+        longest_s = kept_s - options.overhead_s
         for number, inflow in enumerate(arriving):
             now_s = number * step_s
             if self._scaler is not None and number and not number % tick_every:

@@ -6,6 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from baton.domain.fleet import Role
+from baton.domain.slo import Slo
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
 from baton.simulator.fluid_pools import FluidFleet, FluidPool, Inflow
 
@@ -27,10 +28,10 @@ class _Totals(NamedTuple):
 class FluidWatch:
     """Adds up what happens, and says what it was over the last window."""
 
-    def __init__(self, window_s: float, *, ttft_s: float, tpot_s: float, overhead_s: float) -> None:
+    def __init__(self, slo: Slo, *, window_s: float, overhead_s: float) -> None:
+        """Look at requests that are promised `slo`, of which all have a TTFT of so much more."""
+        self._slo = slo
         self._window_s = window_s
-        self._ttft_s = ttft_s
-        self._tpot_s = tpot_s
         self._overhead_s = overhead_s
         self._now = _Totals()
         self._before: deque[_Totals] = deque([self._now])
@@ -71,8 +72,9 @@ class FluidWatch:
             pools={
                 name: _pool(name, plan, fleet, demand, busy) for name, plan in fleet.pools.items()
             },
-            ttft_s=self._ttft_s,
-            tpot_s=self._tpot_s,
+            ttft_s=self._slo.ttft_s,
+            tpot_s=self._slo.tpot_s,
+            attainment_target=self._slo.attainment_target,
         )
 
     def _service(self, since: _Totals, now: _Totals, window_s: float, fleet: FluidFleet) -> Service:
@@ -82,6 +84,8 @@ class FluidWatch:
             return Service()
         waited_s = (now.wait_s - since.wait_s) / good if good else fleet.wait_s
         late_s = max(waited_s, fleet.wait_s)
+        ttft_s = self._slo.ttft_s
+        waits = ttft_s is not None and fleet.queued_tokens > 0
         return Service(
             attainment=min(1.0, good / arrived),
             ttft_mean_s=self._overhead_s + waited_s,
@@ -90,9 +94,7 @@ class FluidWatch:
             tpot_p90_s=fleet.step_s,
             refused_per_s=refused / window_s,
             in_flight=round(fleet.streams),
-            slack_s=(
-                self._ttft_s - self._overhead_s - fleet.wait_s if fleet.queued_tokens else None
-            ),
+            slack_s=ttft_s - self._overhead_s - fleet.wait_s if ttft_s and waits else None,
         )
 
 
@@ -137,6 +139,7 @@ def _pool(
         cold_start_s=plan.cold_start_s,
         prefill_tokens_per_s=plan.prefill_tokens_per_s,
         decode_tokens_per_s=plan.decode_tokens_per_s,
+        decode_streams=plan.max_streams,
         busy_fraction=busy[0] * (1 - part - both) + busy[1] * (part + both),
         running_requests=streams + computing,
         queued_requests=queued / mean_tokens,

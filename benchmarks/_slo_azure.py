@@ -1,0 +1,179 @@
+"""Azure's code completions, in bursts, under every autoscaler: request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+from baton.control.autoscaler import Autoscaler
+from baton.control.service_rules import ServiceRules
+from baton.domain.slo import Slo
+from baton.perf.hardware import Dtype
+from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.scaling.observation import Demand
+from baton.policy.slo_book import SloBook
+from baton.simulator.plans import PoolPlan, Scenario
+from baton.simulator.scenario import Run, simulate
+from baton.simulator.v1.settings import V1Settings
+from baton.simulator.workloads import azure
+from baton.simulator.workloads.trace import Trace
+from benchmarks._slo_world import (
+    ARMS,
+    COLD_STARTS_S,
+    GPUS,
+    PREFILL,
+    ROLES,
+    SERVER,
+    Strength,
+    bounds,
+    engine,
+    needed,
+    strength,
+)
+
+TRACE = Path("traces/azure/AzureLLMInferenceTrace_code.csv")
+INTERVAL_S = 2.0
+_BUDGETS = {PREFILL: 8192, "decode": 512}
+_FORESIGHT_S = 10.0
+_PROCESSES = 2
+
+
+def read(folder: Path) -> Trace:
+    """The trace as it was recorded: gaps between arrivals have a coefficient of variation of 13."""
+    with (folder / TRACE).open() as file:
+        return azure.read(file, "azure-code")
+
+
+def scenario(
+    engines: Mapping[str, V1Settings],
+    replicas: Mapping[str, int],
+    slo: Slo,
+    *,
+    autoscaler: Callable[[], Autoscaler] | None = None,
+) -> Scenario:
+    """A split fleet that keeps one promise, by baton's own placement and admission."""
+    options = PredictedOptions(ttft_slo_s=slo.ttft_s, tpot_slo_s=slo.tpot_s)
+    return Scenario(
+        pools=tuple(
+            PoolPlan(
+                name=pool,
+                role=role,
+                replicas=replicas[pool],
+                settings=engines[pool],
+                gpus_per_replica=GPUS,
+            )
+            for pool, role in ROLES.items()
+        ),
+        placer=lambda: PredictedPlacer(options),
+        rules=ServiceRules(slos=SloBook(classes={"default": slo})),
+        autoscaler=autoscaler,
+        scaling_interval_s=INTERVAL_S,
+    )
+
+
+def engines(device: str, weights: Dtype, cold_start_s: float) -> dict[str, V1Settings]:
+    """Of both pools: long steps for prompts, short ones where streams wait for them."""
+    return {
+        pool: engine(device, weights, budget=budget, cold_start_s=cold_start_s)
+        for pool, budget in _BUDGETS.items()
+    }
+
+
+def mean_lengths(trace: Trace) -> tuple[float, float]:
+    """Prompt and output tokens of a request."""
+    count = max(1, len(trace))
+    return (
+        sum(one.prompt_tokens for one in trace.requests) / count,
+        sum(one.output_tokens for one in trace.requests) / count,
+    )
+
+
+def bins(trace: Trace, width_s: float) -> list[Demand]:
+    """What arrives in each stretch of so many seconds, per second."""
+    count = int(trace.requests[-1].at_s // width_s) + 1
+    sums = [[0.0, 0.0, 0.0] for _ in range(count)]
+    for one in trace.requests:
+        into = sums[int(one.at_s // width_s)]
+        into[0] += 1
+        into[1] += one.prompt_tokens
+        into[2] += one.output_tokens
+    return [_demand(*one, width_s) for one in sums]
+
+
+def _demand(requests: float, prompts: float, outputs: float, width_s: float) -> Demand:
+    each = 1 / requests if requests else 0.0
+    return Demand(
+        requests_per_s=requests / width_s,
+        prompt_tokens_per_s=prompts / width_s,
+        output_tokens_per_s=outputs / width_s,
+        mean_prompt_tokens=prompts * each,
+        mean_uncached_tokens=prompts * each,
+        mean_output_tokens=outputs * each,
+    )
+
+
+def peak_of(demands: Sequence[Demand]) -> Demand:
+    """The most of everything."""
+    return Demand(
+        prompt_tokens_per_s=max(one.prompt_tokens_per_s for one in demands),
+        output_tokens_per_s=max(one.output_tokens_per_s for one in demands),
+    )
+
+
+@lru_cache(maxsize=1)
+def _prepared(folder: Path) -> tuple[Trace, list[Demand], Strength]:
+    trace = read(folder)
+    prompts, outputs = mean_lengths(trace)
+    settings = engines("A100", Dtype.BF16, 60.0)[PREFILL]
+    one = strength(settings, SERVER, prompt_tokens=prompts, output_tokens=outputs)
+    return trace, bins(trace, _FORESIGHT_S), one
+
+
+def run(folder: Path, name: str, cold_start_s: float) -> Run:
+    """One policy, with one cold start."""
+    trace, ahead, one = _prepared(folder)
+    at_peak = needed(peak_of(ahead), one, SERVER)
+    start = at_peak if name == "static_peak" else needed(peak_of(ahead[:6]), one, SERVER)
+    limits = bounds(start, {pool: 2 * count for pool, count in at_peak.items()})
+
+    def known(at_s: float) -> Demand:
+        return ahead[min(len(ahead) - 1, max(0, int(at_s // _FORESIGHT_S)))]
+
+    scene = scenario(
+        engines("A100", Dtype.BF16, cold_start_s),
+        start,
+        SERVER,
+        autoscaler=lambda: ARMS[name].scaler(limits, known, interval_s=INTERVAL_S),
+    )
+    return simulate(scene, trace)
+
+
+def figures(folder: Path, name: str, cold_start_s: float) -> dict[str, float]:
+    """What one run comes to."""
+    made = run(folder, name, cold_start_s)
+    good = sum(one.good for one in made.outcomes)
+    return {
+        "attainment": good / len(made.outcomes),
+        "gpu_hours": made.story.gpu_hours,
+        "actions_per_hour": made.story.actions_per_hour,
+        "reversals_per_hour": made.story.reversals_per_hour,
+        "held_ticks": made.story.held,
+    }
+
+
+def table(folder: Path, names: Sequence[str] = tuple(ARMS)) -> list[dict[str, object]]:
+    """Every policy with every cold start; a row each."""
+    jobs = [(folder, name, cold_s) for cold_s in COLD_STARTS_S for name in names]
+    with ProcessPoolExecutor(_PROCESSES, mp_context=get_context("fork")) as pool:
+        found = pool.map(_figures, jobs)
+        return [
+            {"policy": name, "cold_start_s": cold_s} | row
+            for (_, name, cold_s), row in zip(jobs, found, strict=True)
+        ]
+
+
+def _figures(job: tuple[Path, str, float]) -> dict[str, float]:
+    return figures(*job)

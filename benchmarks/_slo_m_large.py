@@ -1,0 +1,153 @@
+"""Two weeks of ServeGen's m-large rates under every autoscaler, as a fluid."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+from baton.perf.hardware import Dtype
+from baton.policy.scaling.observation import Demand
+from baton.simulator.fluid import FluidOptions, FluidPool, FluidRun, flow, inflows
+from baton.simulator.fluid_pools import Inflow
+from baton.simulator.workloads import rate_series
+from baton.simulator.workloads.rate_series import RateWindow
+from benchmarks._slo_world import (
+    ARMS,
+    COLD_STARTS_S,
+    GPUS,
+    PREFILL,
+    ROLES,
+    SERVER,
+    Strength,
+    bounds,
+    engine,
+    needed,
+    strength,
+)
+
+SERIES = Path("traces/servegen/m-large_rate_600s.csv")
+INTERVAL_S = 10.0
+OPTIONS = FluidOptions(interval_s=INTERVAL_S, slo=SERVER)
+_FORESIGHT_S = 60.0
+"""The oracle knows the mean demand of each minute to come, not each request."""
+_PROCESSES = 2
+_DRAIN_S = 15.0
+"""A stream of 155 tokens takes 8 s where there are as many as may be; longer ones take more."""
+
+
+def read(folder: Path) -> Sequence[RateWindow]:
+    """The series."""
+    with (folder / SERIES).open() as file:
+        return rate_series.read(file, "m-large")[0]
+
+
+def means(windows: Sequence[RateWindow]) -> tuple[float, float]:
+    """Prompt and output tokens of a request, on average."""
+    rates = [one.rate_per_s for one in windows]
+    prompts = sum(one.rate_per_s * one.mean_prompt_tokens for one in windows) / sum(rates)
+    outputs = sum(one.rate_per_s * one.mean_output_tokens for one in windows) / sum(rates)
+    return prompts, outputs
+
+
+def peak(windows: Sequence[RateWindow]) -> Demand:
+    """The most prompt tokens and the most output tokens a second of any window, together."""
+    return Demand(
+        prompt_tokens_per_s=max(one.rate_per_s * one.mean_prompt_tokens for one in windows),
+        output_tokens_per_s=max(one.rate_per_s * one.mean_output_tokens for one in windows),
+    )
+
+
+def foresight(arriving: Sequence[Inflow], step_s: float) -> list[Demand]:
+    """The demand of each minute to come."""
+    width = round(_FORESIGHT_S / step_s)
+    found = []
+    for first in range(0, len(arriving), width):
+        part = arriving[first : first + width]
+        seconds = len(part) * step_s
+        found.append(demand_of(part, seconds))
+    return found
+
+
+def demand_of(part: Sequence[Inflow], seconds: float) -> Demand:
+    """What arrives, per second."""
+    requests = max(1e-9, sum(one.requests for one in part))
+    prompts = sum(one.prompt_tokens for one in part)
+    outputs = sum(one.output_tokens for one in part)
+    return Demand(
+        requests_per_s=requests / seconds,
+        prompt_tokens_per_s=prompts / seconds,
+        output_tokens_per_s=outputs / seconds,
+        mean_prompt_tokens=prompts / requests,
+        mean_uncached_tokens=prompts / requests,
+        mean_output_tokens=outputs / requests,
+    )
+
+
+@lru_cache(maxsize=1)
+def _prepared(folder: Path) -> tuple[list[Inflow], list[Demand], Strength, Demand]:
+    windows = read(folder)
+    arriving = inflows(windows, OPTIONS, random.Random(0))  # noqa: S311 - a load
+    prompts, outputs = means(windows)
+    settings = engine("H100", Dtype.FP8, budget=8192, cold_start_s=60.0)
+    one = strength(settings, SERVER, prompt_tokens=prompts, output_tokens=outputs)
+    return arriving, foresight(arriving, OPTIONS.step_s), one, peak(windows)
+
+
+def run(folder: Path, name: str, cold_start_s: float) -> FluidRun:
+    """One policy, with one cold start."""
+    arriving, ahead, one, most = _prepared(folder)
+    at_peak = needed(most, one, SERVER)
+    start = at_peak if name == "static_peak" else needed(ahead[0], one, SERVER)
+    limits = bounds(start, {pool: 2 * count for pool, count in at_peak.items()})
+    pools = [
+        FluidPool(
+            name=pool,
+            role=role,
+            replicas=start[pool],
+            prefill_tokens_per_s=one.prefill_tokens_per_s,
+            decode_tokens_per_s=one.decode_tokens_per_s,
+            max_streams=one.streams,
+            least_step_s=one.least_step_s,
+            cold_start_s=cold_start_s,
+            drain_s=_DRAIN_S if pool != PREFILL else 2.0,
+            gpus_per_replica=GPUS,
+        )
+        for pool, role in ROLES.items()
+    ]
+
+    def known(at_s: float) -> Demand:
+        return ahead[min(len(ahead) - 1, max(0, int(at_s // _FORESIGHT_S)))]
+
+    scaler = ARMS[name].scaler(limits, known, interval_s=INTERVAL_S)
+    return flow(arriving, pools, scaler, OPTIONS)
+
+
+def figures(folder: Path, name: str, cold_start_s: float) -> dict[str, float]:
+    """What one run comes to."""
+    made = run(folder, name, cold_start_s)
+    return {
+        "attainment": made.attainment,
+        "gpu_hours": made.story.gpu_hours,
+        "actions_per_hour": made.story.actions_per_hour,
+        "reversals_per_hour": made.story.reversals_per_hour,
+        "held_ticks": made.story.held,
+    }
+
+
+def table(folder: Path, names: Sequence[str] = tuple(ARMS)) -> list[dict[str, object]]:
+    """Every policy with every cold start; a row each."""
+    jobs = [(folder, name, cold_s) for cold_s in COLD_STARTS_S for name in names]
+    with ProcessPoolExecutor(_PROCESSES, mp_context=get_context("fork")) as pool:
+        found = pool.map(_figures, jobs)
+        return [
+            {"policy": name, "cold_start_s": cold_s} | row
+            for (_, name, cold_s), row in zip(jobs, found, strict=True)
+        ]
+
+
+def _figures(job: tuple[Path, str, float]) -> dict[str, float]:
+    return figures(*job)

@@ -1,0 +1,158 @@
+"""The fleets of the scaling benchmark: engines, what one replica can do, and who scales them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+
+from baton.control.autoscaler import Autoscaler
+from baton.domain.fleet import Role
+from baton.domain.slo import Slo
+from baton.perf.capacity import decode_need, decode_streams, prefill_need, prefill_tokens_per_s
+from baton.perf.catalogue import accelerator
+from baton.perf.hardware import Dtype
+from baton.perf.known_models import shape_of
+from baton.perf.memory import fit
+from baton.perf.modelled import ModelledTiming
+from baton.perf.roofline import Roofline
+from baton.policy.scaling.baselines.oracle import Oracle
+from baton.policy.scaling.catalogue import scaling_policy
+from baton.policy.scaling.observation import Demand
+from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
+from baton.policy.scaling.wants import ScalingPolicy
+from baton.simulator.v1.settings import V1Settings
+
+GPUS = 4
+"""Of one replica: tensor parallel."""
+COLD_STARTS_S = (30.0, 60.0, 120.0, 300.0)
+PREFILL, DECODE = "prefill", "decode"
+
+SERVER = Slo(ttft_s=2.0, tpot_s=0.2, attainment_target=0.97)
+"""Llama-70B in a conversation server. Source: MLPerf Inference's server scenario, P99 2,000/200 ms.
+The target is what is planned for; 95 % is what is wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strength:
+    """What one replica can do, for requests of such a mean size."""
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    streams: float
+    least_step_s: float
+    mean_prompt_tokens: float
+
+
+def engine(device_name: str, weights: Dtype, *, budget: int, cold_start_s: float) -> V1Settings:
+    """A replica: Llama-3.1-70B on four of a device."""
+    shape, device = shape_of("meta-llama/Llama-3.1-70B-Instruct"), accelerator(device_name)
+    memory = fit(shape, device, tp=GPUS, pp=1, weights=weights, kv=Dtype.BF16)
+    return V1Settings(
+        timing=Roofline(shape, device, tp=GPUS, weights=weights),
+        kv_blocks=memory.kv_blocks(16),
+        kv_block_bytes=round(shape.kv_token_bytes(Dtype.BF16)) * 16,
+        max_running_requests=512,
+        max_batched_tokens=budget,
+        transfer_bytes_per_s=GPUS * device.network_bytes_per_s,
+        weights_load_s=cold_start_s,
+    )
+
+
+def strength(
+    settings: V1Settings, slo: Slo, *, prompt_tokens: float, output_tokens: float
+) -> Strength:
+    """By the calibrated model, as coordinators report it."""
+    timing = ModelledTiming(
+        steps=settings.timing, max_batched_tokens=settings.max_batched_tokens, host_block_s=0.0
+    )
+    context = prompt_tokens + output_tokens / 2
+    streams = decode_streams(
+        timing,
+        tpot_s=slo.tpot_s,
+        context_tokens=context,
+        max_running=settings.max_running_requests,
+        kv_tokens=settings.kv_blocks * settings.block_size_tokens,
+    )
+    step_s = timing.step_s(running=streams, context_tokens=round(streams * context))
+    return Strength(
+        prefill_tokens_per_s=prefill_tokens_per_s(timing, mean_uncached_tokens=prompt_tokens),
+        decode_tokens_per_s=streams / step_s,
+        streams=streams,
+        least_step_s=timing.step_s(running=1, context_tokens=round(context)),
+        mean_prompt_tokens=prompt_tokens,
+    )
+
+
+def needed(demand: Demand, of: Strength, slo: Slo) -> Mapping[str, int]:
+    """Replicas of each pool for a demand, as baton's own policy works it out."""
+    late = (1 - slo.attainment_target) / 2
+    prefill = prefill_need(
+        demand.prompt_tokens_per_s / of.prefill_tokens_per_s,
+        service_s=of.mean_prompt_tokens / of.prefill_tokens_per_s,
+        ttft_s=slo.ttft_s,
+        late_allowed=late,
+    )
+    decode = decode_need(
+        demand.output_tokens_per_s / of.decode_tokens_per_s,
+        streams_per_replica=of.streams,
+        late_allowed=late,
+    )
+    return {PREFILL: max(1, ceil(prefill)), DECODE: max(1, ceil(decode))}
+
+
+# -------------------------------------------------------------------- who scales
+
+_FREE = StepLimits(cooldown_s=0.0, max_step=1000)
+"""Others pace themselves, as published: the bounds of baton's configuration are not theirs."""
+
+Foresight = Callable[[float], Demand]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """A way to scale."""
+
+    name: str
+    rule: ScalingRule | None
+    """None: the oracle."""
+    interval_s: float = 2.0
+
+    def scaler(
+        self, bounds: Mapping[str, PoolBounds], foresight: Foresight, *, interval_s: float
+    ) -> Autoscaler:
+        """A new one."""
+        options = AutoscalerOptions(interval_s=interval_s, bounds=bounds)
+        if self.rule is not ScalingRule.SLO:
+            options = replace(options, up=_FREE, down=_FREE)
+        return Autoscaler(self._policy(options, foresight), options)
+
+    def _policy(self, options: AutoscalerOptions, foresight: Foresight) -> ScalingPolicy:
+        if self.rule is None:
+            return Oracle(options, foresight)
+        return scaling_policy(str(self.rule), replace(options, rule=self.rule))
+
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm(name="oracle", rule=None),
+        Arm(name="static_peak", rule=ScalingRule.STATIC),
+        Arm(name="baton", rule=ScalingRule.SLO),
+        Arm(name="hpa", rule=ScalingRule.HPA),
+        Arm(name="kpa", rule=ScalingRule.KPA),
+        Arm(name="dynamo", rule=ScalingRule.DYNAMO),
+        Arm(name="wva", rule=ScalingRule.WVA),
+    )
+}
+
+
+def bounds(start: Mapping[str, int], most: Mapping[str, int]) -> dict[str, PoolBounds]:
+    """Of both pools."""
+    return {
+        pool: PoolBounds(min=1, start=start[pool], max=most[pool], gpus_per_replica=GPUS)
+        for pool in (PREFILL, DECODE)
+    }
+
+
+ROLES = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
