@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import asdict
 
 import baton
-from baton.config.derive import slo_book, tenants
+from baton.config.derive import price_per_hour, slo_book, tenants
 from baton.config.schema import DeploymentConfig
 from baton.control.observing import Observer
+from baton.control.usage import usage_rows
 from baton.domain.errors import OperatorError
 from baton.runtime.clock import MonotonicClock
 from baton.serving import live_config
@@ -150,6 +152,21 @@ class ControllerBody:
         rows = tick_rows(self._loop.history()[-ticks:], self._clock.now_s())
         return {"autoscaler": self._loop.plan.text, "ticks": rows}
 
+    def usage(self) -> Told:
+        """What each tenant has used since the controller began, and what was paid for besides."""
+        ledgers = self._observer.ledgers
+        prices = {
+            name: price
+            for name, pool in self._config.pools.items()
+            if (price := price_per_hour(pool)) is not None
+        }
+        rows = usage_rows(ledgers.tallies(), ledgers.spent(), ledgers.pools(), prices)
+        return {
+            "since_s": round(time.monotonic() - self._started_at_s, 1),
+            "unpriced_pools": sorted(self._config.pools.keys() - prices.keys()),
+            "tenants": [asdict(row) for row in rows],
+        }
+
     def _scaling(self) -> Told:
         counters, ticks = self._loop.counters, self._loop.history()
         acted = next((tick for tick in reversed(ticks) if tick.actions), None)
@@ -189,6 +206,10 @@ class Controller:
     async def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Told:
         """See `ControllerBody.scale`."""
         return await self._body.scale(pool, replicas, for_s)
+
+    async def usage(self) -> Told:
+        """See `ControllerBody.usage`."""
+        return self._body.usage()
 
     async def explain_scale(self, ticks: int) -> Told:
         """See `ControllerBody.explain_scale`."""

@@ -108,7 +108,12 @@ class ScalingLoop:
             await asyncio.wait({task})
 
     def reconfigure(self, plan: ScalingPlan) -> None:
-        """Go by other rules from the next turn on; counts and overrides stay."""
+        """Go by other rules from the next turn on; counts and overrides stay.
+
+        A policy whose rules have not changed keeps what it has learned.
+        """
+        if plan == self._plan:
+            return
         self._plan = plan
         self._machine.reconfigure(plan.policy(), plan.options)
         self._wake.set()
