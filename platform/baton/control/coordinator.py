@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from random import Random
 from typing import assert_never
 
+from baton.control.draining import Drains
 from baton.control.fleet_table import FleetTable
 from baton.control.journey import BROKEN, Journeys
 from baton.control.knowledge import Knowledge
@@ -107,6 +108,7 @@ class Coordinator:
             tenancy=Tenancy(self._rules.tenants, coordinators=coordinators),
         )
         self._journeys.waiters.admittance.govern(self._rules)
+        self._drains = Drains(limits, self._fleet, self._legs)
         self._reporter = Reporter(self._fleet, self.knowledge, self._journeys.accounts)
         self._probes_pairs = probing is not None
         self._prober = PairProber(
@@ -142,6 +144,7 @@ class Coordinator:
             self._legs.next_deadline_at_s(),
             self._journeys.waiters.next_at_s(),
             self._prober.next_deadline_at_s() if self._probes_pairs else None,
+            self._drains.next_at_s(),
         ):
             if at_s is not None and (first_s is None or at_s < first_s):
                 first_s = at_s
@@ -187,11 +190,15 @@ class Coordinator:
             self._journeys.tenancy.reconfigure(rules.tenants)
         if limits is not None:
             self._prober.reconfigure(limits)
+            self._drains.reconfigure(limits)
 
     def report(self, coordinator_id: str, now_s: float) -> CoordinatorReport:
         """What the controller should know: what was asked, what requests got, every pool."""
         entries, held = self._journeys.entries, self._journeys.waiters.ids()
-        return self._reporter.report(coordinator_id, now_s, entries=entries, held=held)
+        asked = self._journeys.tenancy.asked(now_s)
+        return self._reporter.report(
+            coordinator_id, now_s, entries=entries, held=held, wanted_rates=asked
+        )
 
     def fleet(self, now_s: float) -> FleetView:
         """The fleet as placement sees it."""
@@ -215,6 +222,7 @@ class Coordinator:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the machine's own books disagree."""
+        self._drains.check_integrity()
         self._prober.check_integrity()
         self._legs.check_integrity()
         self._journeys.check_integrity()
@@ -389,6 +397,7 @@ class Coordinator:
                 self._on_lost(event, now_s)
             case ReplicaDraining():
                 self._fleet.drain(event.replica_id)
+                self._drains.begin(event.replica_id, now_s)
                 self._do(self._prober.gone(event.replica_id, now_s))
             case RoleChanged():
                 self._on_role(event.replica_id, event.role, now_s)
@@ -436,6 +445,7 @@ class Coordinator:
             self._journeys.serve_queue(now_s)
 
     def _on_lost(self, event: ReplicaLost, now_s: float) -> None:
+        self._drains.over(event.replica_id)
         self._reporter.left(event.replica_id)
         self._fleet.lose(event.replica_id)
         self.knowledge.lost(event.replica_id)
@@ -458,6 +468,8 @@ class Coordinator:
             self._release_orphan(closing, now_s)
         for request_id in self._journeys.deadlines.take_due(now_s):
             self._journeys.on_deadline(self._journeys.entries[request_id], now_s)
+        for entry in self._drains.due(self._journeys.entries, now_s):
+            self._journeys.move(entry, now_s)
         retry_at_s = self._journeys.waiters.retry_at_s
         if retry_at_s is not None and retry_at_s <= now_s:
             self._journeys.serve_queue(now_s)

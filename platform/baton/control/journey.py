@@ -319,6 +319,11 @@ class Journeys:
         replica_id = self.abort_running(entry, now_s)
         self._try_elsewhere(entry, replica_id, why, now_s)
 
+    def move(self, entry: Entry, now_s: float) -> None:
+        """Take a stream off its replica, which drains, and go on elsewhere; nothing has failed."""
+        replica_id = self.abort_running(entry, now_s)
+        self.resume(entry, f"{replica_id}: it drains", now_s)
+
     def _try_elsewhere(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
         self.release(entry, now_s)
         entry.failures += 1
