@@ -127,4 +127,28 @@ class Problem:
         }
 
 
+def in_dialect(status: int, body: bytes, dialect: Dialect) -> bytes | None:
+    """An error of vLLM's, or of the framework under it, in the shape of a route's API.
+
+    None where it has that shape already, or says nothing that could be put into it.
+    """
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return None
+    match document:
+        case {"type": "error", "error": {"type": str() as kind}} if (
+            dialect is Dialect.ANTHROPIC and kind in _ANTHROPIC_TYPES.values()
+        ):
+            return None
+        case {"error": {"message": str() as message}}:
+            if dialect is not Dialect.ANTHROPIC:
+                return None
+        case {"detail": str() as message}:
+            pass
+        case _:
+            return None
+    return Problem(status=status, message=message).body(dialect)
+
+
 INTERNAL = Problem(status=500, message="the engine could not go on; the same request may succeed")

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from baton.domain.errors import BatonError
 from baton.engine.vllm.callers import ANYBODY, Caller
 from baton.engine.vllm.frontend_access import Access, is_preflight, passed_on
-from baton.engine.vllm.frontend_errors import INTERNAL, Dialect, Problem
+from baton.engine.vllm.frontend_errors import INTERNAL, Dialect, Problem, in_dialect
 from baton.engine.vllm.frontend_limits import FrontendLimits
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -53,6 +53,7 @@ _GENERATION_PATHS: Mapping[str, Dialect] = {
 # long queue) is let go: its errors then come in-band.
 _MAX_HELD_MESSAGES = 8
 _DRAIN_TIMEOUT_S = 5.0
+_FIRST_ERROR = 400
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Exchange:
 
     async def _release(self) -> None:
         held, self._held = self._held or [], None
-        for message in held:
+        for message in _in_dialect(held, self._dialect):
             await self._pass_on(message)
 
     async def _pass_on(self, message: Message) -> None:
@@ -318,6 +319,21 @@ def _dialect(path: str) -> Dialect:
 
 def _is_last(message: Message) -> bool:
     return message["type"] == "http.response.body" and not message.get("more_body", False)
+
+
+def _in_dialect(messages: list[Message], dialect: Dialect) -> list[Message]:
+    """A response; when it is a complete error, in the shape of its route's API."""
+    start = messages[0]
+    if start.get("status", 0) < _FIRST_ERROR or not _is_last(messages[-1]):
+        return messages
+    body = b"".join(message.get("body", b"") for message in messages[1:])
+    shaped = in_dialect(start["status"], body, dialect)
+    if shaped is None:
+        return messages
+    headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+    headers.append((b"content-length", str(len(shaped)).encode()))
+    end = {"type": "http.response.body", "body": shaped, "more_body": False}
+    return [{**start, "headers": headers}, end]
 
 
 def _is_event_stream(start: Message) -> bool:

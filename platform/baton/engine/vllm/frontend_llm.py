@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import traceback
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -15,7 +17,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.exceptions import GenerationError, GracefulHTTPError
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -33,6 +35,9 @@ _TASKS = ("generate",)
 # Those whose requests may leave open how many tokens they want: the handlers of the other routes
 # make that part of a request, or have a default that their API prescribes.
 _HANDLERS = ("openai_serving_chat", "openai_serving_responses")
+_LOUD_LOGGER = "vllm.entrypoints.anthropic.api_router"
+# What vLLM answers with 400.
+_CLIENTS_FAULT = (VLLMClientError, ValueError, TypeError, OverflowError)
 _CLOSE_TIMEOUT_S = 1.0
 _GONE = Problem(status=503, message="this frontend is going away; try again", retry_after_s=1.0)
 
@@ -166,6 +171,26 @@ def engine_config(args: Namespace) -> Any:  # noqa: ANN401 - vllm is not followe
         ) from error
 
 
+class NoPrompts(logging.Filter):
+    """Takes out of a log what a client sent, and refusals, which are no events for an operator.
+
+    One of vLLM's routers logs each error that it answers, with a stack and with the error's text,
+    and texts of errors repeat parts of what they are about.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written; what it says is replaced."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, FleetError):
+            return False
+        record.msg, record.args = "a handler of vLLM answered with %s", (type(error).__name__,)
+        if not isinstance(error, _CLIENTS_FAULT) and error is not None:
+            record.msg += ":\n%s"
+            record.args += ("".join(traceback.format_tb(error.__traceback__)),)
+        record.exc_info = record.exc_text = None
+        return True
+
+
 class ApiApp:
     """vLLM's complete API app, and the defaults that its handlers go by."""
 
@@ -192,6 +217,9 @@ async def api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     """Build vLLM's complete API app over `llm`."""
     app = build_app(args, _TASKS, llm.model_config)
     await init_app_state(llm, app.state, args, _TASKS)
+    loud = logging.getLogger(_LOUD_LOGGER)
+    if not any(isinstance(one, NoPrompts) for one in loud.filters):
+        loud.addFilter(NoPrompts())
     # vLLM's error handlers ask this server to exit when the engine is dead; ours is not theirs to
     # stop: it turns unhealthy instead.
     app.state.server = SimpleNamespace(should_exit=False)
