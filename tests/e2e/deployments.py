@@ -49,6 +49,12 @@ class Deployment:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
+    def fails(self, *command: str) -> str:
+        """What a command of `baton` that fails complains of."""
+        done = subprocess.run([*_BATON, *command], capture_output=True, timeout=60, check=False)
+        assert done.returncode != 0, done.stdout.decode()
+        return done.stderr.decode()
+
     def status(self) -> dict[str, Any]:
         """What `baton status` says."""
         return self.ask("status")

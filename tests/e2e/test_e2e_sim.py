@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.deployments import MAX_TOKENS, Deployment, running
+from tests.e2e.deployments import CONFIGS, MAX_TOKENS, Deployment, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STREAMS = 8
@@ -126,6 +126,58 @@ def test_a_client_that_leaves_frees_its_replicas(baton: Deployment) -> None:
     ended = baton.wait_for(lambda s: s["ingresses"][0]["in_flight"] == {}, 10)["ingresses"][0]
     assert all(row["inflight_legs"] == 0 for row in ended["replicas"])
     assert ended["ended"]["cancelled"] == before + 1, "it ran to its end instead"
+
+
+def test_a_configuration_is_applied_while_streams_flow_and_a_bad_one_changes_nothing(
+    baton: Deployment, tmp_path: Path
+) -> None:
+    file = ("-c", str(CONFIGS / "sim.yaml"), "--set", f"server.port={baton.url.rpartition(':')[2]}")
+    live = tmp_path / "live.yaml"
+    live.write_text(
+        "slo: {default: {ttft: 20s}, classes: {batch: {ttft: 60s, priority: -1}}}\n"
+        "tenants: {default: {weight: 2, rate: {requests: 10k/s}, max_in_flight: 500}}\n"
+        "admission: {max_queue: 500, max_n: 4}\n"
+        "pools: {decode: {replicas: {start: 3}}}\n"
+    )
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("slo:\n  default: {ttft: soon}\n")
+    unloadable = tmp_path / "unloadable.yaml"
+    unloadable.write_text("router: {policy: 'no_such_module:choose', disaggregate: always}\n")
+    flows, over = threading.Event(), threading.Event()
+
+    def keep_asking(number: int) -> int:
+        asked = 0
+        while not over.is_set():
+            baton.stream(prompt(number), max_tokens=40, on_chunk=lambda _count: flows.set())
+            asked += 1
+        return asked
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(keep_asking, number) for number in range(4)]
+        try:
+            assert flows.wait(60)
+            applied = baton.ask("apply", *file, "-c", str(live))
+            again = baton.ask("apply", *file, "-c", str(live))
+            assert "bad.yaml:2:19: slo.default.ttft: got 'soon'" in baton.fails(
+                "apply", *file, "-c", str(bad)
+            )
+            assert "no_such_module" in baton.fails("apply", *file, "-c", str(unloadable))
+            assert "transfer.lease" in baton.fails("apply", *file, "--set", "transfer.lease=2m")
+            grown = baton.wait_for(lambda status: decoding(status) == 3, 30)
+            back = baton.ask("apply", *file)
+        finally:
+            over.set()
+        assert all(stream.result(timeout=90) for stream in asking)
+    assert (applied["generation"], applied["resized"]) == (1, {"decode": [2, 3]})
+    assert (again["changes"], grown["generation"]) == ([], 1)
+    assert (back["generation"], back["resized"]) == (2, {"decode": [3, 2]})
+    baton.wait_for(lambda status: decoding(status) == 2, 30)
+
+
+def decoding(status: dict[str, object]) -> int:
+    """Decode replicas that the ingress sends work to."""
+    rows = status["ingresses"][0]["replicas"]  # type: ignore[index]
+    return sum(row["pool"] == "decode" and not row["draining"] for row in rows)
 
 
 def test_one_ingress_carries_many_streams_at_once(baton: Deployment) -> None:

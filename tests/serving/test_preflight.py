@@ -170,6 +170,20 @@ def test_hidden_gpus_are_not_counted(tmp_path: Path) -> None:
     assert count_gpus({}, tmp_path / "no-driver") == 0
 
 
+def test_key_files_that_are_not_there_stop_and_tenants_without_any_are_told(
+    tmp_path: Path,
+) -> None:
+    keyed = f"tenants.acme.keys_file={tmp_path / 'acme.keys'}"
+    findings = judge_machine(config(tmp_path, keyed, "tenants.other.weight=2"), GOOD)
+    (error,) = findings.errors
+    assert str(tmp_path / "acme.keys") in error
+    (warning,) = findings.warnings
+    assert "nobody can call as tenant 'other'" in warning
+    (tmp_path / "acme.keys").touch()
+    assert judge_machine(config(tmp_path, keyed), GOOD).errors == ()
+    assert judge_machine(config(tmp_path, "tenants.default.weight=2"), GOOD).warnings == ()
+
+
 def test_a_container_limit_bounds_the_memory(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("300\n")
     (tmp_path / "memory.max").write_text("1000\n")

@@ -171,6 +171,7 @@ def report(applied: Applied, outcome: str) -> dict[str, object]:
         "changes": [
             {"reload": str(one.reload), "change": str(one)}
             for one in sorted(applied.changes, key=lambda one: list(Reload).index(one.reload))
+            if {one.old, one.new} != {None, "null"}  # a section that comes or goes says enough
         ],
         "resized": {pool: list(sizes) for pool, sizes in applied.resized.items()},
         "took_s": round(applied.took_s, 3),

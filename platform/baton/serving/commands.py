@@ -126,7 +126,6 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
             "only a deployment of this machine can be started again from here",
             "apply on the machine that holds it",
         )
-    check_machine(config.config, warn=progress)
     if options.dry_run:
         return applied_report(shown, "dry run")
     started = _start_again(live.config, config, options.timeout_s, progress)

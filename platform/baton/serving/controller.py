@@ -200,8 +200,8 @@ class Controller:
         log_event(_LOGGER, logging.INFO, "controller_started", {"controller": replica_name()})
 
     async def status(self) -> Told:
-        """See `ControllerBody.status`."""
-        return await self._body.status()
+        """See `ControllerBody.status`; also which generation of the configuration holds."""
+        return {**await self._body.status(), "generation": self._holder.live.generation}
 
     async def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Told:
         """See `ControllerBody.scale`."""

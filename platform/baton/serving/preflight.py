@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.config.derive import key_files
 from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
-from baton.domain.errors import CannotStart
+from baton.domain.errors import CannotStart, ConfigInvalid
+from baton.domain.tenant import DEFAULT_TENANT
+from baton.runtime.key_files import load_ring
 from baton.serving.engines import TINY
 from baton.serving.preflight_facts import (
     ClusterFacts,
@@ -88,8 +91,9 @@ def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
             *missing,
             *memory_findings(config, facts.available_memory_bytes),
             *gpu_findings(config, facts.gpus),
+            *key_findings(config),
         ),
-        warnings=untested,
+        warnings=(*untested, *keyless_findings(config)),
     )
 
 
@@ -103,6 +107,25 @@ def judge_cluster(config: DeploymentConfig, facts: ClusterFacts) -> Findings:
             "add nodes, or lower pools.*.resources.cpus or replicas.start"
         )
     return Findings(errors=tuple(errors))
+
+
+def key_findings(config: DeploymentConfig) -> tuple[str, ...]:
+    """Files of API keys that cannot be read, or have lines that are none."""
+    try:
+        load_ring(key_files(config))
+    except ConfigInvalid as error:
+        return error.findings
+    return ()
+
+
+def keyless_findings(config: DeploymentConfig) -> tuple[str, ...]:
+    """Tenants that nobody can be."""
+    return tuple(
+        f"nobody can call as tenant '{name}', for it has no keys;"
+        f" make one with 'baton keys create --tenant {name} --file FILE' and set its keys_file"
+        for name in config.tenants
+        if name != DEFAULT_TENANT and name not in key_files(config)
+    )
 
 
 def port_findings(host: str, port: int, facts: MachineFacts) -> tuple[str, ...]:

@@ -103,6 +103,8 @@ class ServeRunning:
 @contextlib.contextmanager
 def running_deployment() -> Iterator[ServeRunning]:
     """The deployment of the cluster that this process is connected to."""
+    import ray.serve  # noqa: F401 - importing it sets the level of its logger
+
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with asyncio.Runner() as runner:
         yield ServeRunning(runner)
