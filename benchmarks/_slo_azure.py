@@ -146,7 +146,9 @@ def run(folder: Path, name: str, cold_start_s: float) -> Run:
         engines("A100", Dtype.BF16, cold_start_s),
         start,
         SERVER,
-        autoscaler=lambda: ARMS[name].scaler(limits, known, interval_s=INTERVAL_S),
+        autoscaler=lambda: ARMS[name].scaler(
+            limits, known, interval_s=INTERVAL_S, every_s=_FORESIGHT_S
+        ),
     )
     return simulate(scene, trace)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,6 +32,8 @@ from benchmarks._slo_world import (
 
 SERIES = Path("traces/servegen/m-large_rate_600s.csv")
 INTERVAL_S = 10.0
+_ORACLE_INTERVAL_S = 30.0
+"""It loses nothing by looking more rarely."""
 OPTIONS = FluidOptions(interval_s=INTERVAL_S, slo=SERVER)
 _FORESIGHT_S = 60.0
 """The oracle knows the mean demand of each minute to come, not each request."""
@@ -122,8 +125,9 @@ def run(folder: Path, name: str, cold_start_s: float) -> FluidRun:
     def known(at_s: float) -> Demand:
         return ahead[min(len(ahead) - 1, max(0, int(at_s // _FORESIGHT_S)))]
 
-    scaler = ARMS[name].scaler(limits, known, interval_s=INTERVAL_S)
-    return flow(arriving, pools, scaler, OPTIONS)
+    interval_s = _ORACLE_INTERVAL_S if name == "oracle" else INTERVAL_S
+    scaler = ARMS[name].scaler(limits, known, interval_s=interval_s, every_s=_FORESIGHT_S)
+    return flow(arriving, pools, scaler, replace(OPTIONS, interval_s=interval_s))
 
 
 def figures(folder: Path, name: str, cold_start_s: float) -> dict[str, float]:

@@ -116,20 +116,26 @@ class Arm:
     name: str
     rule: ScalingRule | None
     """None: the oracle."""
-    interval_s: float = 2.0
 
     def scaler(
-        self, bounds: Mapping[str, PoolBounds], foresight: Foresight, *, interval_s: float
+        self,
+        bounds: Mapping[str, PoolBounds],
+        foresight: Foresight,
+        *,
+        interval_s: float,
+        every_s: float,
     ) -> Autoscaler:
-        """A new one."""
+        """A new one; the oracle looks at the future every so many seconds."""
         options = AutoscalerOptions(interval_s=interval_s, bounds=bounds)
         if self.rule is not ScalingRule.SLO:
             options = replace(options, up=_FREE, down=_FREE)
-        return Autoscaler(self._policy(options, foresight), options)
+        return Autoscaler(self._policy(options, foresight, every_s), options)
 
-    def _policy(self, options: AutoscalerOptions, foresight: Foresight) -> ScalingPolicy:
+    def _policy(
+        self, options: AutoscalerOptions, foresight: Foresight, every_s: float
+    ) -> ScalingPolicy:
         if self.rule is None:
-            return Oracle(options, foresight)
+            return Oracle(options, foresight, every_s=every_s)
         return scaling_policy(str(self.rule), replace(options, rule=self.rule))
 
 

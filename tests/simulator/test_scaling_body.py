@@ -66,7 +66,7 @@ def test_a_stop_calls_off_starts_before_it_stops_who_serves() -> None:
         1: (StartReplicas(pool="mixed", replicas=2),),
         2: (StopReplicas(pool="mixed", replicas=3),),
     }
-    got, seen = run(script, mixed)
+    got, seen = run(script, mixed, served=trace(50, rate_per_s=5.0))
     last = seen[-1].pools["mixed"]
     assert (last.starting, last.ready, last.draining) == (0, 1, 0)
     started_s = 2 * 1.0  # called off a second after they were asked for
@@ -143,3 +143,10 @@ def test_going_back_on_the_last_change_of_a_pool_is_a_reversal_however_late() ->
 def test_a_scenario_that_would_tick_without_a_pause_is_refused() -> None:
     with pytest.raises(ValueError, match=r"scaling_interval_s is 0.0, wanted more than 0"):
         scenario(pool(Role.MIXED, 1, ENGINE), scaling_interval_s=0.0)
+
+
+def test_an_idle_fleet_is_not_taken_for_one_that_is_out_of_touch() -> None:
+    late = Trace(name="t", requests=(TraceRequest(0.1, 50, 5), TraceRequest(40.0, 50, 5)))
+    _, seen = run({}, pool(Role.MIXED, 2), served=late, until_s=45.0)
+    assert [one.missing for one in seen[5:]] == [()] * len(seen[5:])
+    assert len(seen) >= 40

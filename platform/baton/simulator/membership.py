@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from baton.control.observing import PoolState
+from baton.control.pool_views import PoolState
 from baton.domain.fleet import Role
 from baton.simulator.fleet import VirtualFleet
 from baton.simulator.plans import PoolPlan

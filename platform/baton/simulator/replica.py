@@ -99,6 +99,7 @@ class VirtualReplica:
         self._expiry_watched_s = float("inf")
         self._flush_due = False
         self._changed = True
+        self._said_at_s = world.timeline.now_s
         world.by_address[facts.side_channel] = self
         world.transfers.network.connect(facts.side_channel, wires.bytes_per_s)
 
@@ -117,9 +118,12 @@ class VirtualReplica:
 
     def beat(self) -> None:
         """Report to everybody, if there is anything to report."""
-        if not (self._changed or self._ends_at_s is not None or self._world.reporting.always):
+        reporting, now_s = self._world.reporting, self._timeline.now_s
+        silent = now_s - self._said_at_s < reporting.silence_s
+        if silent and not (self._changed or self._ends_at_s is not None or reporting.always):
             return
         self._changed = False
+        self._said_at_s = now_s
         load = self.load()
         for session in self._sessions:
             self._report(session, load)

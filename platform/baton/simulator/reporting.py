@@ -17,6 +17,8 @@ class Reporting:
     """How long cache changes are gathered before they are sent."""
     always: bool = True
     """Report even if nothing has happened since the last time, as the fleet link does."""
+    silence_s: float = float("inf")
+    """Without `always`: the longest that a replica says nothing."""
     cached: bool = True
     """Say what is cached."""
     patience_s: float = 1.0

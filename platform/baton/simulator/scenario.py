@@ -9,7 +9,7 @@ to replicas from outside is known beforehand, and no engine's jump goes beyond i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from baton.control.coordinator import Coordinator
@@ -59,6 +59,8 @@ __all__ = [
 _SETTLE_S = 1.0
 """Replicas join so long before the trace begins."""
 _PROGRESS_PARTS = 200
+_SILENCE_S = 4.0
+"""Less than half of what an observer takes for stale (`ObserverOptions.stale_s`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,8 @@ class Stage:
         self._index = scenario.index if shared else IndexOptions(mode=IndexMode.EVENTS)
         replicas = len(scenario.replica_ids())
         reporting = scenario.reporting or economical(replicas, scenario.coordinators, shared=shared)
+        if scenario.autoscaler is not None:  # which holds still where it has not heard for long
+            reporting = replace(reporting, silence_s=min(reporting.silence_s, _SILENCE_S))
         options = FleetOptions(
             seed=scenario.seed, latency_s=scenario.latency_s, reporting=reporting
         )
