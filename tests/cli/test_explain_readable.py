@@ -16,6 +16,7 @@ from baton.domain.handoff import (
     RouteReason,
 )
 from baton.domain.request import Phase
+from baton.domain.slo import ALL_MET, Judgement, Slo
 from baton.telemetry.records import story
 
 REMOTE = Route(
@@ -77,6 +78,10 @@ RECORD = RequestRecord(
     ended_at_s=11.0,
     prefill_done_at_s=10.1,
     handed_off_blocks=250,
+    tenant="acme",
+    slo=Slo(name="chat", ttft_s=0.15, tpot_s=0.03),
+    judgement=Judgement(served=True, ttft_met=False, tpot_met=True, itl_met=True),
+    gpu_s=0.24,
 )
 
 
@@ -95,6 +100,9 @@ def test_a_request_is_shown_with_its_options_and_what_came_of_them() -> None:
         "chatcmpl-r-1-1a2b3c4d: finished (stop)\n"
         "  tokens: 3990 prompt (3008 cached), 64 output\n"
         "  since arrival: first token 200 ms, end 1 s\n"
+        "  TTFT: held 0.3 ms + queue 0 ms + prefill 99.7 ms + transfer 70 ms + decode 30 ms\n"
+        "  class chat of tenant acme: missed: TTFT 200 ms, promised 150 ms\n"
+        "  device time: 240 ms\n"
         "  resumes: 0\n"
         "\n"
         "placement 1 of 1\n"
@@ -208,3 +216,49 @@ def test_a_request_that_was_refused_is_one_paragraph() -> None:
 def test_the_choices_of_a_request_are_one_paragraph_each() -> None:
     text = shown(RECORD, replace(RECORD, request_id="1_chatcmpl-r-1-1a2b3c4d"))
     assert "\n\n1_chatcmpl-r-1-1a2b3c4d: finished" in text
+
+
+def test_every_objective_that_was_broken_is_named_with_what_came() -> None:
+    slo = Slo(name="chat", ttft_s=0.15, tpot_s=0.01, itl_p99_s=0.05)
+    judgement = Judgement(served=True, ttft_met=False, tpot_met=False, itl_met=False)
+    broken = replace(RECORD, slo=slo, judgement=judgement, slow_gaps=9, worst_gap_s=0.3)
+    assert line_with("class chat", broken) == (
+        "class chat of tenant acme: missed: TTFT 200 ms, promised 150 ms;"
+        " TPOT 12.7 ms, promised 10 ms; 9 gaps above 50 ms, 0 allowed"
+    )
+
+
+def test_a_request_that_was_refused_says_that_it_was_not_served() -> None:
+    refused = replace(
+        RECORD,
+        outcome=Phase.SHED,
+        first_token_at_s=None,
+        last_token_at_s=None,
+        output_tokens=0,
+        judgement=Judgement(served=False, ttft_met=True, tpot_met=True, itl_met=True),
+    )
+    assert line_with("class chat", refused).endswith("missed: not served")
+    assert "TTFT: " not in shown(refused)
+
+
+def test_a_client_that_left_in_time_with_nothing_counts_neither_way() -> None:
+    left = replace(
+        RECORD,
+        outcome=Phase.CANCELLED,
+        first_token_at_s=None,
+        last_token_at_s=None,
+        output_tokens=0,
+        judgement=Judgement(served=True, ttft_met=True, tpot_met=True, itl_met=True),
+    )
+    assert line_with("class chat", left).endswith("tenant acme: excused")
+
+
+def test_a_request_that_met_everything_is_called_good() -> None:
+    good = replace(RECORD, slo=Slo(name="chat", ttft_s=0.5), judgement=ALL_MET)
+    assert line_with("class chat", good).endswith("tenant acme: good")
+
+
+def test_time_that_was_lost_on_another_replica_is_a_part_of_its_own() -> None:
+    again = replace(DECISION, at_s=10.15)
+    resumed = replace(RECORD, decisions=(DECISION, again), prefill_done_at_s=10.18)
+    assert line_with("TTFT: ", resumed).startswith("TTFT: held 0.3 ms + lost 150 ms + queue")

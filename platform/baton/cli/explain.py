@@ -75,7 +75,33 @@ def _request_lines(story: Told) -> Iterator[str]:
         f"  since arrival: first token {duration_text(story['first_token_s'])}, "
         f"end {duration_text(story['ended_s'])}"
     )
+    if (parts := story["ttft_parts"]) is not None:
+        spent = " + ".join(
+            f"{name.removesuffix('_s')} {duration_text(part_s)}"
+            for name, part_s in parts.items()
+            if part_s or name != "lost_s"
+        )
+        yield f"  TTFT: {spent}"
+    yield f"  class {story['slo_class']} of tenant {story['tenant']}: {_verdict_text(story)}"
+    yield f"  device time: {duration_text(story['gpu_s'])}"
     yield f"  resumes: {story['resumes']}"
+
+
+def _verdict_text(story: Told) -> str:
+    """`good`, or which objective was broken, and by how much."""
+    if story["verdict"] != "missed":
+        return str(story["verdict"])
+    broken = [] if "served" not in story["missed"].split(",") else ["not served"]
+    broken += [_broken_text(row) for row in story["objectives"] if not row["met"]]
+    return f"missed: {'; '.join(broken)}"
+
+
+def _broken_text(row: Told) -> str:
+    name, promised = row["objective"].upper(), duration_text(row["promised_s"])
+    got = "never came" if row["got_s"] is None else duration_text(row["got_s"])
+    if "slow_gaps" in row:
+        return f"{row['slow_gaps']} gaps above {promised}, {row['allowed_gaps']} allowed"
+    return f"{name} {got}, promised {promised}"
 
 
 def _decision_lines(decision: Told) -> Iterator[str]:

@@ -10,7 +10,9 @@ from collections import OrderedDict, deque
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import Decision, Option, Route
 from baton.domain.request import Phase
+from baton.policy.judging import tpot_s
 from baton.telemetry.logs import log_event
+from baton.telemetry.promises import missed, objectives, ttft_parts, verdict
 
 _LOGGER = logging.getLogger(__name__)
 _TROUBLED = frozenset({Phase.FAILED, Phase.EVICTED, Phase.SHED})
@@ -80,17 +82,27 @@ def headline(record: RequestRecord) -> Story:
         "last_token_s": _since(record.arrived_at_s, record.last_token_at_s),
         "ended_s": _since(record.arrived_at_s, record.ended_at_s),
         "handed_off_blocks": record.handed_off_blocks,
+        "tenant": record.tenant,
+        "slo_class": record.slo.name,
+        "verdict": verdict(record),
+        "missed": ",".join(missed(record)),
+        "tpot_s": _maybe(tpot_s(record)),
+        "worst_gap_s": _plain(record.worst_gap_s),
+        "held_s": _plain(record.held_s),
+        "gpu_s": _plain(record.gpu_s),
     } | _foresight(_decision_of_first_token(record), record)
 
 
 def story(record: RequestRecord) -> Story:
-    """The headline, and how each placement was decided."""
+    """The headline, what was promised, where the time went, and how each placement was decided."""
     first = _decision_of_first_token(record)
     decisions: list[Story] = []
     for decision, became in zip(record.decisions, record.routes, strict=False):
         told = _decision(decision, became, record)
         decisions.append(told | _foresight(decision, record if decision is first else None))
     return headline(record) | {
+        "objectives": objectives(record),
+        "ttft_parts": ttft_parts(record),
         "routes": [_route(route) for route in record.routes],
         "resume_reasons": list(record.resume_reasons),
         "decisions": decisions,
@@ -196,6 +208,10 @@ def _since(from_s: float, at_s: float | None) -> float | None:
 def _plain(value: float) -> float | None:
     """Rounded; None for what JSON cannot say."""
     return round(value, 6) if math.isfinite(value) else None
+
+
+def _maybe(value: float | None) -> float | None:
+    return None if value is None else _plain(value)
 
 
 def _names(request_id: str) -> re.Pattern[str]:
