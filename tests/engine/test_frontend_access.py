@@ -1,0 +1,210 @@
+"""Who is let in, what vLLM sees of it, and how the caller and its cache reach the seam."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.domain.tenant import DEFAULT_TENANT
+from baton.engine.vllm.callers import CALLER_ARG, Caller, caller_of, with_caller
+from baton.engine.vllm.frontend_access import Access, is_preflight, passed_on
+from baton.engine.vllm.frontend_errors import Dialect, Problem
+from baton.engine.vllm.salts import scoped_salt
+from baton.runtime.keys import KeyRing, Known, Unknown, mint
+
+NOW = datetime(2026, 11, 20, tzinfo=UTC)
+ACME, ACME_KEY = mint("acme", now=NOW)
+BETA, BETA_KEY = mint("beta", now=NOW)
+OLD, OLD_KEY = mint("acme", now=NOW, expires_at=NOW - timedelta(seconds=1))
+RING = KeyRing([ACME, BETA, OLD])
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def look_up(token: str) -> Known | Unknown:
+    return RING.look_up(token, NOW)
+
+
+STRICT = Access(look_up=look_up, anonymous=False, isolated=frozenset({"acme"}))
+OPEN_TOO = Access(look_up=look_up, anonymous=True)
+
+
+def bearer(token: str) -> Headers:
+    return [(b"authorization", f"Bearer {token}".encode())]
+
+
+def api_key(token: str) -> Headers:
+    return [(b"x-api-key", token.encode())]
+
+
+@pytest.mark.parametrize("shown", [bearer, api_key])
+def test_a_good_key_says_whose_it_is_in_either_header(shown: Callable[[str], Headers]) -> None:
+    assert STRICT.caller(shown(ACME_KEY)) == Caller("acme", None, "acme")
+    assert STRICT.caller(shown(BETA_KEY)) == Caller("beta", None, None)
+    assert STRICT.caller([*bearer(ACME_KEY), *api_key(ACME_KEY)]) == Caller("acme", None, "acme")
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ([], "wanted an API key"),
+        ([(b"authorization", b"Basic dXNlcjpwYXNz")], "wanted an API key"),
+        ([(b"authorization", b"Bearer")], "wanted an API key"),
+        ([(b"authorization", b"Bearer ")], "wanted an API key"),
+        ([(b"authorization", ACME_KEY.encode())], "wanted an API key"),
+        ([(b"x-api-key", b"")], "wanted an API key"),
+        (bearer("EMPTY"), "not known"),
+        (bearer(ACME_KEY[:-1]), "not known"),
+        (bearer(ACME_KEY + " x"), "not known"),
+        (bearer(OLD_KEY), "expired"),
+        ([*bearer(ACME_KEY), *api_key(BETA_KEY)], "several different"),
+        ([*bearer(ACME_KEY), *bearer(BETA_KEY)], "several different"),
+        ([*bearer(ACME_KEY), *api_key("wrong")], "several different"),
+    ],
+)
+def test_where_keys_are_needed_nothing_else_lets_anybody_in(headers: Headers, why: str) -> None:
+    refused = STRICT.caller(headers)
+    assert isinstance(refused, Problem)
+    assert refused.status == 401
+    assert why in refused.message
+    named = dict(refused.headers())
+    assert named[b"www-authenticate"].startswith(b'Bearer realm="baton"')
+    assert (b"invalid_token" in named[b"www-authenticate"]) == ("wanted" not in why)
+    for token in (ACME_KEY, BETA_KEY, OLD_KEY):
+        assert token.rpartition("_")[2] not in refused.message
+
+
+def test_where_there_are_no_keys_any_word_that_a_client_sends_is_ignored() -> None:
+    for headers in ([], bearer("none"), api_key(ACME_KEY)):
+        assert Access().caller(headers) == Caller()
+
+
+def test_where_nobody_has_a_key_and_nobody_is_let_in_without_one_nobody_is() -> None:
+    refused = Access(anonymous=False).caller(bearer("x"))
+    assert isinstance(refused, Problem)
+    assert refused.status == 401
+
+
+def test_beside_callers_without_a_key_a_bad_key_of_ours_is_still_refused() -> None:
+    for headers in ([], bearer("none"), api_key("EMPTY")):
+        assert OPEN_TOO.caller(headers) == Caller(DEFAULT_TENANT)
+    assert OPEN_TOO.caller(bearer(ACME_KEY)) == Caller("acme")
+    assert OPEN_TOO.caller([*bearer(ACME_KEY), *api_key("none")]) == Caller("acme")
+    for token in (OLD_KEY, ACME_KEY + "x", "bt_"):
+        assert isinstance(OPEN_TOO.caller(bearer(token)), Problem)
+
+
+@pytest.mark.parametrize("value", [b"batch", b"premium-2", b"a.b_C", b"x" * 64])
+def test_a_class_is_asked_for_by_its_name(value: bytes) -> None:
+    asked = Access().caller([(b"X-SLO-Class", b" " + value + b" ")])
+    assert asked == Caller(slo_class=value.decode())
+
+
+@pytest.mark.parametrize("value", [b"x" * 65, b"a b", b"-a", b"a\x00", b"\xff", b"a,b"])
+def test_what_is_no_name_of_a_class_is_a_bad_request(value: bytes) -> None:
+    refused = Access().caller([(b"x-slo-class", value)])
+    assert isinstance(refused, Problem)
+    assert refused.status == 400
+    assert "x-slo-class" in refused.message
+
+
+def test_one_class_is_asked_for_at_most() -> None:
+    twice = [(b"x-slo-class", b"a"), (b"x-slo-class", b"a")]
+    assert Access().caller(twice) == Caller(slo_class="a")
+    assert isinstance(Access().caller([*twice, (b"x-slo-class", b"b")]), Problem)
+    assert Access().caller([(b"x-slo-class", b"")]) == Caller()
+
+
+def test_vllm_sees_no_credentials_and_nothing_that_is_ours_to_say() -> None:
+    kept = [
+        (b"content-type", b"application/json"),
+        (b"x-request-id", b"abc"),
+        (b"x-session-id", b"s"),
+        (b"traceparent", b"00-1"),
+        (b"x-batonic", b"1"),
+    ]
+    dropped = [
+        (b"Authorization", b"Bearer x"),
+        (b"proxy-authorization", b"x"),
+        (b"X-Api-Key", b"x"),
+        (b"cookie", b"x"),
+        (b"x-slo-class", b"x"),
+        (b"X-Baton-Tenant", b"x"),
+        (b"x-baton-", b"x"),
+        (b"x-request-disconnect-disabled", b"x"),
+        (b"x-request-timeout-seconds", b"1"),
+    ]
+    assert passed_on([*dropped, *kept]) == kept
+
+
+def test_a_preflight_is_an_options_request_with_both_of_its_headers() -> None:
+    asks = [(b"Origin", b"https://x"), (b"access-control-request-method", b"POST")]
+    assert is_preflight("OPTIONS", asks)
+    assert not is_preflight("POST", asks)
+    assert not is_preflight("OPTIONS", asks[:1])
+    assert not is_preflight("OPTIONS", asks[1:])
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 429, 503, 504])
+def test_every_refusal_has_a_word_of_its_own_in_every_dialect(status: int) -> None:
+    problem = Problem(status=status, message="m")
+    for dialect in Dialect:
+        error = json.loads(problem.body(dialect))["error"]
+        assert error["type"] not in {"api_error", "InternalServerError"}
+    retry_after = dict(problem.headers()).get(b"retry-after")
+    assert retry_after == (b"1" if status in {429, 503} else None)
+
+
+texts = st.text(max_size=6) | st.sampled_from(["baton:", "baton:tenant:a", "baton:shared:"])
+scopes = st.none() | st.sampled_from(["a", "b", "a.b", "shared", "tenant"])
+
+
+@settings(max_examples=60)
+@given(one=st.tuples(scopes, st.none() | texts), other=st.tuples(scopes, st.none() | texts))
+def test_no_caller_can_write_the_salt_of_another_scope(
+    one: tuple[str | None, str | None], other: tuple[str | None, str | None]
+) -> None:
+    assert (scoped_salt(*one) == scoped_salt(*other)) == (one == other)
+
+
+def test_without_tenants_of_their_own_salts_are_as_clients_sent_them() -> None:
+    assert scoped_salt(None, None) is None
+    assert scoped_salt(None, "mine") == "mine"
+
+
+@given(
+    caller=st.builds(
+        Caller,
+        tenant=st.text(max_size=5),
+        slo_class=st.none() | st.text(max_size=5),
+        cache_scope=st.none() | st.text(max_size=5),
+    ),
+    forged=st.none() | st.lists(st.none() | st.text(max_size=5) | st.integers(), max_size=4),
+)
+@settings(max_examples=60)
+def test_who_asks_is_what_the_gate_says_whatever_a_client_wrote_there(
+    caller: Caller, forged: object
+) -> None:
+    sent = {"own": 1, CALLER_ARG: forged}
+    carried = with_caller(sent, caller)
+    assert carried is not None
+    assert carried["own"] == 1
+    assert caller_of(carried) == caller
+    assert caller_of({CALLER_ARG: forged}) == (
+        Caller(*forged)
+        if isinstance(forged, list)
+        and len(forged) == 3
+        and isinstance(forged[0], str)
+        and all(part is None or isinstance(part, str) for part in forged[1:])
+        else Caller()
+    )
+
+
+def test_nothing_rides_along_for_nobody_in_particular() -> None:
+    assert with_caller(None, Caller()) is None
+    assert with_caller({CALLER_ARG: ["acme", None, None]}, Caller()) is None

@@ -1,0 +1,164 @@
+"""What a body alone shows; the twin is the parser that vLLM's framework uses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.engine.vllm import frontend_limits
+from baton.engine.vllm.frontend_limits import MOST_MESSAGES, FrontendLimits
+
+CHAT = "/v1/chat/completions"
+PATHS = {
+    CHAT: "messages",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
+    "/v1/responses": "input",
+    "/tokenize": "messages",
+}
+THREE = FrontendLimits(max_messages=3)
+
+
+def why(limits: FrontendLimits, path: str, body: bytes) -> str | None:
+    problem = limits.broken_by(path, body)
+    if problem is None:
+        return None
+    assert problem.status == 400
+    return problem.message
+
+
+def conversation(count: int, key: str = "messages") -> bytes:
+    return json.dumps({"model": "m", key: [{"role": "user"}] * count}).encode()
+
+
+@pytest.mark.parametrize(("path", "key"), PATHS.items())
+def test_more_messages_than_are_taken_are_refused(path: str, key: str) -> None:
+    assert why(THREE, path, conversation(3, key)) is None
+    assert why(THREE, path, conversation(4, key)) == f"4 {key}, at most 3 are taken"
+
+
+def test_where_no_limit_is_set_there_is_one_far_above_any_conversation() -> None:
+    assert why(FrontendLimits(), CHAT, conversation(MOST_MESSAGES)) is None
+    assert why(FrontendLimits(), CHAT, conversation(100_000)) is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"messages": [{},{},{},{}], "x": NaN}',
+        b'{"messages": [{},{},{},{}], "x": -Infinity}',
+        json.dumps({"messages": [{}] * 4}).encode("utf-16"),
+        json.dumps({"messages": [{}] * 4}).encode("utf-32-le"),
+        b'{"messages": [], "messages": [{},{},{},{}]}',
+        b'\xef\xbb\xbf{"messages": [{},{},{},{}]}',
+        b'{"messages":[{},{},{},{}]}',
+        b'{"messages": [1, 2, "x", null]}',
+        b'{"x": "\xed\xa0\x80", "messages": [{},{},{},{}]}',
+    ],
+)
+def test_whatever_the_framework_can_read_is_counted(body: bytes) -> None:
+    assert len(json.loads(body)["messages"]) == 4
+    assert why(THREE, CHAT, body) is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no json at all",
+        b'{"messages": [{},{},{},{}',
+        b'{"messages": "a long enough text"}',
+        b'{"messages": {"a": 1, "b": 2, "c": 3, "d": 4}}',
+        b'[{"messages": [{},{},{},{}]}]',
+        b'{"input": [{},{},{},{}]}',
+        b'{"x": {"messages": [{},{},{},{}]}}',
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+    ],
+)
+def test_what_is_no_conversation_is_left_to_vllm(body: bytes) -> None:
+    assert why(THREE, CHAT, body) is None
+
+
+def test_a_completion_has_no_messages() -> None:
+    assert why(THREE, "/v1/completions", conversation(9)) is None
+
+
+@pytest.mark.parametrize("depth", [10_000, 100_000])
+@pytest.mark.parametrize("opening", ["[", '{"messages":'])
+def test_a_body_that_is_nested_deeply_is_refused_without_a_stack_to_spill(
+    depth: int, opening: str
+) -> None:
+    closing = {"[": "]", '{"messages":': "}"}[opening]
+    body = ('{"messages":' + opening * depth + "1" + closing * depth + "}").encode()
+    assert why(THREE, CHAT, body) == "the body is nested too deeply"
+    unread = ('{"messages":[],"x":' + opening * depth + "1" + closing * depth + "}").encode()
+    assert why(THREE, CHAT, unread) == "the body is nested too deeply"
+
+
+text = st.text(st.characters(min_codepoint=0, max_codepoint=0x10FFFF), max_size=8) | st.lists(
+    st.sampled_from(["\ud83d", "\ude00", "\\", "ud800", '"', "한", "\U0001f600"]), max_size=6
+).map("".join)
+
+
+@settings(max_examples=300)
+@given(values=st.lists(text, max_size=4), ascii_only=st.booleans())
+def test_half_a_pair_is_found_exactly_where_a_string_cannot_be_encoded(
+    values: list[str], *, ascii_only: bool
+) -> None:
+    body = json.dumps(values, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    try:
+        json.dumps(json.loads(body), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        encodable = False
+    else:
+        encodable = True
+    assert (why(FrontendLimits(), "/v1/completions", body) is None) == encodable
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_half_a_pair_is_found_in_other_encodings_than_utf_8(encoding: str) -> None:
+    for value, fine in (("\ud83d", False), ("\U0001f600", True)):
+        body = json.dumps({"x": value}, ensure_ascii=False).encode(encoding, "surrogatepass")
+        assert (why(FrontendLimits(), CHAT, body) is None) == fine
+
+
+def test_text_without_a_doubt_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsing is what costs: most bodies are only searched."""
+
+    def never(_body: bytes) -> object:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(frontend_limits, "_loads", never)
+    body = json.dumps({"messages": [{"content": "한국어 \U0001f600 \\n \\\\ é" * 100}]})
+    for sent in (body, json.dumps(json.loads(body), ensure_ascii=False)):
+        assert why(FrontendLimits(), CHAT, sent.encode()) is None
+
+
+def test_answers_and_tokens_are_counted_up_to_their_limits() -> None:
+    limits = FrontendLimits(max_n=2, max_tokens=100)
+    assert limits.too_many_answers(2) is None
+    assert limits.too_many_answers(3) is not None
+    assert limits.too_many_tokens(100) is None
+    assert limits.too_many_tokens(None) is None
+    assert limits.too_many_tokens(101) is not None
+    assert FrontendLimits().too_many_answers(10**6) is None
+    assert FrontendLimits().too_many_tokens(10**6) is None
+
+
+@pytest.mark.parametrize(
+    ("default", "most", "given_tokens"), [(None, None, None), (7, None, 7), (7, 5, 5), (None, 5, 5)]
+)
+def test_who_does_not_say_gets_the_default_or_as_much_as_anybody_may_have(
+    default: int | None, most: int | None, given_tokens: int | None
+) -> None:
+    limits = FrontendLimits(default_max_tokens=default, max_tokens=most)
+    assert limits.tokens_unless_said == given_tokens
+
+
+@pytest.mark.parametrize("name", ["max_body_bytes", "max_n", "max_tokens", "max_messages"])
+def test_a_limit_of_nothing_is_a_mistake(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        FrontendLimits(**{name: 0})
