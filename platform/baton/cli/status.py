@@ -37,8 +37,9 @@ def readable(report: Report) -> Report:
     members = cast("list[Told]", report.get("members", []))
     views = _views(ingresses)
     shown = dict(report)
-    shown.pop("wanted", None)
-    shown.pop("members", None)
+    for name in ("wanted", "members", "pools", "classes", "demand", "autoscaler"):
+        shown.pop(name, None)
+    shown |= _service(report)
     shown["replicas"] = [
         _replica(member, views.get(member["replica_id"], [])) for member in members
     ]
@@ -56,6 +57,81 @@ def readable(report: Report) -> Report:
     return shown
 
 
+def _service(report: Report) -> Report:
+    """What requests get, what waits, and how pools are scaled; as far as the controller says it."""
+    told: dict[str, object] = {}
+    if scaling := cast("Told", report.get("autoscaler")):
+        told["autoscaler"] = _scaling_text(scaling)
+        if overrides := scaling["overrides"]:
+            told["by_hand"] = [_override_text(one) for one in overrides]
+        if failure := scaling["last_failure"]:
+            failed = scaling["failed_calls"] + scaling["failed_turns"]
+            told["scaling_failures"] = f"{failed}, the last: {failure}"
+    if demand := cast("Told", report.get("demand")):
+        told["admission"] = _admission_text(demand)
+    if pools := cast("list[Told]", report.get("pools")):
+        told["pools"] = [_pool(pool) for pool in pools]
+    if classes := cast("list[Told]", report.get("classes")):
+        told["classes"] = [_class(one) for one in classes]
+    return told
+
+
+def _scaling_text(scaling: Told) -> str:
+    """The policy, and why it did nothing or what it did last."""
+    text = str(scaling["policy"])
+    if held := scaling["held"]:
+        return f"{text}; held, because {held}"
+    if (last := scaling["last_action"]) is not None:
+        return f"{text}; last {', '.join(last['actions'])}, {duration_text(last['age_s'])} ago"
+    return text
+
+
+def _override_text(override: Told) -> str:
+    remaining_s = override["remaining_s"]
+    lasts = "until taken back" if remaining_s is None else f"for {duration_text(remaining_s)} more"
+    return f"{override['pool']} at {override['replicas']} {lasts}"
+
+
+def _admission_text(demand: Told) -> str:
+    text = (
+        f"{demand['requests_per_s']:g} requests/s, {demand['refused_per_s']:g} refused/s, "
+        f"{demand['in_flight']} in flight, {demand['held']} held"
+    )
+    slack_s = demand["slack_s"]
+    if slack_s is None:
+        return text
+    late = "is late by" if slack_s < 0 else "has left"
+    return f"{text}; the most urgent {late} {duration_text(abs(slack_s))}"
+
+
+def _pool(pool: Told) -> dict[str, object]:
+    row = {name: pool[name] for name in ("pool", "want", "ready", "starting", "draining")}
+    if "prefill" in pool:
+        plays = {role: pool[role] for role in ("prefill", "decode", "mixed") if pool[role]}
+        row["roles"] = ", ".join(f"{count} {role}" for role, count in plays.items()) or "-"
+        row["busy"] = "-" if pool["busy"] is None else f"{pool['busy']:.0%}"
+        row["cold_start"] = duration_text(pool["cold_start_s"])
+    if "trouble" in pool:
+        row["trouble"] = str(pool["trouble"]).partition("\n")[0]
+    return row
+
+
+def _class(one: Told) -> dict[str, object]:
+    return {
+        "class": one["class"],
+        "ttft": duration_text(one["ttft_s"]),
+        "tpot": duration_text(one["tpot_s"]),
+        "target": _share_text(one["target"]),
+        "now": _share_text(one["attainment"]),
+        "window": _share_text(one["window_attainment"]),
+        "goodput": f"{one['goodput_per_s']:g} of {one['requests_per_s']:g}/s",
+    }
+
+
+def _share_text(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"
+
+
 def _views(ingresses: list[Told]) -> dict[str, list[Told]]:
     """Each replica as the ingresses see it that have reached it."""
     views: dict[str, list[Told]] = {}
@@ -70,6 +146,8 @@ def _replica(member: Told, views: list[Told]) -> dict[str, object]:
     if not views:
         return row | {"state": "not joined"}
     view = views[0]
+    if view.get("role", row["role"]) != row["role"]:
+        row["role"] = f"{view['role']}, was {row['role']}"
     return (
         row
         | {
