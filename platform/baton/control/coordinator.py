@@ -197,7 +197,12 @@ class Coordinator:
         entries, held = self._journeys.entries, self._journeys.waiters.ids()
         asked = self._journeys.tenancy.asked(now_s)
         return self._reporter.report(
-            coordinator_id, now_s, entries=entries, held=held, wanted_rates=asked
+            coordinator_id,
+            now_s,
+            entries=entries,
+            held=held,
+            wanted_rates=asked,
+            drained_s=self._journeys.waiters.admittance.drained_s(),
         )
 
     def fleet(self, now_s: float) -> FleetView:

@@ -64,8 +64,13 @@ class Reporter:
         entries: Mapping[str, Entry],
         held: Collection[str],
         wanted_rates: WantedRates = (),
+        drained_s: float = 0.0,
     ) -> CoordinatorReport:
-        """Everything, at this moment; `held` are the ids of those that wait here."""
+        """Everything, at this moment.
+
+        `held` are the ids of those that wait here; all of them are let in within `drained_s`.
+        """
+        held = frozenset(held)
         accounts = self._accounts
         in_flight = entries.values()
         return CoordinatorReport(
@@ -78,7 +83,7 @@ class Reporter:
             tpot=accounts.board.tpot(),
             in_flight=len(entries),
             held=len(held),
-            slack_s=least_slack_s(in_flight, now_s),
+            slack_s=least_slack_s(in_flight, now_s, held=held, drained_s=drained_s),
             pools=self._pools(now_s, strictest_tpot_s(accounts.classes(now_s))),
             held_work_s=self._held_work_s(entries[one] for one in held if one in entries),
             wanted_rates=wanted_rates,
@@ -165,21 +170,28 @@ class Reporter:
         )
 
 
-def least_slack_s(in_flight: Iterable[Entry], now_s: float) -> float | None:
+def least_slack_s(
+    in_flight: Iterable[Entry], now_s: float, *, held: Collection[str] = (), drained_s: float = 0.0
+) -> float | None:
     """What the request has left of its TTFT objective that is worst off; None: nobody waits.
 
-    A request that is placed has what its placement predicted still before it; one that is held has
-    at least no less, and is seen to be late when it is.
+    A request that is placed has what its placement predicted still before it. Those that are held
+    go one after the other, whoever must begin soonest first, the last of them after `drained_s`.
     """
-    least_s: float | None = None
+    slacks: list[float] = []
+    waiting: list[float] = []
     for entry in in_flight:
         objective_s = entry.slo.ttft_s
         if objective_s is None or entry.first_token_at_s is not None:
             continue
-        slack_s = objective_s - (now_s - entry.request.arrived_at_s) - _to_come_s(entry, now_s)
-        if least_s is None or slack_s < least_s:
-            least_s = slack_s
-    return least_s
+        left_s = objective_s - (now_s - entry.request.arrived_at_s)
+        if entry.request_id in held:
+            waiting.append(left_s)
+        else:
+            slacks.append(left_s - _to_come_s(entry, now_s))
+    turn_s = drained_s / max(1, len(waiting))
+    slacks += [left_s - place * turn_s for place, left_s in enumerate(sorted(waiting), start=1)]
+    return min(slacks, default=None)
 
 
 def _to_come_s(entry: Entry, now_s: float) -> float:
