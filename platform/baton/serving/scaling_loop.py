@@ -85,6 +85,7 @@ class ScalingLoop:
         self._failed: dict[str, str] = {}
         """Pools for which the last call failed, and why."""
         self._held = ""
+        self._decided = False
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -372,10 +373,13 @@ class ScalingLoop:
         return True
 
     def _say_held(self, tick: Tick) -> None:
+        self._decided = self._decided or not tick.held
         if tick.held != self._held:
             self._held = tick.held
             if tick.held:
-                log_event(_LOGGER, logging.WARNING, "scaling_held", {"why": tick.held})
+                # The first turns of a loop have nothing to compare with: that is no trouble.
+                level = logging.WARNING if self._decided else logging.INFO
+                log_event(_LOGGER, level, "scaling_held", {"why": tick.held})
             else:
                 log_event(_LOGGER, logging.INFO, "scaling_goes_on", {})
 
