@@ -61,21 +61,14 @@ SECONDS = st.floats(0.0, 5.0)
 
 
 @given(
-    held_s=SECONDS,
-    lost_s=st.none() | SECONDS,
-    engine_s=SECONDS,
-    rest_s=st.none() | SECONDS,
-    prefill_s=SECONDS,
-    decode_s=SECONDS,
+    spent_s=st.tuples(SECONDS, st.none() | SECONDS, SECONDS, st.none() | SECONDS),
+    predicted_s=st.tuples(SECONDS, SECONDS),
 )
 def test_the_parts_of_a_ttft_add_up_to_it(
-    held_s: float,
-    lost_s: float | None,
-    engine_s: float,
-    rest_s: float | None,
-    prefill_s: float,
-    decode_s: float,
+    spent_s: tuple[float, float | None, float, float | None], predicted_s: tuple[float, float]
 ) -> None:
+    held_s, lost_s, engine_s, rest_s = spent_s
+    prefill_s, decode_s = predicted_s
     placed = [decision(100.0 + held_s, prefill_s=prefill_s, decode_s=decode_s)]
     if lost_s is not None:
         placed.append(replace(placed[0], at_s=placed[0].at_s + lost_s))

@@ -48,7 +48,7 @@ class _Row:
         self.gpu_s = 0.0
         self.by_outcome: dict[Phase, int] = {}
 
-    def add(self, record: RequestRecord, *, own_doing: bool) -> None:
+    def add(self, record: RequestRecord, *, own_doing: bool, placed: bool) -> None:
         """Count a request in exactly one of three ways: judged, excused, barred."""
         if own_doing:
             self.barred += 1
@@ -63,7 +63,8 @@ class _Row:
             self.ttft_met += judgement.ttft_met
             self.tpot_met += judgement.tpot_met
             self.itl_met += judgement.itl_met
-        self.prompt_tokens += record.prompt_tokens
+        if placed:
+            self.prompt_tokens += record.prompt_tokens
         self.cached_tokens += record.cached_tokens or 0
         self.output_tokens += record.output_tokens
         self.gpu_s += record.gpu_s
@@ -135,7 +136,7 @@ class Scoreboard:
         well the fleet serves. `demand` is what it has turned out to need.
         """
         key = (record.slo.name, record.tenant, model, decode_pool)
-        self._row(key).add(record, own_doing=own_doing)
+        self._row(key).add(record, own_doing=own_doing, placed=bool(decode_pool))
         if (took_s := ttft_s(record)) is not None:
             self._ttft.add(took_s)
         if (took_s := tpot_s(record)) is not None:

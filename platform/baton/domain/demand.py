@@ -37,6 +37,7 @@ class Tally(NamedTuple):
     failed: int = 0
     cancelled: int = 0
     prompt_tokens: int = 0
+    """Of requests that were placed on replicas: nobody has used what was refused."""
     cached_tokens: int = 0
     output_tokens: int = 0
     gpu_s: float = 0.0

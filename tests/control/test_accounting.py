@@ -1,0 +1,200 @@
+"""What requests took and needed, as the request machine's own events show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.control.service_rules import ServiceRules
+from baton.domain.demand import CoordinatorReport
+from baton.domain.fleet import Load, Role, StepTotals
+from baton.domain.handoff import LegFailure
+from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.domain.slo import Slo
+from baton.domain.tenant import RateLimit, Tenant
+from baton.policy.slo_book import SloBook
+from baton.policy.work import decode_work_s, prefill_work_s
+from tests.control.world import LIMITS, World, request
+
+
+def report(world: World) -> CoordinatorReport:
+    return world.machine.report("c", world.now_s)
+
+
+def timing_of(world: World, replica_id: str):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    view = world.machine.fleet(world.now_s).replicas[replica_id]
+    return world.machine.knowledge.timings.of(view)
+
+
+# ------------------------------------------------------------------------------ device-seconds
+
+
+def test_a_local_request_takes_its_prompt_and_its_part_of_the_steps() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r", prompt_tokens=40, max_tokens=4))
+    world.run_to_end()
+    timing = timing_of(world, "d0")
+    wanted_s = prefill_work_s(timing, 40) + decode_work_s(timing, 4, running=1)
+    assert world.records["r"].gpu_s == pytest.approx(wanted_s)
+
+
+def test_what_is_spent_is_booked_on_the_pools_where_it_was() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r", prompt_tokens=40, max_tokens=4))
+    world.run_to_end()
+    timing = timing_of(world, "p0")
+    spent = {row.pool: row.gpu_s for row in report(world).spent}
+    assert spent["prefill"] == pytest.approx(prefill_work_s(timing, 40))
+    assert spent["decode"] > decode_work_s(timing, 4, running=1) - 1e-9
+    assert world.records["r"].gpu_s == pytest.approx(sum(spent.values()))
+    (row,) = report(world).tallies
+    assert (row.pool, row.model, row.gpu_s) == ("decode", "tiny", world.records["r"].gpu_s)
+
+
+def test_a_stream_among_many_pays_for_its_part_only() -> None:
+    alone, crowded = World(), World()
+    for world, streams in ((alone, 1), (crowded, 8)):
+        world.join("d0", Role.DECODE)
+        world.arrive(request("r", max_tokens=100))
+        steps = StepTotals(steps=50, decode_steps=50, decode_tokens=50 * streams)
+        world.load("d0", Load(running_requests=streams, steps=steps))
+        world.run_to_end()
+    assert crowded.records["r"].gpu_s < alone.records["r"].gpu_s / 4
+
+
+def test_a_leg_that_brought_nothing_cost_nothing() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.join("d1", Role.DECODE)
+    world.arrive(request("r", max_tokens=1))
+    (leg_id,) = world.legs
+    world.fail_leg(leg_id, LegFailure.UNREACHABLE)
+    world.run_to_end()
+    timing = timing_of(world, "d0")
+    wanted_s = prefill_work_s(timing, 40) + decode_work_s(timing, 1, running=1)
+    assert world.records["r"].gpu_s == pytest.approx(wanted_s)
+
+
+def test_work_that_is_done_again_is_paid_again() -> None:
+    once, twice = World(), World()
+    for world in (once, twice):
+        world.join("d0", Role.DECODE)
+        world.join("d1", Role.DECODE)
+        world.arrive(request("r", max_tokens=6))
+        (leg_id,) = world.legs
+        world.step(leg_id)
+        if world is twice:
+            world.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
+        world.run_to_end()
+    assert twice.records["r"].resumes == 1
+    assert twice.records["r"].gpu_s > once.records["r"].gpu_s
+
+
+def test_a_client_that_leaves_has_used_what_was_computed_for_it() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r", max_tokens=50))
+    (leg_id,) = world.legs
+    world.step(leg_id)
+    world.cancel("r")
+    assert world.records["r"].gpu_s > 0
+    assert report(world).spent[0].gpu_s == world.records["r"].gpu_s
+
+
+def test_an_engine_that_breaks_a_prefill_hands_out_nothing_and_charges_nothing() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    (leg_id,) = world.legs
+    world.step(leg_id, finish=FinishReason.ERROR)
+    world.run_to_end()
+    assert {row.pool for row in report(world).spent} == {"decode"}
+
+
+# ------------------------------------------------------------------------------ judgement
+
+
+def rules(slo: Slo, tenant: Tenant | None = None) -> ServiceRules:
+    tenants = {} if tenant is None else {tenant.name: tenant}
+    return ServiceRules(slos=SloBook(classes={"default": slo}), tenants=tenants)
+
+
+def test_a_record_carries_its_judgement() -> None:
+    world = World()
+    world.machine.reconfigure(rules=rules(Slo(ttft_s=1.0)))
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r"))
+    world.wait(1.5)
+    world.run_to_end()
+    judgement = world.records["r"].judgement
+    assert (judgement.served, judgement.ttft_met, judgement.good) == (True, False, False)
+
+
+def test_what_a_tenant_asks_beyond_its_limit_is_no_demand_and_no_miss() -> None:
+    world = World()
+    limited = Tenant(name="default", rate=RateLimit(requests_per_s=0.1, burst_s=10.0))
+    world.machine.reconfigure(rules=rules(Slo(), limited))
+    world.join("d0", Role.DECODE)
+    for number in range(3):
+        world.arrive(request(f"r{number}"))
+    world.run_to_end()
+    outcomes = [record.outcome for record in world.records.values()]
+    assert outcomes.count(Phase.SHED) == 2
+    told = report(world)
+    assert sum(row.barred for row in told.tallies) == 2
+    assert sum(row.judged for row in told.tallies) == 1
+    assert told.demand.requests == 1
+
+
+# ------------------------------------------------------------------------------ demand
+
+
+def test_demand_counts_what_arrives_before_any_of_it_is_done() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r", prompt_tokens=40, max_tokens=8))
+    likely = world.machine.knowledge.timings.expected_output_tokens(8)
+    assert report(world).demand == (1, 40, 40.0, likely)
+
+
+def test_expectations_become_facts() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r", prompt_tokens=40, max_tokens=8))
+    world.run_to_end()
+    assert report(world).demand == (1, 40, 40.0, 8.0)
+
+
+def test_who_is_refused_for_want_of_a_replica_is_demand() -> None:
+    world = World(replace(LIMITS, max_queued=1))
+    for number in range(3):
+        world.arrive(request(f"r{number}", max_tokens=8))
+    assert len(world.records) == 2
+    demand = report(world).demand
+    likely = world.machine.knowledge.timings.expected_output_tokens(8)
+    assert (demand.requests, demand.prompt_tokens) == (3, 120)
+    assert demand.output_tokens == pytest.approx(3 * likely)
+
+
+def test_an_answer_that_is_cut_off_was_as_long_as_it_got() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r", max_tokens=50))
+    (leg_id,) = world.legs
+    world.step(leg_id)
+    world.cancel("r")
+    assert report(world).demand.output_tokens == 1.0
+
+
+def test_an_answer_that_goes_on_beyond_what_was_expected_counts_as_it_is() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r", max_tokens=50, local_only=LocalOnly.FAN_OUT))
+    (leg_id,) = world.legs
+    likely = world.machine.knowledge.timings.expected_output_tokens(50)
+    for _ in range(int(likely) + 5):
+        world.step(leg_id)
+    assert report(world).demand.output_tokens == int(likely) + 5
