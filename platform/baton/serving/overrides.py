@@ -44,5 +44,5 @@ def decode(data: bytes | None, *, now_s: float, wall_s: float) -> dict[str, Over
             )
             for pool, row in rows.items()
         }
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"scaling overrides cannot be read: {data[:200]!r}") from error

@@ -52,16 +52,15 @@ class QuotaDesk:
         shares = share(self._tenants, self._asked)
         if not any(shares.values()) or self._are_in_force(shares):
             return
-        lesser = {
-            one: _lesser(self._told[one], of_one)
-            for one, of_one in shares.items()
-            if one in self._told
-        }
-        if any(of_one != self._told[one] for one, of_one in lesser.items()):
+        # Who was told nothing yet lets in an equal share.
+        even = share(self._tenants, dict.fromkeys(shares, ()))
+        had = {one: self._told.get(one, even[one]) for one in shares}
+        lesser = {one: _lesser(had[one], of_one) for one, of_one in shares.items()}
+        if lesser != had:
             taken = await self._tell(lesser)
             if not lesser.keys() <= taken:
                 return
-        if lesser != shares:
+        if not self._are_in_force(shares):
             await self._tell(shares)
 
     def _note(self, reports: Iterable[CoordinatorReport], *, all_came: bool) -> None:

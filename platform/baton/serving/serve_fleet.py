@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
@@ -18,7 +19,9 @@ from baton.serving.names import INGRESS
 from baton.serving.quota_desk import Shares
 from baton.serving.scaling_ports import Reports
 from baton.serving.serve_control import DeploymentState
+from baton.telemetry.logs import log_event
 
+_LOGGER = logging.getLogger(__name__)
 _ASK_S = 2.0
 """Answers come within milliseconds; who takes this long is counted as silent for this turn."""
 _ACT_S = 5.0
@@ -114,9 +117,14 @@ class StoredMemory:
         return owner in {None, self._owner}
 
     async def load(self) -> dict[str, Override]:
-        """Overrides by pool, also those that have run out."""
+        """Overrides by pool, also those that have run out; none where they cannot be read."""
         data = await self._load(_OVERRIDES)
-        return kept.decode(data, now_s=self._clock.now_s(), wall_s=self._wall())
+        try:
+            return kept.decode(data, now_s=self._clock.now_s(), wall_s=self._wall())
+        except ValueError as error:
+            # Nothing that is tried again would help, and pools have to be scaled all the same.
+            log_event(_LOGGER, logging.ERROR, "overrides_lost", {"why": str(error)})
+            return {}
 
     async def save(self, overrides: Mapping[str, Override]) -> None:
         """Keep overrides."""

@@ -1,0 +1,140 @@
+"""Quotas: dealt out by what is asked where, never more than there is, whoever is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.demand import CoordinatorReport
+from baton.domain.tenant import QuotaShare, RateLimit, Tenant
+from baton.serving.quota_desk import QuotaDesk, Shares
+from baton.serving.scaling_ports import Looks
+
+LIMIT = 100.0
+PLACES = 10
+ACME = Tenant(
+    name="acme",
+    rate=RateLimit(requests_per_s=LIMIT, tokens_per_s=1000.0),
+    max_in_flight=PLACES,
+)
+
+
+class Ingresses:
+    """Ingresses that begin with an equal share each, and may not hear."""
+
+    def __init__(self, *names: str) -> None:
+        share = QuotaShare(LIMIT / len(names), 1000.0 / len(names), PLACES // len(names))
+        self.shares = {name: {"acme": share} for name in names}
+        self.deaf: frozenset[str] = frozenset()
+        self.sent: list[Shares] = []
+        self.most = 0.0
+
+    async def send(self, shares: Shares) -> frozenset[str]:
+        self.sent.append(shares)
+        taken = frozenset(self.shares) - self.deaf
+        for name in sorted(taken & shares.keys()):
+            self.shares[name] = dict(shares[name])
+            self._look()
+        return taken
+
+    def _look(self) -> None:
+        rates = [one["acme"].requests_per_s or 0.0 for one in self.shares.values()]
+        self.most = max(self.most, sum(rates))
+        assert sum(one["acme"].max_in_flight or 0 for one in self.shares.values()) <= PLACES
+
+    def looks(self, asked: Mapping[str, float]) -> Looks:
+        reports = tuple(
+            CoordinatorReport(
+                coordinator_id=name, at_s=0.0, wanted_rates=(("acme", rate, 10 * rate),)
+            )
+            for name, rate in asked.items()
+            if name not in self.deaf
+        )
+        return Looks(reports=reports, missing=tuple(f"{name} is silent" for name in self.deaf))
+
+
+def rates(ingresses: Ingresses) -> dict[str, float]:
+    return {name: one["acme"].requests_per_s or 0.0 for name, one in ingresses.shares.items()}
+
+
+async def test_who_is_asked_for_more_gets_more() -> None:
+    ingresses = Ingresses("a", "b")
+    desk = QuotaDesk([ACME], ingresses.send)
+    await desk.take(ingresses.looks({"a": 200.0, "b": 0.0}))
+    assert rates(ingresses)["a"] > 4 * rates(ingresses)["b"] > 0
+    assert sum(rates(ingresses).values()) <= LIMIT * 1.0001
+
+
+async def test_without_limits_nobody_is_told_anything() -> None:
+    ingresses = Ingresses("a", "b")
+    desk = QuotaDesk([Tenant(name="acme")], ingresses.send)
+    await desk.take(ingresses.looks({"a": 200.0, "b": 0.0}))
+    assert ingresses.sent == []
+
+
+async def test_what_is_in_force_is_not_sent_again() -> None:
+    ingresses = Ingresses("a", "b")
+    desk = QuotaDesk([ACME], ingresses.send)
+    await desk.take(ingresses.looks({"a": 200.0, "b": 50.0}))
+    ingresses.sent.clear()
+    await desk.take(ingresses.looks({"a": 200.0, "b": 50.1}))
+    assert ingresses.sent == []
+
+
+async def test_nobody_gets_what_another_has_not_given_back() -> None:
+    ingresses = Ingresses("a", "b")
+    desk = QuotaDesk([ACME], ingresses.send)
+    await desk.take(ingresses.looks({"a": 200.0, "b": 0.0}))
+    before = rates(ingresses)
+    ingresses.deaf = frozenset({"a"})
+    await desk.take(ingresses.looks({"a": 0.0, "b": 200.0}))
+    assert rates(ingresses) == before
+    ingresses.deaf = frozenset()
+    await desk.take(ingresses.looks({"a": 0.0, "b": 200.0}))
+    assert rates(ingresses)["b"] > rates(ingresses)["a"]
+
+
+async def test_what_one_had_that_is_gone_is_dealt_out_again() -> None:
+    ingresses = Ingresses("a", "b")
+    desk = QuotaDesk([ACME], ingresses.send)
+    await desk.take(ingresses.looks({"a": 200.0, "b": 100.0}))
+    del ingresses.shares["a"]
+    await desk.take(ingresses.looks({"b": 100.0}))
+    assert rates(ingresses) == {"b": LIMIT}
+    assert desk.told.keys() == {"b"}
+
+
+async def test_a_limit_that_is_changed_is_dealt_out_at_once() -> None:
+    ingresses = Ingresses("a")
+    desk = QuotaDesk([ACME], ingresses.send)
+    await desk.take(ingresses.looks({"a": 200.0}))
+    desk.reconfigure([Tenant(name="acme", rate=RateLimit(requests_per_s=5.0))])
+    await desk.take(ingresses.looks({"a": 200.0}))
+    assert ingresses.shares["a"]["acme"] == QuotaShare(5.0, None, None)
+
+
+_NAMES = ("a", "b", "c")
+_ROUND = st.tuples(
+    st.fixed_dictionaries({name: st.floats(min_value=0, max_value=1e4) for name in _NAMES}),
+    st.frozensets(st.sampled_from(_NAMES), max_size=2),
+)
+
+
+@given(rounds=st.lists(_ROUND, max_size=6))
+async def test_shares_never_add_up_to_more_than_the_limit_whoever_is_deaf(
+    rounds: list[tuple[dict[str, float], frozenset[str]]],
+) -> None:
+    ingresses = Ingresses(*_NAMES)
+    desk = QuotaDesk([ACME], ingresses.send)
+    # At first everyone has an equal share of its own accord; the desk has to hear of all of them.
+    await desk.take(ingresses.looks(dict.fromkeys(_NAMES, 1.0)))
+    ingresses.most = 0.0
+    for asked, deaf in rounds:
+        ingresses.deaf = deaf
+        await desk.take(ingresses.looks(asked))
+    ingresses.deaf = frozenset()
+    await desk.take(ingresses.looks(dict.fromkeys(_NAMES, 1.0)))
+    assert ingresses.most <= LIMIT * (1 + 1e-9)
+    assert min(rates(ingresses).values()) > 0
