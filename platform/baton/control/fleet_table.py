@@ -20,6 +20,8 @@ class _Sent:
     """How many, in all; the replica counts them too."""
     unseen: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By leg: its number, and its tokens. In order; not in the last snapshot, as far as we know."""
+    streams: set[str] = field(default_factory=set)
+    """Legs that live and decode, or will."""
 
 
 class FleetTable:
@@ -128,27 +130,34 @@ class FleetTable:
                     draining=view.draining,
                     inflight_legs=view.inflight_legs,
                     inflight_tokens=view.inflight_tokens,
+                    inflight_streams=view.inflight_streams,
                     unseen_legs=len(unseen),
                     unseen_tokens=sum([tokens for _, tokens in unseen.values()]) if unseen else 0,
                 ),
             )
 
-    def begin(self, replica_id: str, leg_id: str, tokens: int) -> None:
-        """A leg was sent to a replica, which must compute so many prompt tokens for it."""
+    def begin(self, replica_id: str, leg_id: str, tokens: int, *, decodes: bool = True) -> None:
+        """A leg was sent to a replica, which must compute so many prompt tokens for it.
+
+        It `decodes` unless it is over with the prompt.
+        """
         if view := self._views.get(replica_id):
             sent = self._sent[replica_id]
             sent.legs += 1
             sent.unseen[leg_id] = (sent.legs, tokens)
-            self._put(replica_id, _with_more(view, (1, tokens), (1, tokens)))
+            if decodes:
+                sent.streams.add(leg_id)
+            self._put(replica_id, _with_more(view, (1, tokens, decodes), (1, tokens)))
 
     def end(self, replica_id: str, leg_id: str, tokens: int) -> None:
         """A leg that was begun is over."""
         if view := self._views.get(replica_id):
-            unseen = self._sent[replica_id].unseen
-            was_unseen = unseen.pop(leg_id, None) is not None
-            self._put(
-                replica_id, _with_more(view, (-1, -tokens), (-was_unseen, -was_unseen * tokens))
-            )
+            sent = self._sent[replica_id]
+            was_unseen = sent.unseen.pop(leg_id, None) is not None
+            decoded = leg_id in sent.streams
+            sent.streams.discard(leg_id)
+            fewer = (-1, -tokens, -decoded)
+            self._put(replica_id, _with_more(view, fewer, (-was_unseen, -was_unseen * tokens)))
 
     def unsent(self, replica_id: str, leg_id: str) -> None:
         """A leg that was begun never left: the replica will not count it."""
@@ -186,9 +195,10 @@ class FleetTable:
         known = self._roster
         assert known is None or known == Roster.of(self._views), "the roster is not the views'"
         for replica_id, view in self._views.items():
-            assert view == _with_unseen(view, self._sent[replica_id].unseen), (
-                f"{replica_id}: unseen"
-            )
+            sent = self._sent[replica_id]
+            assert view == _with_unseen(view, sent.unseen), f"{replica_id}: unseen"
+            streams = (view.inflight_streams, len(sent.streams))
+            assert streams[0] == streams[1] <= view.inflight_legs, f"{replica_id}: {streams}"
 
 
 def _reported_legs(view: ReplicaView) -> int:
@@ -197,9 +207,9 @@ def _reported_legs(view: ReplicaView) -> int:
 
 
 def _with_more(
-    view: ReplicaView, inflight: tuple[int, int], unseen: tuple[int, int]
+    view: ReplicaView, inflight: tuple[int, int, int], unseen: tuple[int, int]
 ) -> ReplicaView:
-    """A view with so many more legs and tokens. Spelled out: `replace` takes four times as long."""
+    """A view with so many more legs, tokens and streams. `replace` takes four times as long."""
     return ReplicaView(
         facts=view.facts,
         load=view.load,
@@ -207,6 +217,7 @@ def _with_more(
         draining=view.draining,
         inflight_legs=view.inflight_legs + inflight[0],
         inflight_tokens=view.inflight_tokens + inflight[1],
+        inflight_streams=view.inflight_streams + inflight[2],
         unseen_legs=view.unseen_legs + unseen[0],
         unseen_tokens=view.unseen_tokens + unseen[1],
     )

@@ -139,6 +139,8 @@ class ReplicaView:
     """Our own legs on it that have not ended."""
     inflight_tokens: int = 0
     """Prompt tokens of those that it must compute (cached and fetched ones are not among them)."""
+    inflight_streams: int = 0
+    """Those of our own legs that decode, or will: a prefill leg is over with its first token."""
     unseen_legs: int = 0
     """Those of our own legs that had not reached the replica when it took the snapshot."""
     unseen_tokens: int = 0

@@ -25,6 +25,9 @@ class RouteReason(StrEnum):
     DISAGGREGATED = "disaggregated"
     LOCAL_FASTER = "local_faster"
     """Prefilling on the decode replica is predicted to cost less than a handoff."""
+    DEFLECTED = "deflected"
+    """A prefill replica decodes it, too: that is predicted to keep more objectives than a handoff,
+    or there is next to nothing to decode."""
     PREFIX_FETCH = "prefix_fetch"
     """Another replica holds much of the prompt: its blocks are fetched, and the rest computed."""
     LOCAL_ONLY = "local_only"

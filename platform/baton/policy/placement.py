@@ -6,8 +6,8 @@ What every placement policy is asked, what it may look at, and what it answers. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -101,6 +101,9 @@ class Surroundings:
     fleet: FleetView
     timings: Timings
     links: LinkEstimates
+    due_at_s: Mapping[str, float] = field(default_factory=dict)
+    """By replica: when the prompts that this coordinator has sent there will be computed, for all
+    that is known."""
 
 
 class Placer(Protocol):

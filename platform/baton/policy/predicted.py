@@ -45,6 +45,10 @@ _SHOWN = 3
 """Options kept with a decision."""
 _SECONDS = attrgetter("late_s", "cost_s")
 """What ways are compared by."""
+_KEEPS = 0.5
+"""Requests that are to miss an objective less, as predicted, for a stream to stay where it was
+prefilled. Found by trying: with less, streams stayed while nobody prefilled there, and were held up
+when somebody did."""
 _NEAR = 0.1
 """A session's own replica is preferred when it costs at most this fraction more than the best."""
 
@@ -58,6 +62,12 @@ class PredictedOptions:
     """Of requests that bring no objectives of their own."""
     tpot_slo_s: float | None = None
     """Likewise; and of the streams that run, whatever they are promised."""
+    deflect_streams_fraction: float = 0.25
+    """Of a prefill replica's places in the batch, what streams may take that stay where they were
+    prefilled; 0: none do."""
+    deflect_prompt_fraction: float = 1.0
+    """Of a decode replica's time, what prompts may take before others go to the prefill pool only;
+    where there is a TPOT objective."""
     shortlist: int = 3
     """Holders of the prefix, and idle others, that are looked at for each phase."""
 
@@ -66,6 +76,10 @@ class PredictedOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"placement: {name} is {value}, wanted more than 0")
+        for name in ("deflect_streams_fraction", "deflect_prompt_fraction"):
+            share = getattr(self, name)
+            if not 0 <= share <= 1:
+                raise ValueError(f"placement: {name} is {share}, wanted from 0 to 1")
         if self.shortlist < 1:
             raise ValueError(f"placement: shortlist is {self.shortlist}, wanted at least 1")
 
@@ -95,7 +109,9 @@ class PredictedPlacer:
         if found and self._options.disaggregate is Disaggregate.ALWAYS:
             return self._decide(query, around, found)
         reason = forced or RouteReason.LOCAL_FASTER
-        found += [ways.local(cost, reason) for cost in decoders]
+        found += self._locals(ways, decoders, reason, may_skip=bool(found))
+        if forced is None and self._options.disaggregate is Disaggregate.AUTO:
+            found += self._deflected(ways, query, prefillers, than=min(found, key=_SECONDS))
         if query.local_only is None and self._options.disaggregate is Disaggregate.AUTO:
             used_tokens = min(found, key=_SECONDS).option.hit_tokens
             known = {cost.view.replica_id: cost for cost in (*prefillers, *decoders)}
@@ -142,6 +158,28 @@ class PredictedPlacer:
         if query.avoid:
             ids = [one for one in ids if one not in query.avoid]
         return self._costs(ways, query, around, ids) if ids else []
+
+    def _locals(
+        self, ways: Ways, decoders: Sequence[ReplicaCost], reason: RouteReason, *, may_skip: bool
+    ) -> list[Way]:
+        """A decode replica prefills, too; one that is busy with prompts only if nobody else can."""
+        most = self._options.deflect_prompt_fraction
+        free = [cost for cost in decoders if not may_skip or cost.prompt_share <= most]
+        return [ways.local(cost, reason) for cost in free]
+
+    def _deflected(
+        self, ways: Ways, query: PlacementQuery, prefillers: Sequence[ReplicaCost], *, than: Way
+    ) -> list[Way]:
+        """A prefill replica decodes, too: where that keeps an objective more, or is no decoding.
+
+        What will be prefilled there later is not known, and would hold the stream up.
+        """
+        most = self._options.deflect_streams_fraction
+        ends_there = query.max_tokens == 1
+        if not most or not (than.missed >= _KEEPS or ends_there):
+            return []
+        found = ways.deflected(prefillers, streams_fraction=most)
+        return [way for way in found if ends_there or way.missed <= than.missed - _KEEPS]
 
     def _forced_local(
         self, query: PlacementQuery, around: Surroundings, decoders: Sequence[ReplicaCost]

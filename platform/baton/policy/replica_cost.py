@@ -10,8 +10,8 @@ from baton.perf.timing import EngineTiming, delay_s
 from baton.policy.hits import Hit
 from baton.policy.placement import PlacementQuery
 
-
 _ROUND_TOKENS = 64
+"""A prompt's attention differs by little over so many tokens."""
 
 
 @dataclass(slots=True)
@@ -77,8 +77,11 @@ def replica_cost(
     running = _streams(view, crowd)
     # Blocks in use are what its streams attend to, about; those it is yet to run bring theirs.
     attended = query.prompt_tokens + int(output_tokens / 2)
-    context = int(load.kv_used_fraction * facts.kv_blocks) * facts.block_size_tokens
-    context += max(0, running - load.running_requests) * attended
+    if facts.role is Role.PREFILL:
+        context = running * attended
+    else:
+        context = int(load.kv_used_fraction * facts.kv_blocks) * facts.block_size_tokens
+        context += max(0, running - load.running_requests) * attended
     step_s = timing.step_s(running=running + 1, context_tokens=context)
     prefill_s = timing.prefill_s(uncached, running=running, context_tokens=context)
     backlog_s = 0.0
@@ -149,9 +152,9 @@ def usable_tokens(hit: Hit, prompt_tokens: int, block_size_tokens: int) -> int:
 
 def _streams(view: ReplicaView, crowd: float) -> int:
     """Requests that a replica decodes for, or soon will."""
-    # A pure prefill replica runs nothing but prefills: those are its queue, not its streams.
+    # What runs on a prefill replica is mostly prompts: those are its queue, not its streams.
     if view.facts.role is Role.PREFILL:
-        return 0
+        return int(view.inflight_streams * crowd)
     load = view.load
     return load.running_requests + load.pulling_requests + int(view.unseen_legs * crowd)
 
@@ -161,7 +164,7 @@ def _length_tokens(view: ReplicaView, uncached: int, ahead: int, crowd: float) -
 
     What attention adds to a prompt of n tokens goes with n x n: ten prompts of 1,000 tokens each
     take far less than one of 10,000. With a prompt of n and a of others of m, that is a mean of
-    n and m which weighs them by their tokens. Rounded, so that timings are asked for the same again.
+    n and m which weighs them by their tokens. Rounded, so that timings are asked the same again.
     """
     load = view.load
     others = load.queued_requests + int(view.unseen_legs * crowd)

@@ -64,6 +64,11 @@ class Ways:
             )
             for view in views
         ]
+        if query.slo is not None:
+            due_at_s = self._around.due_at_s
+            for cost in costs:
+                left_s = due_at_s.get(cost.view.replica_id, 0.0) - at_s
+                cost.backlog_s = max(cost.backlog_s, left_s)
         if self._promises is not None:
             for cost in costs:
                 cost.prompt_share = timings.prompt_share(cost.view, at_s)
@@ -87,6 +92,19 @@ class Ways:
         )
         here = self._query.prompt_tokens - cost.hit_tokens
         return self._way(option, cost, reason, displaced_s=cost.displaced_s, here_tokens=here)
+
+    def deflected(self, prefillers: Sequence[ReplicaCost], *, streams_fraction: float) -> list[Way]:
+        """Replicas of the prefill pool that decode what they have prefilled, as far as they may.
+
+        Streams may take `streams_fraction` of a replica's places in the batch. They get a token
+        with each step, and most steps there compute prompts, so they are slow where those are many.
+        """
+        ways = []
+        for cost in prefillers:
+            if cost.running < streams_fraction * cost.view.facts.max_running_requests:
+                cost.own_s = cost.output_tokens * cost.step_s / (1.0 - cost.prompt_share)
+                ways.append(self.local(cost, RouteReason.DEFLECTED))
+        return ways
 
     def remotes(
         self, prefillers: Sequence[ReplicaCost], decoders: Sequence[ReplicaCost]
