@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SIM = str(ROOT / "configs" / "sim.yaml")
 GPU = str(ROOT / "configs" / "gpu-example.yaml")
 SMALL = ("--workload", "conv", "--rate", "4", "--requests", "12")
+NO_SLO = ("--set", "slo.default.ttft=null", "--set", "slo.default.tpot=null")
 LINE = '{{"timestamp": {at}, "input_length": 600, "output_length": 5, "hash_ids": [{first}, 7]}}\n'
 
 
@@ -211,7 +212,7 @@ def test_options_that_make_no_sense_are_wrong_usage(arguments: tuple[str, ...], 
         (("--trace", "none.csv"), "none.csv: cannot be read"),
         ((*SMALL, "--compare", "dynamo"), "wanted a key and a value such as policy=dynamo"),
         ((*SMALL, "--kill", "decode-9@1s"), "'decode-9'"),
-        ((*SMALL, "--slo-scale-sweep"), "--slo-scale-sweep needs objectives"),
+        ((*SMALL, *NO_SLO, "--slo-scale-sweep"), "--slo-scale-sweep needs objectives"),
         ((*SMALL, "--report", "a.pdf"), "wanted .html or .png"),
     ],
 )
@@ -242,3 +243,71 @@ def test_a_comparison_whose_engines_cannot_be_modelled_says_which_it_is() -> Non
     assert result.exit_code == 2
     assert f"error: with {change}: models.llama-8b.source: the shape of" in result.stderr
     assert "--model-config" in result.stderr.splitlines()[-1]
+
+
+# ------------------------------------------------------------------ who scales, and for whom
+
+GROWING = ("--set", "pools.prefill.replicas={min: 1, start: 1, max: 3}", "--cold-start", "1s")
+
+
+def test_autoscalers_are_compared_by_name_and_say_what_they_did() -> None:
+    report = report_of(*SMALL, *GROWING, "--autoscaler", "slo", "--autoscaler", "static")
+    ours, static = report["results"]
+    assert (ours["name"], static["name"]) == ("autoscaler=slo", "autoscaler=static")
+    assert static["scaling"]["actions"] == 0
+    assert static["scaling"]["ticks"] > 0
+    assert static["scaling"]["device_hours"] == pytest.approx(
+        static["devices"] * static["span_s"] / 3600, rel=0.05
+    )
+    assert report["provenance"]["autoscaler"] == "policy slo, every 2 s"
+
+
+def test_where_nobody_scales_nothing_is_said_of_it() -> None:
+    report = report_of(*SMALL)
+    (run,) = report["results"]
+    assert run["scaling"] is None
+    assert "autoscaler" not in report["provenance"]
+    assert "scaling actions" not in simulate(*SMALL).stdout
+
+
+def test_pools_that_cannot_change_are_said() -> None:
+    report = report_of(
+        *SMALL,
+        "--autoscaler",
+        "slo",
+        "--set",
+        "pools.prefill.replicas={min: 1, start: 1, max: 1}",
+        "--set",
+        "pools.decode.replicas={min: 1, start: 1, max: 1}",
+    )
+    assert any("No pool may change its size" in note for note in report["notes"])
+
+
+def test_requests_are_served_in_the_classes_and_for_the_tenants_that_the_trace_names(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    line = '{{"at_s": {at}, "input_length": 50, "output_length": 5, "slo_class": "{kind}"{more}}}\n'
+    file.write_text(
+        line.format(at=0.1, kind="strict", more="")
+        + line.format(at=0.2, kind="unheard-of", more=', "tenant": "acme"')
+    )
+    sets = (
+        *("--set", "slo.classes.strict={ttft: 1ms, priority: 0}"),
+        *("--set", "slo.default={ttft: 60s}"),
+        *("--set", "tenants.acme={weight: 2}"),
+        *("--set", "admission.policy=bounded"),
+    )
+    report = report_of("--trace", str(file), *sets)
+    (run,) = report["results"]
+    shares = {(one["slo_class"], one["tenant"]): one["attainment"] for one in run["shares"]}
+    assert shares == {("default", "acme"): 1.0, ("strict", "default"): 0.0}
+    assert any("by its own" in note for note in report["notes"])
+    text = simulate("--trace", str(file), *sets).stdout
+    assert "Attainment by class and tenant" in text
+
+
+def test_a_scaling_policy_that_there_is_not_is_refused() -> None:
+    result = simulate(*SMALL, "--autoscaler", "magic")
+    assert result.exit_code == 2
+    assert "autoscaler.policy" in result.stderr

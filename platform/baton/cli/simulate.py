@@ -40,6 +40,14 @@ _KILL = typer.Option(
 _SWEEP = typer.Option(
     "--slo-scale-sweep", help="One run for each scale of the objectives, known to the policy."
 )
+_AUTOSCALER = typer.Option(
+    "--autoscaler",
+    metavar="POLICY",
+    help="Scale the pools by it: slo, hpa, kpa, dynamo, wva, ...; a run for each; repeatable.",
+)
+_COLD_START = typer.Option(
+    "--cold-start", metavar="DURATION", help="How long a replica takes to start, as 60s."
+)
 _REPORT = typer.Option("--report", metavar="FILE", help="Write a page (.html) or plots (.png).")
 
 
@@ -67,6 +75,8 @@ def simulate(  # noqa: PLR0913 - each is an option
         float, typer.Option(help="The share that shall meet the objectives.", min=0, max=1)
     ] = 0.9,
     compare: Annotated[list[str] | None, _COMPARE] = None,
+    autoscaler: Annotated[list[str] | None, _AUTOSCALER] = None,
+    cold_start: Annotated[str | None, _COLD_START] = None,
     kill: Annotated[list[str] | None, _KILL] = None,
     slo_scale_sweep: Annotated[bool, _SWEEP] = False,
     model_config: Annotated[
@@ -104,6 +114,8 @@ def simulate(  # noqa: PLR0913 - each is an option
             seed=seed,
         ),
         compare=tuple(compare or ()),
+        autoscalers=tuple(autoscaler or ()),
+        cold_start_s=None if cold_start is None else seconds(cold_start, "--cold-start"),
         happenings=tuple(_kill(text) for text in kill or ()),
         model_config=model_config,
         target=attainment,

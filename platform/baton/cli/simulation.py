@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import baton
-from baton.bench.report import Curve, Evidence, Moment, Result, Study
+from baton.bench.report import Curve, Evidence, Moment, Result, Scaling, Study
 from baton.bench.report.summary import SCALES, scaled, tail_notes
 from baton.bench.words import number_text, seconds_text
 from baton.cli.traces import load_or_pace, make_workload
@@ -19,12 +19,15 @@ from baton.config.units import Unit, format_quantity
 from baton.domain.errors import ConfigInvalid, OperatorError
 from baton.simulator.happenings import Happening
 from baton.simulator.outcome import Objectives, attainment
+from baton.simulator.samples import Sample
 from baton.simulator.scenario import Run, simulate
 from baton.simulator.workloads import scaling
 from baton.simulator.workloads.trace import Trace
 
 _SHORT_PATHS = ("policy", "index", "disaggregate", "seed")
 """Keys of the router, which may be compared without saying `router.`."""
+_AUTOSCALER = "autoscaler"
+"""To be compared as `autoscaler=hpa`: the policy alone."""
 
 
 COLOCATED = "colocated"
@@ -66,6 +69,9 @@ class Order:
     target: float = 0.9
     scale_sweep: bool = False
     seed: int = 0
+    autoscalers: Sequence[str] = ()
+    """Scaling policies: that of the first run, and one more run for each other."""
+    cold_start_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +86,9 @@ class _Arm:
     @property
     def name(self) -> str:
         """What it is called in a report."""
-        return self.change or str(self.config.router.policy)
+        if self.change or self.config.autoscaler is None:
+            return self.change or str(self.config.router.policy)
+        return f"{_AUTOSCALER}={self.config.autoscaler.policy}"
 
     @property
     def placement(self) -> str:
@@ -91,6 +99,14 @@ class _Arm:
             f"policy {router.policy}, index {router.index}, disaggregate {router.disaggregate};"
             f" roles: {roles}"
         )
+
+    @property
+    def scaling(self) -> str:
+        """Who scales it, in words; nothing for nobody."""
+        scaler = self.config.autoscaler
+        if scaler is None:
+            return ""
+        return f"policy {scaler.policy}, every {seconds_text(scaler.interval_s)}"
 
 
 Progress = Callable[[float], None]
@@ -105,6 +121,7 @@ def study_of(order: Order, *, command: str, on_progress: Progress = lambda _: No
         CannotSimulate: something else that was asked for makes no sense.
         TraceUnusable: the requests cannot be read or made.
     """
+    order = _with_autoscalers(order)
     traces = _traces(order.requests)
     if order.scale_sweep and len(traces) > 1:
         raise CannotSimulate(
@@ -131,6 +148,7 @@ def study_of(order: Order, *, command: str, on_progress: Progress = lambda _: No
         notes=(
             *first.deployment.notes,
             *_trace_notes(first, traces),
+            *_service_notes(arms),
             *tail_notes(results),
         ),
         objectives=objectives,
@@ -160,6 +178,18 @@ class _Counter:
 
 
 # ------------------------------------------------------------------ what is compared
+def _with_autoscalers(order: Order) -> Order:
+    """The first scaling policy for what is run anyway, the others to be compared with it."""
+    if not order.autoscalers:
+        return order
+    first, *others = dict.fromkeys(order.autoscalers)
+    return replace(
+        order,
+        sets=(*order.sets, f"autoscaler.policy={first}"),
+        compare=(*order.compare, *(f"{_AUTOSCALER}={one}" for one in others)),
+    )
+
+
 def _arm(order: Order, change: str) -> _Arm:
     """The configuration with a change: `key=value` or `colocated`, several with commas."""
     changes = [path for one in change.split(",") if one for path in _paths(order, one)]
@@ -170,6 +200,7 @@ def _arm(order: Order, change: str) -> _Arm:
             model_config=order.model_config,
             seed=order.seed,
             happenings=order.happenings,
+            cold_start_s=order.cold_start_s,
         )
     except ConfigInvalid as error:
         raise _of_arm(error, change) from error
@@ -207,6 +238,8 @@ def _paths(order: Order, change: str) -> list[str]:
             f"--compare got {change!r}, wanted a key and a value such as policy=dynamo",
             f"write policy=NAME, disaggregate=never, {COLOCATED}, or any path that --set takes",
         )
+    if key == _AUTOSCALER:
+        return [f"autoscaler.policy={value}"]
     return [f"router.{key}={value}" if key in _SHORT_PATHS else change]
 
 
@@ -270,7 +303,8 @@ def _limited(trace: Trace, wanted: Requests) -> Trace:
 
 # ------------------------------------------------------------------ runs
 def _result(arm: _Arm, trace: Trace, done: _Counter) -> Result:
-    run = simulate(arm.deployment.scenario, trace, on_progress=done.part)
+    scenario = arm.deployment.scenario
+    run = simulate(scenario, trace, on_progress=done.part)
     done.run_ended()
     return Result(
         name=arm.name,
@@ -279,12 +313,27 @@ def _result(arm: _Arm, trace: Trace, done: _Counter) -> Result:
         offered_per_s=trace.rate_per_s or None,
         moments=tuple(_moments(run)),
         counts={"handoffs": run.handoffs, "resumes": run.resumes},
+        scaling=None if scenario.autoscaler is None else _scaling(run),
+    )
+
+
+def _scaling(run: Run) -> Scaling:
+    story = run.story
+    return Scaling(
+        device_hours=story.gpu_hours,
+        actions=len(story.changes),
+        actions_per_hour=story.actions_per_hour,
+        reversals_per_hour=story.reversals_per_hour,
+        held_ticks=story.held,
+        ticks=story.ticks,
     )
 
 
 def _devices(arm: _Arm, run: Run) -> float:
     """On average over the run."""
-    if not arm.deployment.scenario.happenings or not run.ended_at_s:
+    scenario = arm.deployment.scenario
+    changes = scenario.happenings or scenario.autoscaler is not None
+    if not changes or not run.ended_at_s:
         return arm.deployment.devices
     workers = {name: pool.parallel.workers for name, pool in arm.config.pools.items()}
     seconds = sum(workers[name] * took_s for name, took_s in run.replica_seconds.items())
@@ -297,10 +346,19 @@ def _moments(run: Run) -> Iterator[Moment]:
         if sample.at_s >= start_s:
             yield Moment(
                 at_s=sample.at_s - start_s,
-                replicas={pool.pool: pool.replicas for pool in sample.pools},
+                replicas=_by_role(sample),
                 queued=sum(pool.queued for pool in sample.pools),
                 running=sum(pool.running for pool in sample.pools),
             )
+
+
+def _by_role(sample: Sample) -> dict[str, int]:
+    """Replicas by pool; those of a pool that play another role beside it."""
+    counts: dict[str, int] = {}
+    for pool in sample.pools:
+        counts[pool.pool] = pool.replicas - sum(count for _, count in pool.others)
+        counts |= {f"{pool.pool} as {role}": count for role, count in pool.others}
+    return counts
 
 
 def _sweep(arm: _Arm, order: Order, trace: Trace, done: _Counter) -> Curve:
@@ -339,6 +397,7 @@ def _facts(order: Order, arms: Sequence[_Arm], traces: Sequence[Trace]) -> dict[
         "model": first.config.models[first.config.model_name].source,
         **{f"pool {name}": text for name, text in first.deployment.pools.items()},
         "placement": first.placement,
+        **({"autoscaler": first.scaling} if first.scaling else {}),
         **{f"with {one.name}": one.placement for one in others},
         "seed": str(order.seed),
         "baton": baton.__version__,
@@ -348,6 +407,22 @@ def _facts(order: Order, arms: Sequence[_Arm], traces: Sequence[Trace]) -> dict[
 def _trace_text(trace: Trace) -> str:
     rate = number_text(trace.rate_per_s)
     return f"{len(trace):,} in {seconds_text(trace.span_s)}, {rate}/s"
+
+
+def _service_notes(arms: Sequence[_Arm]) -> Iterator[str]:
+    scaled = [one.config for one in arms if one.config.autoscaler is not None]
+    if any(
+        all(pool.replicas.min == pool.replicas.max for pool in config.pools.values())
+        for config in scaled
+    ):
+        yield "No pool may change its size: min and max are the same everywhere."
+    if any(config.autoscaler is not None and config.autoscaler.dry_run for config in scaled):
+        yield "The autoscaler only says what it would do (autoscaler.dry_run)."
+    if any(one.config.slo.classes for one in arms):
+        yield (
+            "Figures judge all requests by slo.default; the table by class judges each by its own"
+            " class."
+        )
 
 
 def _trace_notes(arm: _Arm, traces: Sequence[Trace]) -> Iterator[str]:

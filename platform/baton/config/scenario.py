@@ -13,7 +13,15 @@ from itertools import count
 from pathlib import Path
 from typing import assert_never
 
-from baton.config.derive import coordinator_limits, index_options, sim_settings
+from baton.config.derive import (
+    autoscaler_options,
+    coordinator_limits,
+    devices_of,
+    index_options,
+    scaling_policy_name,
+    service_rules,
+    sim_settings,
+)
 from baton.config.policies import build_placer, router_rng
 from baton.config.schema import (
     DeploymentConfig,
@@ -26,12 +34,15 @@ from baton.config.schema import (
 from baton.config.schema import Dtype as ModelDtype
 from baton.config.shapes import SourceShape, shape_at
 from baton.config.sim_steps import SimSteps
+from baton.control.autoscaler import Autoscaler
 from baton.domain.errors import ConfigInvalid, DoesNotFit, UnknownAccelerator, UnknownModel
 from baton.perf.catalogue import accelerator
 from baton.perf.hardware import Accelerator, Dtype
 from baton.perf.memory import MemoryFit, fit
 from baton.perf.roofline import Roofline
 from baton.policy.placement import Placer
+from baton.policy.scaling.catalogue import scaling_policy
+from baton.policy.scaling.options import AutoscalerOptions
 from baton.simulator.happenings import Happening
 from baton.simulator.scenario import PoolPlan, Scenario
 from baton.simulator.v1.settings import V1Settings
@@ -79,16 +90,19 @@ def simulated(
     model_config: Path | None = None,
     seed: int = 0,
     happenings: tuple[Happening, ...] = (),
+    cold_start_s: float | None = None,
 ) -> Simulated:
     """The deployment as it is when `baton up` has started it, and what happens to it.
 
-    `model_config` is the model's `config.json`, where its source is no folder and its name unknown.
+    `model_config` is the model's `config.json`, where its source is no folder and its name unknown;
+    `cold_start_s` is how long a replica takes that an autoscaler starts, a minute unless given.
 
     Raises:
         CannotModel: no accelerator is named, the model's shape is not known, or it does not fit.
         ConfigInvalid: the user's own policy cannot be loaded.
     """
     modelled = _modelled(config, model_config)
+    options = autoscaler_options(config)
     build_placer(config, router_rng(config, "simulated"))  # a policy that cannot be loaded, now
     kinds = {pool.engine.kind for pool in config.pools.values()}
     workers = [pool.replicas.start * pool.parallel.workers for pool in config.pools.values()]
@@ -100,6 +114,8 @@ def simulated(
                     role=pool.role,
                     replicas=pool.replicas.start,
                     settings=modelled[name].settings,
+                    cold_start_s=cold_start_s,
+                    gpus_per_replica=devices_of(pool),
                 )
                 for name, pool in config.pools.items()
             ),
@@ -107,9 +123,12 @@ def simulated(
             coordinators=config.server.replicas.min,
             index=index_options(config),
             limits=coordinator_limits(config),
+            rules=service_rules(config),
             seed=seed,
             happenings=happenings,
             model=config.model_name,
+            autoscaler=None if options is None else _autoscalers(config, options),
+            scaling_interval_s=2.0 if options is None else options.interval_s,
         ),
         devices=sum(workers),
         device="engine" if EngineKind.SIM in kinds else "GPU",
@@ -128,6 +147,13 @@ def _placers(config: DeploymentConfig) -> Callable[[], Placer]:
     """Each coordinator's own, in order; they draw as those of a deployment would."""
     numbers = count()
     return lambda: build_placer(config, router_rng(config, f"simulated-{next(numbers)}"))
+
+
+def _autoscalers(config: DeploymentConfig, options: AutoscalerOptions) -> Callable[[], Autoscaler]:
+    """One for each run. A policy of the user's own that cannot be loaded says so now."""
+    rule = scaling_policy_name(config)
+    scaling_policy(rule, options)
+    return lambda: Autoscaler(scaling_policy(rule, options), options)
 
 
 def _modelled(config: DeploymentConfig, model_config: Path | None) -> dict[str, _Modelled]:

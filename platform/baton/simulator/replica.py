@@ -85,6 +85,7 @@ class VirtualReplica:
         self, facts: ReplicaFacts, engine: VirtualEngine, wires: Wiring, world: World
     ) -> None:
         self.facts = facts
+        self.started_as = facts.role
         self.alive = True
         self.draining = False
         self.engine = engine

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from baton.domain.fleet import Role
 from baton.simulator.fleet import VirtualFleet
 
 _SAMPLES = 500
@@ -26,6 +28,8 @@ class PoolSample(NamedTuple):
     pulling: int
     kv_used_fraction: float
     """Mean over the replicas."""
+    others: tuple[tuple[Role, int], ...] = ()
+    """How many of the replicas play another role than they started in."""
 
 
 class Sample(NamedTuple):
@@ -81,6 +85,7 @@ class Sampler:
     def look(self) -> None:
         """Take one sample."""
         by_pool: dict[str, list[float]] = {pool: [0, 0, 0, 0, 0.0] for pool in self._starting}
+        others: dict[str, Counter[Role]] = {pool: Counter() for pool in self._starting}
         for replica in self._fleet.replicas.values():
             load = replica.load()
             sums = by_pool[replica.facts.pool]
@@ -89,6 +94,8 @@ class Sampler:
             sums[2] += load.running_requests
             sums[3] += load.pulling_requests
             sums[4] += load.kv_used_fraction
+            if replica.facts.role is not replica.started_as:
+                others[replica.facts.pool][replica.facts.role] += 1
         pools = tuple(
             PoolSample(
                 pool,
@@ -98,6 +105,7 @@ class Sampler:
                 running=int(running),
                 pulling=int(pulling),
                 kv_used_fraction=kv_used / replicas if replicas else 0.0,
+                others=tuple(sorted(others[pool].items())),
             )
             for pool, (replicas, queued, running, pulling, kv_used) in by_pool.items()
         )

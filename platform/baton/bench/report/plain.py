@@ -12,6 +12,7 @@ from baton.bench.report.summary import (
     capacity,
     curves_of,
     scales_of,
+    shares_of,
     summarize,
     trades_of,
 )
@@ -59,7 +60,15 @@ def plain(study: Study) -> dict[str, object]:
 
 def _result(study: Study, result: Result) -> dict[str, object]:
     figures = summarize(result, study.objectives)
-    return asdict(figures) | _derived(figures) | {"counts": dict(result.counts)}
+    return (
+        asdict(figures)
+        | _derived(figures)
+        | {
+            "counts": dict(result.counts),
+            "scaling": None if result.scaling is None else asdict(result.scaling),
+            "shares": [asdict(one) for one in shares_of(result)],
+        }
+    )
 
 
 def _derived(figures: Summary) -> dict[str, object]:

@@ -36,6 +36,22 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """What an autoscaler did in a run."""
+
+    device_hours: float
+    """Of all replicas, from being asked for to being gone."""
+    actions: int
+    """Starts, stops and flips, however many replicas at a time."""
+    actions_per_hour: float
+    reversals_per_hour: float
+    """Actions that go back on the one before it of the same pool."""
+    ticks: int
+    held_ticks: int
+    """That decided nothing, since something could not be seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One run."""
 
@@ -50,6 +66,8 @@ class Result:
     moments: tuple[Moment, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     """Of what happened besides, e.g. handoffs."""
+    scaling: Scaling | None = None
+    """None where nobody scaled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

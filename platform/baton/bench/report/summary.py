@@ -105,6 +105,35 @@ def summarize(result: Result, objectives: Objectives) -> Summary:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The requests of one tenant in one class, each judged by what that class is promised."""
+
+    slo_class: str
+    tenant: str
+    requests: int
+    unserved: int
+    """Refused, failed, or cut off."""
+    attainment: float
+
+
+def shares_of(result: Result) -> tuple[Share, ...]:
+    """One for each class and tenant that there are requests of, in alphabetical order."""
+    kinds: dict[tuple[str, str], list[Outcome]] = {}
+    for one in result.outcomes:
+        kinds.setdefault((one.slo_class, one.tenant), []).append(one)
+    return tuple(
+        Share(
+            slo_class=slo_class,
+            tenant=tenant,
+            requests=len(several),
+            unserved=sum(not one.ok for one in several),
+            attainment=sum(one.good for one in several) / len(several),
+        )
+        for (slo_class, tenant), several in sorted(kinds.items())
+    )
+
+
 def span(outcomes: Sequence[Outcome]) -> float:
     """From the first arrival to the last end, in seconds; 0 without requests."""
     if not outcomes:

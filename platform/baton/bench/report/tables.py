@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.bench.report.study import Study, Table
+from baton.bench.report.study import Scaling, Study, Table
 from baton.bench.report.summary import (
+    Share,
     Spread,
     Summary,
     capacity,
     curves_of,
     scales_of,
+    shares_of,
     shown,
     summarize,
 )
@@ -22,6 +24,7 @@ def tables_of(study: Study) -> tuple[Table, ...]:
     made = list(study.tables)
     if study.results:
         made.append(_figures(study))
+        made += _shares(study)
     if len(study.results) > len(shown(study)):
         made.append(_rates(study))
     if any(curve.points for curve in curves_of(study)):
@@ -92,8 +95,49 @@ def _lines(study: Study) -> list[_Line]:
         ("all tokens/s", lambda one: number_text(one.total_tokens_per_s)),
         ("prompt tokens cached", lambda one: share_text(one.cached_share)),
         (f"{study.device}s", lambda one: number_text(one.devices)),
+        *_scaling(study),
         *_counts(study),
     ]
+
+
+def _scaling(study: Study) -> list[_Line]:
+    """What autoscalers did, where there was one."""
+    told = {one.name: one.scaling for one in shown(study)}
+    if not any(told.values()):
+        return []
+
+    def line(label: str, figure: Callable[[Scaling], float]) -> _Line:
+        def text(one: Summary) -> str:
+            scaling = told[one.name]
+            return NOTHING if scaling is None else number_text(figure(scaling))
+
+        return label, text
+
+    return [
+        line(f"{study.device}-hours", lambda one: one.device_hours),
+        line("scaling actions/h", lambda one: one.actions_per_hour),
+        line("  that undo the last", lambda one: one.reversals_per_hour),
+    ]
+
+
+def _shares(study: Study) -> list[Table]:
+    """Each class and tenant by itself, where there are several."""
+    runs = {one.name: {_key(share): share for share in shares_of(one)} for one in shown(study)}
+    keys = sorted({key for shares in runs.values() for key in shares})
+    if len(keys) <= 1:
+        return []
+    rows = []
+    for key in keys:
+        several = [shares.get(key) for shares in runs.values()]
+        requests = next(one.requests for one in several if one is not None)
+        met = (NOTHING if one is None else share_text(one.attainment) for one in several)
+        rows.append((*key, number_text(requests), *met))
+    columns = ("class", "tenant", "requests", *runs)
+    return [Table(title="Attainment by class and tenant", columns=columns, rows=tuple(rows))]
+
+
+def _key(share: Share) -> tuple[str, str]:
+    return share.slo_class, share.tenant
 
 
 def _counts(study: Study) -> list[_Line]:
