@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from baton.domain.fleet import Role
-from baton.policy.scaling.groups import SPLIT_ROLES, Rates, group_needs, groups_of
+from baton.policy.scaling.baselines.spread import spread
+from baton.policy.scaling.groups import Rates, group_needs, groups_of
 from baton.policy.scaling.needs import promise_of
 from baton.policy.scaling.observation import Demand, Observation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.roster import resize
 from baton.policy.scaling.track import whole
 from baton.policy.scaling.wants import ScalingReason, Want
 
@@ -54,21 +53,12 @@ class Oracle:
             rates = Rates(prompts=demand.prompt_tokens_per_s, outputs=demand.output_tokens_per_s)
             needs = group_needs(groups, promise, rates, mean_tokens=demand.mean_uncached_tokens)
             most = {role: max(most[role], need or 0.0) for role, need in needs.items()}
-        if groups.roster is not None:
-            for role in SPLIT_ROLES:
-                lacking = whole(most[role]) - groups.roster.players(role)
-                if lacking > 0:
-                    groups.roster.grow(role, lacking)
-                else:
-                    groups.roster.shrink(role, -lacking)
-        resize(groups.mixed, whole(most.get(Role.MIXED, 0.0)))
-        seats = (*groups.mixed, *(groups.roster.all_seats() if groups.roster else ()))
-        return {
-            seat.pool.name: Want(
-                replicas=seat.size, reason=ScalingReason.FORESEEN, inputs=_inputs(most)
-            )
-            for seat in seats
-        }
+        return spread(
+            groups,
+            {role: whole(need) for role, need in most.items()},
+            reason=ScalingReason.FORESEEN,
+            inputs={f"need_{role}": need for role, need in most.items()},
+        )
 
     def _foreseen(self, seen: Observation) -> Iterator[Demand]:
         """Everything from now until a replica that is started now is ready, and a tick longer."""
@@ -76,7 +66,3 @@ class Oracle:
         steps = max(1, round((cold_s + self._options.interval_s) / self._every_s))
         for step in range(steps + 1):
             yield self._demand(seen.at_s + step * self._every_s)
-
-
-def _inputs(most: Mapping[Role, float]) -> dict[str, float]:
-    return {f"need_{role}": need for role, need in most.items()}
