@@ -20,7 +20,7 @@ from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Member, Membership
 from baton.serving.quota_desk import QuotaDesk
 from baton.serving.scaling_loop import ScalingLoop
-from baton.serving.scaling_plan import scaling_plan
+from baton.serving.scaling_plan import observer_options, scaling_plan
 from baton.serving.scaling_reports import (
     class_rows,
     demand_row,
@@ -58,10 +58,11 @@ class ControllerBody:
         )
         fleet = ServeFleet(app, tuple(config.pools))
         self._slos = slo_book(config).classes
-        self._observer = Observer(slos=self._slos)
+        plan = scaling_plan(config)
+        self._observer = Observer(observer_options(plan), slos=self._slos)
         self._desk = QuotaDesk(tenants(config).values(), fleet.share_quotas)
         self._loop = ScalingLoop(
-            scaling_plan(config),
+            plan,
             fleet=fleet,
             observer=self._observer,
             memory=StoredMemory(live_config, owner=name, clock=self._clock),
@@ -90,7 +91,7 @@ class ControllerBody:
 
         async def switch() -> None:
             self._config, self._slos = config, slos
-            self._observer.reconfigure(slos=slos)
+            self._observer.reconfigure(options=observer_options(plan), slos=slos)
             self._desk.reconfigure(wanted.values())
             self._loop.reconfigure(plan)
 

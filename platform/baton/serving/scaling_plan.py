@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from baton.config.derive import autoscaler_options, pool_bounds, scaling_policy_name
 from baton.config.schema import DeploymentConfig
+from baton.control.observing import ObserverOptions
 from baton.control.pool_views import PoolState
 from baton.domain.fleet import Role
 from baton.policy.scaling.baselines.fixed import Static
@@ -14,6 +15,9 @@ from baton.policy.scaling.catalogue import scaling_policy
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
 from baton.policy.scaling.wants import ScalingPolicy
 from baton.serving.serve_control import DeploymentState
+
+_WINDOW_TICKS = 15
+"""Thirty seconds of ticks every two seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +81,10 @@ def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
         options=options or AutoscalerOptions(rule=ScalingRule.STATIC, bounds=pool_bounds(config)),
         configured=options is not None,
     )
+
+
+def observer_options(plan: ScalingPlan) -> ObserverOptions:
+    """Over which time rates are taken: some ticks, so that who ticks faster sees changes sooner."""
+    own = ObserverOptions()
+    window_s = max(own.fast_window_s, _WINDOW_TICKS * plan.options.interval_s)
+    return replace(own, window_s=window_s)
