@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-fidelity bench-hybrid bench-overhead bench-router-cost bench-routing bench-simulator bench-transfer clean
+.PHONY: help install demo demo-once test check bench-fidelity bench-hybrid bench-loop bench-overhead bench-router-cost bench-routing bench-simulator bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +29,9 @@ bench-fidelity: install ## how far predictions are from measurements; ARGS="--da
 
 bench-hybrid: install ## baton's hybrid against colocation and static splits (simulated); ARGS="--data FOLDER"
 	@.venv/bin/python -m benchmarks.hybrid $(ARGS)
+
+bench-loop: install ## a load step against a baton that scales itself: Ray, simulated engines
+	@.venv/bin/python -m benchmarks.closed_loop $(ARGS)
 
 bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
 	@.venv/bin/python -m benchmarks.overhead $(ARGS)

