@@ -274,7 +274,8 @@ class Observer:
         # Those that run, and that no coordinator knows yet, are about to take work.
         starting = state.starting + max(0, (state.running or 0) - reported)
         starts = self._starts.setdefault(name, ColdStarts())
-        starts.look(starting=starting, working=ready, now_s=now_s)
+        up = ready if state.running is None else state.running
+        starts.look(starting=state.starting, up=up, working=ready, now_s=now_s)
         each = 1 / ready if ready else 0.0
         measured_s = starts.measured_s
         return PoolObservation(

@@ -1,0 +1,212 @@
+"""What a coordinator reports of its pools and of those that wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.control.service_rules import ServiceRules
+from baton.domain.demand import CoordinatorReport, PoolReport
+from baton.domain.fleet import Load, LossReason, Role, StepTotals
+from baton.domain.slo import Slo
+from baton.perf.capacity import prefill_tokens_per_s
+from baton.policy.slo_book import SloBook
+from tests.control.world import LIMITS, World, request
+
+
+def report(world: World) -> CoordinatorReport:
+    return world.machine.report("c", world.now_s)
+
+
+def pool(world: World, name: str = "decode") -> PoolReport:
+    (found,) = [one for one in report(world).pools if one.pool == name]
+    return found
+
+
+def busy(busy_s: float, **load: float) -> Load:
+    steps = StepTotals(steps=max(1, round(busy_s * 100)), busy_s=busy_s)
+    return Load(steps=steps, **load)  # type: ignore[arg-type]  # tests name them right
+
+
+def promise(world: World, ttft_s: float) -> None:
+    slos = SloBook(classes={"default": Slo(ttft_s=ttft_s)})
+    world.machine.reconfigure(rules=ServiceRules(slos=slos))
+
+
+# ------------------------------------------------------------------------------ pools
+
+
+def test_a_pool_is_told_with_its_replicas_by_present_role() -> None:
+    world = World()
+    world.pd(prefill=1, decode=3)
+    world.drain("d2")
+    told = pool(world)
+    assert (told.prefill, told.decode, told.mixed, told.draining) == (0, 2, 0, 1)
+    assert told.roles == (("d0", Role.DECODE), ("d1", Role.DECODE))
+
+
+def test_loads_are_added_up_over_replicas_that_take_work() -> None:
+    world = World()
+    world.pd(prefill=0, decode=3)
+    world.load("d0", busy(1.0, running_requests=3, queued_requests=1, pulling_requests=2))
+    world.load("d1", busy(1.0, running_requests=4, queued_tokens=70, kv_used_fraction=0.5))
+    world.load("d2", busy(1.0, running_requests=9))
+    world.drain("d2")
+    told = pool(world)
+    assert (told.running_requests, told.queued_requests, told.queued_tokens) == (7.0, 3.0, 70.0)
+    assert told.kv_used_fraction == 0.25
+
+
+def test_time_in_steps_is_counted_from_when_a_replica_first_said_it() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    assert pool(world).busy_s == 0.0
+    world.load("d0", busy(1000.0))
+    assert pool(world).busy_s == 0.0, "what it did before is others' or was long ago"
+    world.load("d0", busy(1002.5))
+    assert pool(world).busy_s == 2.5
+
+
+def test_time_in_steps_never_goes_back_when_replicas_leave_or_begin_again() -> None:
+    world = World()
+    world.pd(prefill=0, decode=2)
+    for replica_id in ("d0", "d1"):
+        world.load(replica_id, busy(10.0))
+    report(world)
+    world.load("d0", busy(13.0))
+    world.lose("d0", LossReason.SILENT)
+    assert pool(world).busy_s == 3.0
+    world.join("d0", Role.DECODE)
+    world.load("d0", busy(1.0))
+    assert pool(world).busy_s == 3.0
+    world.load("d0", busy(1.5))
+    assert pool(world).busy_s == 3.5
+    world.load("d0", busy(0.25))  # the engine was restarted, the replica was not
+    assert pool(world).busy_s == 3.75
+
+
+def test_a_replica_that_rejoins_has_its_last_work_counted() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.load("d0", busy(10.0))
+    report(world)
+    world.load("d0", busy(11.0))
+    world.join("d0", Role.DECODE)
+    assert pool(world).busy_s == 1.0
+
+
+def test_a_pool_whose_replicas_are_gone_is_told_still() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.load("d0", busy(10.0))
+    report(world)
+    world.lose("d0")
+    assert (pool(world).decode, pool(world).stale_s) == (0, 0.0)
+
+
+def test_the_oldest_load_report_that_counts_says_how_stale_a_pool_is() -> None:
+    world = World()
+    world.pd(prefill=0, decode=3)
+    world.wait(4.0)
+    world.load("d0", busy(1.0))
+    world.wait(1.0)
+    world.load("d1", busy(1.0))
+    world.drain("d2")
+    assert pool(world).stale_s == 1.0
+
+
+# ------------------------------------------------------------------------------ capacity
+
+
+def served(world: World) -> None:
+    """Enough reports for the timing to be known, and a request that says what they are like."""
+    for number in range(12):
+        done = 10 * (number + 1)
+        steps = StepTotals(
+            steps=done,
+            busy_s=0.02 * done,
+            prefill_tokens=40 * done,
+            prefill_steps=done,
+            decode_steps=done,
+            decode_tokens=8 * done,
+            context_tokens=400 * done,
+        )
+        world.load("d0", Load(steps=steps))
+        world.wait(0.25)
+    world.arrive(request("r", prompt_tokens=40, max_tokens=4))
+    world.run_to_end()
+
+
+def test_capacities_are_unknown_until_engines_and_requests_are_known() -> None:
+    world = World(replace(LIMITS, stall_s=1e6))
+    world.join("d0", Role.DECODE)
+    assert pool(world).prefill_tokens_per_s is None
+    world.arrive(request("r0"))
+    world.run_to_end()
+    assert pool(world).decode_tokens_per_s is None
+    served(world)
+    told = pool(world)
+    view = world.machine.fleet(0.0).replicas["d0"]
+    timing = world.machine.knowledge.timings.of(view)
+    assert told.prefill_tokens_per_s == pytest.approx(
+        prefill_tokens_per_s(timing, mean_uncached_tokens=40)
+    )
+    assert told.decode_streams == view.facts.max_running_requests
+    assert told.decode_tokens_per_s is not None
+
+
+def test_a_strict_pace_leaves_room_for_fewer_streams() -> None:
+    world = World(replace(LIMITS, stall_s=1e6))
+    world.join("d0", Role.DECODE)
+    view = world.machine.fleet(0.0).replicas["d0"]
+    served(world)
+    timing = world.machine.knowledge.timings.of(view)
+    tight_s = timing.step_s(running=5, context_tokens=5 * 42)
+    slos = SloBook(classes={"default": Slo(tpot_s=tight_s)})
+    world.machine.reconfigure(rules=ServiceRules(slos=slos))
+    world.arrive(request("again", prompt_tokens=40, max_tokens=4))
+    world.run_to_end()
+    assert pool(world).decode_streams == 5
+
+
+# ------------------------------------------------------------------------------ who waits
+
+
+def test_nobody_who_waits_has_no_slack() -> None:
+    world = World()
+    promise(world, 2.0)
+    assert report(world).slack_s is None
+
+
+def test_slack_is_what_is_left_of_the_objective_of_whoever_is_worst_off() -> None:
+    world = World()
+    promise(world, 2.0)
+    world.arrive(request("old"))
+    world.wait(0.5)
+    world.arrive(replace(request("new"), arrived_at_s=0.5))
+    told = report(world)
+    assert (told.slack_s, told.held, told.in_flight) == (1.5, 2, 2)
+    world.wait(1.0)
+    assert report(world).slack_s == 0.5
+
+
+def test_who_has_a_token_waits_no_more() -> None:
+    world = World()
+    promise(world, 2.0)
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r", max_tokens=50))
+    assert report(world).slack_s == 2.0
+    (leg_id,) = world.legs
+    world.step(leg_id)
+    assert report(world).slack_s is None
+
+
+def test_what_waits_is_told_in_device_seconds() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.drain("d0")
+    world.arrive(request("r"))
+    assert (report(world).held, report(world).held_work_s) == (1, 0.0)
+    world = World(replace(LIMITS, max_failures=0))
+    assert report(world).held_work_s == 0.0
