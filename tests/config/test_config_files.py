@@ -27,7 +27,8 @@ FILES = sorted(CONFIGS.rglob("*.yaml"))
 
 
 def test_there_are_configurations_to_load() -> None:
-    assert {"quickstart.yaml", "sim.yaml", "gpu-example.yaml"} <= {file.name for file in FILES}
+    names = {file.name for file in FILES}
+    assert {"quickstart.yaml", "sim.yaml", "gpu-example.yaml", "tenants-example.yaml"} <= names
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

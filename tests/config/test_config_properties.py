@@ -50,7 +50,7 @@ from baton.domain.errors import ConfigInvalid
 
 Tree = dict[str, object]
 Path_ = tuple[str, ...]
-slow_machines = settings(deadline=None)
+slow_machines = settings(deadline=None, max_examples=60)
 
 
 def load(
@@ -256,8 +256,13 @@ def test_a_key_means_the_same_in_a_file_an_overlay_a_variable_and_an_option(
     places = data.draw(
         st.lists(st.sampled_from("fose"), min_size=len(said), max_size=len(said)), label="places"
     )
-    # The names of the pool and the model are in the file, so that variables can find them.
-    trees: list[Tree] = [{"models": {"m.1": {}}, "pools": {"a-1": {}}}, {}]
+    # Names that users choose are in the file, so that variables can find them.
+    classes: Tree = {"classes": {name: {} for name in config.slo.classes}}
+    tenants: Tree = {name: {} for name in config.tenants}
+    trees: list[Tree] = [
+        {"models": {"m.1": {}}, "pools": {"a-1": {}}, "slo": classes, "tenants": tenants},
+        {},
+    ]
     env: dict[str, str] = {}
     sets: list[str] = []
     for (path, value), place in zip(said.items(), places, strict=True):

@@ -205,6 +205,7 @@ def test_who_ailed_before_is_no_reason_to_go_back(make: Make) -> None:
         (["pools.d.replicas={min: 1, start: 3, max: 3}"], {"d": 3}),
         (["pools.d.replicas={min: 4, start: 5, max: 6}", "autoscaler={policy: static}"], {"d": 5}),
         (["pools.d.replicas.start=5", "autoscaler={}"], {}),
+        (["pools.d.replicas.start=5", "autoscaler={dry_run: true}"], {"d": 5}),
     ],
 )
 def test_sizes_follow_the_configuration_where_nothing_else_decides(

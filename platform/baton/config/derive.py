@@ -44,6 +44,7 @@ def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
         transfer_s=config.transfer.deadline_s,
         stall_s=timeouts.stall_s,
         total_s=timeouts.total_s,
+        drain_patience_s=timeouts.drain_s,
         lease_s=config.transfer.lease_s,
     )
 

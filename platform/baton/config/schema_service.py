@@ -102,7 +102,7 @@ class Timeouts:
     total_s: Annotated[float, Wait] = _LIMITS.total_s
     resume_s: Annotated[float, Wait] = _LIMITS.resume_wait_s
     """How long a stream that lost its replica waits for another."""
-    drain_s: Annotated[float, Wait] = 60.0
+    drain_s: Annotated[float, Wait] = _LIMITS.drain_patience_s
     """How long streams may run on where a replica drains, before they are moved elsewhere."""
 
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.config.derive import scaling_policy_name
 from baton.config.diff import Change, Reload, diff
 from baton.config.schema import DeploymentConfig
 from baton.domain.errors import ApplyRefused, BatonError
@@ -182,7 +181,8 @@ def new_sizes(
     old: DeploymentConfig, new: DeploymentConfig, sizes: Mapping[str, int]
 ) -> dict[str, int]:
     """The pools whose size changes with the configuration; none where an autoscaler decides."""
-    if scaling_policy_name(new) != ScalingRule.STATIC:
+    scaler = new.autoscaler
+    if scaler is not None and scaler.policy != ScalingRule.STATIC and not scaler.dry_run:
         return {}
     wanted = {}
     for name, size in sizes.items():
