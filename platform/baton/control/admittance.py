@@ -21,12 +21,12 @@ from baton.policy.admission import (
     AdmissionOptions,
     AdmissionRule,
     Admit,
+    Limit,
     Prospect,
     Reason,
     Verdict,
-    can_be_met,
     decide,
-    limit_s,
+    limit,
 )
 from baton.policy.fair_queue import Waiting
 from baton.policy.outlook import Newcomer, Outlook, outlook, pace_s
@@ -36,6 +36,11 @@ from baton.policy.work import decode_work_s, prefill_work_s
 _LOOK_S = 1e-4
 """How long a look at the whole fleet lasts, for each replica: at half a microsecond for one, that
 is half a percent of the time at most."""
+_CROWDED = 0.25
+"""Of the streams that a replica may run, those that a stream is priced beside, at least: where
+tenants have to share the fleet it is full, and what a stream takes of an idle one says nothing."""
+_ALL_BUT_FEW = 0.99
+"""Of the first tokens that came, those that came no later than what is kept free."""
 _NOT_JUDGED = Admit(Reason.NOT_JUDGED)
 
 
@@ -74,7 +79,7 @@ class Admittance:
             self._find_place(entry, query, option, now_s)
         turn_s = None
         if entry.request_id not in self.holding:
-            turn_s = self._turn_s(entry, now_s)
+            turn_s = self._take_turn(entry, now_s)
         seen = Prospect(
             waited_s=query.waited_s,
             alone_s=alone_s,
@@ -83,7 +88,8 @@ class Admittance:
         )
         if turn_s is None:
             seen = self._look_closer(entry, query, decision, decoder, seen)
-        return decide(entry.slo, seen, options=self._options, patience_s=self.patience_s)
+        latest = self._limit(entry, alone_s)
+        return decide(entry.slo, seen, latest, options=self._options)
 
     def let_in(self, entry: Entry, now_s: float) -> None:
         """It is about to be placed; for the first time, or again."""
@@ -124,21 +130,34 @@ class Admittance:
         self, entry: Entry, query: PlacementQuery, option: Option, now_s: float
     ) -> None:
         """Say where in the line a request belongs; it keeps its place from then on."""
-        slo, options = entry.slo, self._options
         alone_s = option.ttft_s - option.queue_s
-        latest_s = limit_s(slo, alone_s, options=options, patience_s=self.patience_s)
-        entry.band = Band(entry.priority, can_be_met(slo, alone_s, options.margin_fraction))
+        latest = self._limit(entry, alone_s)
+        entry.band = Band(entry.priority, latest.can_be_met)
         entry.waiting = Waiting(
             entry.request_id,
             entry.tenant.name,
             entry.tenant.weight,
             self._work_s(query, option),
-            now_s - query.waited_s + latest_s - alone_s,
+            now_s - query.waited_s + latest.after_s - alone_s,
         )
 
-    def _turn_s(self, entry: Entry, now_s: float) -> float | None:
-        assert entry.waiting is not None
-        return self.holding.turn_s(entry.band, entry.waiting, replicas=self._replicas, now_s=now_s)
+    def _limit(self, entry: Entry, alone_s: float) -> Limit:
+        return limit(
+            entry.slo,
+            alone_s,
+            overrun_s=self._knowledge.overruns.quantile_s(_ALL_BUT_FEW),
+            options=self._options,
+            patience_s=self.patience_s,
+        )
+
+    def _take_turn(self, entry: Entry, now_s: float) -> float | None:
+        """Its place among those who wait, and how long until its turn; None: it comes first."""
+        assert entry.waiting is not None, "its place is found before its turn"
+        turn = self.holding.turn(entry.band, entry.waiting, replicas=self._replicas, now_s=now_s)
+        if turn is None:
+            return None
+        entry.waiting = turn.place
+        return turn.after_s
 
     def _work_s(self, query: PlacementQuery, option: Option) -> float:
         """Device-seconds of a request: of its prompt where that is computed, of its stream."""
@@ -156,7 +175,8 @@ class Admittance:
             )
         if decoder is not None:
             output = timings.expected_output_tokens(query.max_tokens)
-            running = decoder.load.running_requests + 1
+            most = decoder.facts.max_running_requests
+            running = max(decoder.load.running_requests + 1, round(most * _CROWDED))
             work += decode_work_s(
                 timings.of(decoder),
                 output,
@@ -219,7 +239,9 @@ class Admittance:
 
     @property
     def _replicas(self) -> int:
-        return len(self._fleet)
+        """How many replicas take prompts."""
+        roster = self._fleet.view(0.0).roster
+        return len(roster.prefill or roster.decode)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books disagree."""

@@ -362,7 +362,7 @@ class Coordinator:
             return
         entry = self._journeys.entries[placed.leg.request_id]
         if event.failure is LegFailure.REFUSED:
-            self._journeys.drop_leg(entry)
+            self._journeys.drop_leg(entry, now_s)
             why = f"replica {event.replica_id} refused it: {event.why or 'no reason given'}"
             self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
             return

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from baton.perf.decayed import DecayedSum
 from baton.policy.fair_queue import FairQueue, Waiting
 
-_MEMORY_S = 10.0
+_MEMORY_S = 5.0
 """Loads change within tens of seconds; sums over fewer than a few seconds are noise."""
 _PRIOR_S = 0.5
 """The time for which the guess counts: as soon as half a second was measured, that weighs as much.
@@ -35,6 +35,14 @@ class Band(NamedTuple):
 
     priority: int
     can_be_met: bool
+
+
+class Turn(NamedTuple):
+    """When somebody's turn comes."""
+
+    place: Waiting
+    """Where it stands in line."""
+    after_s: float
 
 
 class Holding:
@@ -119,23 +127,19 @@ class Holding:
 
     # -------------------------------------------------------------- how long it takes
 
-    def turn_s(self, band: Band, one: Waiting, *, replicas: int, now_s: float) -> float | None:
-        """How long somebody who comes now would wait for its turn; None: it would be first."""
-        if not self._where:
+    def turn(self, band: Band, one: Waiting, *, replicas: int, now_s: float) -> Turn | None:
+        """The turn that somebody who comes now would have; None: it would be first."""
+        lines = [line for other, line in self._bands.items() if len(line) and other >= band]
+        if not lines:
             return None
-        ahead, first = 0.0, True
-        for other, line in self._bands.items():
-            if other < band:
-                break
-            if len(line):
-                first = False
-                own = other == band
-                ahead += (
-                    line.work_ahead(one.flow, weight=one.weight, begin_by_s=one.begin_by_s)
-                    if own
-                    else line.work
-                )
-        return None if first else ahead / self._rate(band, replicas=replicas, now_s=now_s)
+        rate = self._rate(band, replicas=replicas, now_s=now_s)
+        ahead = sum([line.work for line in lines])
+        own = self._bands.get(band)
+        if own is not None and len(own):
+            one = own.fitted(one, now_s=now_s, rate=rate)
+            ahead -= own.work
+            ahead += own.work_ahead(one.flow, weight=one.weight, begin_by_s=one.begin_by_s)
+        return Turn(one, ahead / rate)
 
     def drained_s(self, *, replicas: int) -> float:
         """How long until all who wait now have had their turns."""

@@ -125,7 +125,8 @@ class Journeys:
             replica_id = route.prefill_replica_id
             leg = entry.next_leg(LegKind.PREFILL, prefill_tokens=route.prefill_tokens)
         tokens = len(leg.prompt_token_ids)
-        self._begin(entry, leg, replica_id, tokens - self._held(query, replica_id, tokens))
+        uncached = tokens - self._held(query, replica_id, tokens)
+        self._begin(entry, leg, replica_id=replica_id, tokens=uncached, now_s=now_s)
         self._knowledge.sent(entry, replica_id, tokens, now_s)
 
     def _held(self, query: PlacementQuery, replica_id: str, tokens: int) -> int:
@@ -135,9 +136,10 @@ class Journeys:
             return 0
         return usable_tokens(query.hits.of(replica_id), tokens, view.facts.block_size_tokens)
 
-    def _begin(self, entry: Entry, leg: Leg, replica_id: str, tokens: int) -> None:
+    def _begin(self, entry: Entry, leg: Leg, *, replica_id: str, tokens: int, now_s: float) -> None:
         entry.leg_id = leg.leg_id
         self._legs.begin(leg, replica_id, tokens)
+        self._knowledge.prompt_sent(leg.leg_id, replica_id, tokens, now_s)
         self.accounts.begun(entry, leg, replica_id)
         self.commands.append(SubmitLeg(replica_id=replica_id, leg=leg))
 
@@ -229,6 +231,7 @@ class Journeys:
             entry.generated.extend(output.token_ids)
             if entry.phase is not Phase.DECODE:
                 entry.move(Phase.DECODE)
+                self._knowledge.prompts.computed(output.leg_id, now_s)
                 # The pull is over: the engines have ended the lease between themselves.
                 entry.lease = None
                 self.flows.end(entry, now_s, landed=True)
@@ -236,6 +239,7 @@ class Journeys:
                 self.wait_until(entry, now_s + self.limits.stall_s)
         if output.finish is not None:
             self._legs.end(output.leg_id)
+            self._knowledge.prompts.computed(output.leg_id, now_s)
             self.accounts.leg_over(entry, leg)
             entry.leg_id = None
             self._knowledge.finished(entry, leg.replica_id, now_s)
@@ -275,6 +279,7 @@ class Journeys:
             self.broken(entry, replica_id, f"prefill ended in {output.finish}", now_s)
             return
         self._legs.end(output.leg_id)
+        self._knowledge.prompts.computed(output.leg_id, now_s)
         self.accounts.leg_over(entry, placed, produced=True)
         entry.leg_id = None
         entry.prefill_done_at_s = now_s
@@ -300,7 +305,8 @@ class Journeys:
         tokens = len(leg.prompt_token_ids)
         here = max(ticket.tokens, self._held(query, target, tokens))
         self.flows.begin(entry, leg.leg_id, target_id=target, ticket=ticket, now_s=now_s)
-        self._begin(entry, leg, target, max(0, tokens - here))
+        left = max(0, tokens - here)
+        self._begin(entry, leg, replica_id=target, tokens=left, now_s=now_s)
         self._knowledge.sent(entry, target, tokens, now_s)
 
     # -------------------------------------------------------------- trouble
@@ -308,7 +314,7 @@ class Journeys:
     def broken(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
         """The running leg is over without a result; there is nothing left to abort."""
         self.flows.end(entry, now_s, failed=why)
-        self.drop_leg(entry)
+        self.drop_leg(entry, now_s)
         self._try_elsewhere(entry, replica_id, why, now_s)
 
     def give_up(self, entry: Entry, why: str, now_s: float) -> None:
@@ -345,11 +351,12 @@ class Journeys:
         entry.move(Phase.RESUME)
         self.place(entry, now_s, hold_if_tried=True)
 
-    def drop_leg(self, entry: Entry) -> None:
+    def drop_leg(self, entry: Entry, now_s: float) -> None:
         """Take the running leg out of the books; its replica holds nothing for it any more."""
         assert entry.leg_id is not None, "only an entry that runs a leg can drop it"
         placed = self._legs.end(entry.leg_id)
         assert placed is not None, f"leg {entry.leg_id} is not in the book"
+        self._knowledge.prompts.computed(entry.leg_id, now_s)
         self.accounts.leg_over(entry, placed)
         entry.leg_id = None
 
@@ -360,6 +367,7 @@ class Journeys:
         entry.leg_id = entry.lease = None
         placed = self._legs.close(leg_id, lease=lease, until_s=now_s + self.limits.abort_s)
         assert placed is not None, f"leg {leg_id} is not in the book"
+        self._knowledge.prompts.computed(leg_id, now_s)
         self.accounts.leg_over(entry, placed)
         self.commands.append(AbortLegs(replica_id=placed.replica_id, leg_ids=(leg_id,)))
         return placed.replica_id
@@ -508,8 +516,9 @@ class Journeys:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when phases, legs, leases, queue and deadlines disagree."""
-        running = (entry.leg_id for entry in self.entries.values() if entry.leg_id is not None)
+        running = frozenset(one.leg_id for one in self.entries.values() if one.leg_id is not None)
         self.accounts.check_integrity(self.entries, running)
+        self._knowledge.prompts.check_integrity(running)
         for request_id, entry in self.entries.items():
             queued = entry.phase is Phase.QUEUED
             assert queued or entry.phase in RUNS, f"{request_id} rests in {entry.phase}"

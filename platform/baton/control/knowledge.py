@@ -12,11 +12,13 @@ from dataclasses import asdict
 
 from baton.control.fleet_table import FleetTable
 from baton.control.ledger import Entry, Family
+from baton.control.prompts import Prompts
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import HitSource
 from baton.domain.slo import NO_SLO
 from baton.perf.fitted import TimingBook
+from baton.perf.overruns import Overruns
 from baton.policy.hits import NO_HIT, NO_HITS, Hit, Hits
 from baton.policy.links import LinkBook
 from baton.policy.placement import PlacementQuery, Surroundings
@@ -37,6 +39,9 @@ class Knowledge:
         self.timings = timings or TimingBook()
         self.links = LinkBook()
         self.reuse = Reuse()
+        self.prompts = Prompts()
+        self.overruns = Overruns()
+        """How much later than predicted first tokens come."""
         self._fleet = fleet
         self._families: dict[str, Family] = {}
         self._members: Counter[Family] = Counter()
@@ -83,7 +88,12 @@ class Knowledge:
 
     def around(self, now_s: float) -> Surroundings:
         """What placement may look at."""
-        return Surroundings(fleet=self._fleet.view(now_s), timings=self.timings, links=self.links)
+        return Surroundings(
+            fleet=self._fleet.view(now_s),
+            timings=self.timings,
+            links=self.links,
+            due_at_s=self.prompts.due_at_s,
+        )
 
     def query(self, entry: Entry, now_s: float) -> PlacementQuery:
         """What placement must know to place (or place again) this request."""
@@ -124,6 +134,13 @@ class Knowledge:
 
     # -------------------------------------------------------------- what came of it
 
+    def prompt_sent(self, leg_id: str, replica_id: str, tokens: int, now_s: float) -> None:
+        """A leg whose replica must compute so much of its prompt is on its way."""
+        view = self._fleet.get(replica_id)
+        if view is not None and tokens > 1:
+            timing = self.timings.of(view)
+            self.prompts.sent(leg_id, replica_id, tokens=tokens, timing=timing, now_s=now_s)
+
     def sent(self, entry: Entry, replica_id: str, tokens: int, now_s: float) -> None:
         """The first `tokens` of a request's prompt will soon be cached on a replica."""
         family = self._families.get(replica_id)
@@ -150,6 +167,7 @@ class Knowledge:
             actual_s = now_s - decision.at_s
             pool = view.facts.pool
             self.timings.observe_ttft(pool, predicted_s=predicted_s, actual_s=actual_s)
+            self.overruns.observe(actual_s - predicted_s)
 
     def finished(self, entry: Entry, replica_id: str, now_s: float) -> None:
         """A request ended well: its replica holds prompt and answer, for what comes next."""

@@ -29,6 +29,11 @@ _BREAKS = 0.5
 """Streams broken, as expected: from here on it is likelier than not that one is."""
 
 
+_TURN_ERRS = 1.25
+"""Turns are taken to last so much longer than predicted: who is held in vain learns late that it
+must come back, and who is turned away learns at once."""
+
+
 class AdmissionRule(StrEnum):
     """How it is decided who is let in."""
 
@@ -47,7 +52,7 @@ class AdmissionOptions:
     """How much predicted prompt work may wait inside an engine, where nobody's priority or share
     counts any more; what is beyond waits at the coordinator."""
     margin_fraction: float = 0.1
-    """Of an objective: kept free, since predictions err."""
+    """Of an objective: kept free, since predictions err; more of it where they are seen to."""
 
     def __post_init__(self) -> None:
         if self.engine_queue_s < 0:
@@ -134,28 +139,40 @@ class Shed(NamedTuple):
 Verdict = Admit | Hold | Shed
 
 
-def can_be_met(slo: Slo, alone_s: float, margin_fraction: float) -> bool:
-    """Whether a first token in so many seconds would be in time; True where none is promised."""
-    return slo.ttft_s is None or alone_s <= slo.ttft_s * (1 - margin_fraction)
+class Limit(NamedTuple):
+    """When a request's first token must come."""
+
+    after_s: float
+    """So long after its arrival, at the latest."""
+    can_be_met: bool
+    """Whether that is its objective, which an idle fleet would meet; or else mere patience."""
 
 
-def limit_s(slo: Slo, alone_s: float, *, options: AdmissionOptions, patience_s: float) -> float:
-    """How long after its arrival a request's first token may come at the latest."""
-    if slo.ttft_s is not None and can_be_met(slo, alone_s, options.margin_fraction):
-        return slo.ttft_s * (1 - options.margin_fraction)
-    return patience_s + alone_s
+def limit(
+    slo: Slo, alone_s: float, *, overrun_s: float, options: AdmissionOptions, patience_s: float
+) -> Limit:
+    """How long after its arrival a request's first token may come.
 
-
-def decide(slo: Slo, seen: Prospect, *, options: AdmissionOptions, patience_s: float) -> Verdict:
-    """Whether a request is let in now, waits, or is turned away.
-
-    `patience_s` is how long one waits that has no TTFT objective, or none that can be met.
+    `overrun_s` is how much later than predicted first tokens have come, all but a few of them. As
+    much is kept free, but never more than half of what the request leaves: where predictions are
+    that bad, nobody would be let in.
     """
-    latest_s = limit_s(slo, seen.alone_s, options=options, patience_s=patience_s)
+    if slo.ttft_s is None:
+        return Limit(patience_s + alone_s, can_be_met=True)
+    spare_s = max(0.0, slo.ttft_s - alone_s)
+    kept_s = max(slo.ttft_s * options.margin_fraction, min(overrun_s, spare_s / 2))
+    if kept_s > spare_s:
+        return Limit(patience_s + alone_s, can_be_met=False)
+    return Limit(slo.ttft_s - kept_s, can_be_met=True)
+
+
+def decide(slo: Slo, seen: Prospect, latest: Limit, *, options: AdmissionOptions) -> Verdict:
+    """Whether a request is let in now, waits, or is turned away."""
+    latest_s = latest.after_s
     if seen.turn_s is None:
         wait_s = seen.queue_s
     else:
-        wait_s = seen.turn_s + min(seen.queue_s, options.engine_queue_s)
+        wait_s = seen.turn_s * _TURN_ERRS + min(seen.queue_s, options.engine_queue_s)
     ttft_s = seen.waited_s + wait_s + seen.alone_s
     if ttft_s > latest_s and slo.promises_anything:
         return Shed(Reason.TOO_LATE, ttft_s, latest_s, ttft_s - latest_s)

@@ -32,7 +32,7 @@ class Waiting(NamedTuple):
     weight: float
     work: float
     begin_by_s: float
-    """When it must begin at the latest."""
+    """When it must begin at the latest; or who it stands behind, see `fitted`."""
 
 
 @dataclass(slots=True)
@@ -136,6 +136,26 @@ class FairQueue:
             if other is not flow and other.tag < tag:
                 others += min(other.work, other.weight * (tag - other.tag))
         return own + others
+
+    def fitted(self, one: Waiting, *, now_s: float, rate: float) -> Waiting:
+        """Where in its line somebody who comes now shall stand: by its own time, or at the end.
+
+        At the end when somebody behind it would be late because of it, at so much work per second
+        for all lines. Earliest deadline first is the best order as long as all can be in time, and
+        a bad one when not: each newcomer in a hurry would then ruin one who has waited for long.
+        """
+        flow = self._flows.get(one.flow)
+        if flow is None or not flow.line:
+            return one
+        place = bisect_left(flow.line, (one.begin_by_s, self._came + 1, ""))
+        weights = sum(other.weight for other in self._backlogged.values())
+        own_rate = rate * one.weight / weights
+        ahead = one.work + sum(self._waiting[who][0].work for _, _, who in flow.line[:place])
+        for begin_by_s, _, who in flow.line[place:]:
+            if now_s + ahead / own_rate > begin_by_s:
+                return one._replace(begin_by_s=flow.line[-1][0])
+            ahead += self._waiting[who][0].work
+        return one
 
     def check_integrity(self) -> None:
         """Raise AssertionError when lines, sums and those who wait disagree."""
