@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-fidelity bench-hybrid bench-loop bench-overhead bench-router-cost bench-routing bench-simulator bench-transfer clean
+.PHONY: help install demo demo-once test check bench-fidelity bench-hybrid bench-loop bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,9 @@ bench-loop: install ## a load step against a baton that scales itself: Ray, simu
 
 bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
 	@.venv/bin/python -m benchmarks.overhead $(ARGS)
+
+bench-roles: install ## a thousand role flips and twenty scale-downs under load (simulated engines, real time)
+	@.venv/bin/python -m benchmarks.role_flips $(ARGS)
 
 bench-router-cost: install ## what a routing decision and the prefix index cost, up to 1,000 replicas
 	@.venv/bin/python -m benchmarks.router_cost --keep $(ARGS)
