@@ -12,6 +12,7 @@ from baton.config import (
     allows_anonymous,
     autoscaler_options,
     key_files,
+    predicted_options,
     price_per_hour,
     render,
     scaling_policy_name,
@@ -149,6 +150,12 @@ def test_admission_is_read(load: Load) -> None:
     assert (config.admission.max_n, config.admission.max_messages) == (8, None)
 
 
+def test_how_far_pools_do_each_others_work_is_read(load: Load) -> None:
+    config = load(LEAST + "router: {deflect: {streams: 0.5, prompts: 0}}\n").config
+    options = predicted_options(config)
+    assert (options.deflect_streams_fraction, options.deflect_prompt_fraction) == (0.5, 0)
+
+
 def test_the_autoscaler_keeps_within_the_bounds_of_the_pools(load: Load) -> None:
     config = load(
         PD
@@ -268,6 +275,7 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
             "admission: {default_max_tokens: 9, max_tokens: 8}",
             "admission.default_max_tokens: got 9, wanted at most admission.max_tokens, 8",
         ),
+        ("router: {deflect: {streams: 1.1}}", "router.deflect.streams: got 1.1, wanted a number"),
         ("admission: {policy: none}", "admission.policy: got 'none', wanted 'predicted' or"),
     ],
 )

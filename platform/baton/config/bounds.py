@@ -13,6 +13,7 @@ Workers = Bounds(low=1, high=256)
 Wait = Bounds(low=0.001, high=86_400)
 Priority = Bounds(low=-100, high=100)
 Share = Bounds(low=0.001, high=1)
+Fraction = Bounds(low=0, high=1)
 
 ModelName = Names(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", "letters, digits, '.', '_', '/', '-'")
 PoolName = Names(

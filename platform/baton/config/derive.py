@@ -56,6 +56,8 @@ def predicted_options(config: DeploymentConfig) -> PredictedOptions:
         disaggregate=config.router.disaggregate,
         ttft_slo_s=objectives.ttft_s,
         tpot_slo_s=objectives.tpot_s,
+        deflect_streams_fraction=config.router.deflect.streams,
+        deflect_prompt_fraction=config.router.deflect.prompts,
     )
 
 

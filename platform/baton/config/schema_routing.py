@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
+from baton.config.bounds import Fraction
 from baton.config.leaves import Pluggable
 from baton.policy.placement import Disaggregate
+from baton.policy.predicted import PredictedOptions
 from baton.policy.prefix_index import IndexMode
+
+
+_OPTIONS = PredictedOptions()
 
 
 class Policy(StrEnum):
@@ -26,6 +31,17 @@ class Policy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deflect:
+    """How far pools may do each other's work, where `predicted` decides; fractions from 0 to 1."""
+
+    streams: Annotated[float, Fraction] = _OPTIONS.deflect_streams_fraction
+    """Of a prefill replica's places in the batch, for streams that stay where they were
+    prefilled."""
+    prompts: Annotated[float, Fraction] = _OPTIONS.deflect_prompt_fraction
+    """Of a decode replica's time, for prompts, where a pace is promised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """How requests are placed."""
 
@@ -35,5 +51,6 @@ class RouterConfig:
     """What tells which replica holds which prefix."""
     disaggregate: Disaggregate = Disaggregate.AUTO
     """`always` unless said where the policy is another's: those do not decide about it."""
+    deflect: Deflect = field(default_factory=Deflect)
     seed: int = 0
     """Of what placement draws at random; every coordinator draws its own numbers from it."""

@@ -1,0 +1,116 @@
+"""`baton apply`: what it asks of serving, and what it prints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from baton.cli.apply import readable
+from baton.cli.main import build_app
+from baton.cli.seam import Commands, Progress, Report, Seam
+from baton.config import LoadedConfig
+from baton.domain.errors import ApplyRefused
+from baton.serving.apply import ApplyOptions
+
+SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
+CHANGES = [
+    {"reload": "live", "change": "slo.default.ttft: null -> 1s"},
+    {"reload": "live", "change": "router.seed: 0 -> 1"},
+    {"reload": "pool size", "change": "pools.decode.replicas.start: 2 -> 3"},
+]
+APPLIED: Report = {
+    "outcome": "applied",
+    "generation": 4,
+    "changes": CHANGES,
+    "resized": {"decode": [2, 3]},
+    "took_s": 0.1234,
+}
+
+
+@dataclass
+class Scripted:
+    """Answers `apply` with one report or one error, and remembers what it was asked."""
+
+    answer: Report | Exception = field(default_factory=lambda: APPLIED)
+    asked: list[tuple[LoadedConfig, ApplyOptions]] = field(default_factory=list)
+
+    def apply(self, config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
+        progress("asking")
+        self.asked.append((config, options))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def run(scripted: Scripted, *arguments: str) -> Result:
+    seam = Seam(commands=lambda: cast(Commands, scripted), environ={})
+    return CliRunner().invoke(build_app(), ["apply", *arguments], obj=seam)
+
+
+def test_changes_stand_under_what_they_take_and_the_outcome_comes_last() -> None:
+    assert readable(APPLIED) == [
+        "live:",
+        "  slo.default.ttft: null -> 1s",
+        "  router.seed: 0 -> 1",
+        "pool size:",
+        "  pools.decode.replicas.start: 2 -> 3",
+        "decode: 2 -> 3 replicas",
+        "applied as generation 4 in 0.12 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("report", "last"),
+    [
+        ({"changes": [], "outcome": "applied"}, "nothing differs from generation 4"),
+        ({"outcome": "shown"}, "nothing has changed, generation 4 holds"),
+        (
+            {"outcome": "dry run"},
+            "everybody could take it; nothing has changed, generation 4 holds",
+        ),
+        ({"outcome": "restarted", "endpoint": "http://h:1"}, "started again at http://h:1"),
+    ],
+)
+def test_the_outcome_is_said_in_one_line(report: Report, last: str) -> None:
+    assert readable({**APPLIED, **report})[-1] == last
+
+
+def test_the_file_is_loaded_with_its_layers_and_everything_asked_for_is_passed_on() -> None:
+    scripted = Scripted()
+    result = run(scripted, "-c", SIM, "--set", "router.seed=7", "--address", "h:1", "--dry-run")
+    assert result.exit_code == 0, result.output
+    ((loaded, options),) = scripted.asked
+    assert loaded.config.router.seed == 7
+    assert options == ApplyOptions(dry_run=True, address="h:1")
+    run(scripted, "-c", SIM, "--diff", "--allow-restart", "--timeout", "90s")
+    assert scripted.asked[-1][1] == ApplyOptions(diff=True, allow_restart=True, timeout_s=90)
+
+
+def test_json_is_one_object_on_stdout() -> None:
+    result = run(Scripted(), "-c", SIM, "-o", "json")
+    assert json.loads(result.stdout) == APPLIED
+
+
+def test_a_bad_file_is_told_by_line_and_column_and_nobody_is_asked(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("slo:\n  default: {ttft: soon}\n")
+    scripted = Scripted()
+    result = run(scripted, "-c", SIM, "-c", str(bad))
+    assert result.exit_code == 2
+    assert f"{bad}:2:19: slo.default.ttft: got 'soon'" in result.stderr
+    assert scripted.asked == []
+
+
+def test_a_refusal_says_why_and_what_to_do() -> None:
+    refused = ApplyRefused("ingress: cannot use 'own:choose'", "put that right, apply again")
+    result = run(Scripted(refused), "-c", SIM)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-2:] == [
+        "error: ingress: cannot use 'own:choose'",
+        "next: put that right, apply again",
+    ]
