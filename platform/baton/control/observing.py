@@ -39,6 +39,9 @@ from baton.domain.slo import Slo
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
 from baton.policy.slo_book import DEFAULT_CLASS
 
+_FORGOTTEN_WINDOWS = 10
+"""A coordinator that has not been heard for so many windows is gone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverOptions:
@@ -149,6 +152,7 @@ class Observer:
         for report in sane:
             self._take(report, now_s, troubles)
         current = [self._watched[report.coordinator_id] for report in sane]
+        self._forget(now_s)
         rated = [one for one in current if one.span_s > 0]
         if not sane:
             troubles.append("no coordinator reports")
@@ -199,12 +203,11 @@ class Observer:
             self.ledgers.take(report, now_s)
         elif (age_s := now_s - watched.newest_at_s) > self._options.stale_s:
             troubles.append(f"coordinator {name}: has said nothing new for {age_s:.0f} s")
-        for gone in [
-            one
-            for one, other in self._watched.items()
-            if other.newest_at_s <= now_s - self._options.window_s and one != name
-        ]:
-            del self._watched[gone]
+
+    def _forget(self, now_s: float) -> None:
+        oldest_s = now_s - _FORGOTTEN_WINDOWS * self._options.window_s
+        for name in [one for one, known in self._watched.items() if known.newest_at_s < oldest_s]:
+            del self._watched[name]
 
     def _objectives(self, rated: Sequence[_Watched]) -> list[Slo]:
         """What the classes promise in which requests have ended in the window, or did last."""

@@ -1,0 +1,444 @@
+"""Reports of coordinators, put together into what a scaling tick sees."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.control.observing import Observer, ObserverOptions
+from baton.control.pool_views import PoolState
+from baton.control.scaling_doubts import doubts
+from baton.domain.demand import (
+    EDGES_S,
+    CoordinatorReport,
+    DemandTotals,
+    LatencyTotals,
+    PoolReport,
+    Tally,
+)
+from baton.domain.fleet import Role
+from baton.domain.slo import Slo
+from baton.policy.scaling.observation import Demand, Observation
+
+OPTIONS = ObserverOptions(window_s=30.0, fast_window_s=5.0, stale_s=10.0)
+SLOS = {
+    "default": Slo(ttft_s=1.0, tpot_s=0.1, attainment_target=0.9),
+    "strict": Slo(name="strict", ttft_s=0.2, attainment_target=0.95),
+    "brisk": Slo(name="brisk", tpot_s=0.02),
+}
+DECODE = {"decode": PoolState(role=Role.DECODE)}
+
+
+def report(name: str, at_s: float, asked: float = 0.0, **changes: object) -> CoordinatorReport:
+    """Of somebody who was asked so many requests of 100 prompt tokens, 60 of them uncached."""
+    made = CoordinatorReport(
+        coordinator_id=name,
+        at_s=at_s,
+        demand=DemandTotals(int(asked), int(100 * asked), 60.0 * asked, 20.0 * asked),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]  # tests name them right
+
+
+def tally(name: str = "default", *, judged: int, good: int, **more: int) -> Tally:
+    return Tally(name, "t", "m", "p", judged=judged, good=good, **more)
+
+
+def pool(busy_s: float = 0.0, decode: int = 2, **changes: object) -> PoolReport:
+    return PoolReport("decode", decode=decode, busy_s=busy_s)._replace(**changes)  # type: ignore[arg-type]
+
+
+class Watch:
+    """An observer and its clock; coordinators' clocks are ahead by what a test says."""
+
+    def __init__(self, options: ObserverOptions = OPTIONS) -> None:
+        self.observer = Observer(options, slos=SLOS)
+        self.now_s = 1000.0
+
+    def see(
+        self,
+        *reports: CoordinatorReport,
+        after_s: float = 2.0,
+        states: dict[str, PoolState] | None = None,
+        missing: tuple[str, ...] = (),
+    ) -> Observation:
+        self.now_s += after_s
+        return self.observer.observe(reports, states or {}, self.now_s, missing=missing)
+
+
+# ------------------------------------------------------------------------------ demand
+
+
+def test_rates_are_what_was_added_by_each_coordinators_own_clock() -> None:
+    watch = Watch()
+    watch.see(report("a", 5.0, 10), report("b", 900.0, 50))
+    seen = watch.see(report("a", 7.0, 30), report("b", 904.0, 70))
+    assert seen.demand == Demand(
+        requests_per_s=15.0,
+        prompt_tokens_per_s=900.0,
+        output_tokens_per_s=300.0,
+        mean_prompt_tokens=100.0,
+        mean_uncached_tokens=60.0,
+        mean_output_tokens=20.0,
+    )
+    assert (seen.window_s, seen.missing) == (4.0, ())
+
+
+def test_a_rate_is_taken_over_the_window() -> None:
+    watch = Watch()
+    for step in range(40):
+        seen = watch.see(report("a", 2.0 * step, min(step, 20) * 30))
+    # The last 30 s are 15 steps; the last five of them with 30 requests are out of it by now.
+    assert seen.window_s == pytest.approx(30.0)
+    assert seen.demand.requests_per_s == 0.0
+    watch = Watch()
+    for step in range(40):
+        seen = watch.see(report("a", 2.0 * step, max(0, step - 30) * 30))
+    assert seen.demand.requests_per_s == pytest.approx(9 * 30 / 30.0)
+
+
+def test_a_report_that_is_lost_changes_no_rate() -> None:
+    whole, lossy = Watch(), Watch()
+    for step in range(21):
+        one = report("a", 2.0 * step, 7 * step)
+        told = whole.see(one)
+        heard = lossy.see(*([one] if step % 3 != 1 else []))
+    assert heard.demand.requests_per_s == pytest.approx(told.demand.requests_per_s)
+
+
+def test_a_coordinator_counts_from_its_second_report_on() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0, 0))
+    seen = watch.see(report("a", 2.0, 10), report("b", 1.0, 99_999))
+    assert seen.demand.requests_per_s == 5.0
+    seen = watch.see(report("a", 4.0, 20), report("b", 3.0, 100_001))
+    assert seen.demand.requests_per_s == 6.0
+
+
+@pytest.mark.parametrize("again", [report("a", 1.0, 3), report("a", 3.0, 3, tallies=())])
+def test_a_coordinator_that_began_again_counts_as_new(again: CoordinatorReport) -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0, 100, tallies=(tally(judged=5, good=5),)))
+    watch.see(report("a", 2.0, 200, tallies=(tally(judged=9, good=9),)))
+    seen = watch.see(again)
+    assert seen.demand == Demand()
+    assert any("no rates yet" in one for one in seen.missing)
+
+
+def test_totals_that_go_back_a_little_are_no_negative_rate() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0, 10))
+    fewer = DemandTotals(10, 1000, 590.0, 200.0)
+    seen = watch.see(report("a", 2.0, demand=fewer))
+    assert seen.demand.prompt_tokens_per_s == 0.0
+    assert not any(doubts(seen))
+
+
+def test_a_coordinator_that_comes_back_after_a_long_time_counts_as_new() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0, 0))
+    watch.see(report("b", 0.0, 0), after_s=301.0)
+    watch.see(report("a", 302.0, 3020), report("b", 2.0, 10))
+    seen = watch.see(report("a", 304.0, 3024), report("b", 4.0, 20))
+    assert seen.demand.requests_per_s == 7.0
+
+
+def test_a_coordinator_that_repeats_itself_for_ever_is_missing_for_ever() -> None:
+    watch = Watch()
+    for _ in range(3):
+        seen = watch.see(report("a", 0.0, 0), after_s=200.0)
+    assert any("nothing new" in one for one in seen.missing)
+
+
+def test_a_coordinator_that_is_gone_takes_its_rate_with_it() -> None:
+    watch = Watch()
+    for step in range(3):
+        watch.see(report("a", 2.0 * step, 10 * step), report("b", 2.0 * step, 10 * step))
+    seen = watch.see(report("a", 6.0, 30))
+    assert seen.demand.requests_per_s == 5.0
+
+
+# ------------------------------------------------------------------------------ what is missing
+
+
+def test_no_reports_at_all_are_missing() -> None:
+    assert any("no coordinator reports" in one for one in Watch().see().missing)
+
+
+def test_answers_that_did_not_come_are_passed_on() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0))
+    assert watch.see(report("a", 2.0), missing=("ingress b: no answer",)).missing == (
+        "ingress b: no answer",
+    )
+
+
+def test_a_coordinator_that_repeats_itself_is_missing_after_a_while() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0, 0))
+    assert watch.see(report("a", 2.0, 10)).missing == ()
+    same = report("a", 2.0, 10)
+    assert watch.see(same, after_s=9.0).missing == ()
+    assert any("nothing new for 11 s" in one for one in watch.see(same).missing)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"demand": DemandTotals(1, 1, math.nan, 1.0)},
+        {"demand": DemandTotals(-1, 1, 1.0, 1.0)},
+        {"at_s": math.inf},
+        {"slack_s": math.nan},
+        {"in_flight": -3},
+        {"ttft": LatencyTotals(1, math.inf, ())},
+        {"tpot": LatencyTotals(1, 1.0, (1, 2, 3))},
+        {"tallies": (tally(judged=-1, good=0),)},
+        {"pools": (pool(kv_used_fraction=math.nan),)},
+        {"pools": (pool(decode=-1),)},
+    ],
+)
+def test_nonsense_is_left_out_and_said(changes: dict[str, object]) -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0, 0), report("b", 0.0, 0))
+    made = {"at_s": 2.0} | changes
+    bad = replace(report("b", 2.0, 50), **made)  # type: ignore[arg-type]  # tests name them right
+    seen = watch.see(report("a", 2.0, 10), bad, states=DECODE)
+    assert seen.demand.requests_per_s == 5.0
+    (trouble,) = seen.missing
+    assert trouble.startswith("coordinator b: ")
+    assert not [one for one in doubts(seen) if one != trouble]
+
+
+def test_loads_that_are_too_old_are_missing() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0, pools=(pool(stale_s=1.0),)), states=DECODE)
+    seen = watch.see(report("a", 2.0, pools=(pool(stale_s=11.0),)), states=DECODE)
+    assert seen.missing == ("pool decode: its load reports are 11 s old",)
+
+
+def test_a_pool_that_nobody_sees_any_more_is_missing_while_its_replicas_run() -> None:
+    watch = Watch()
+    states = {"decode": PoolState(role=Role.DECODE, running=2)}
+    watch.see(report("a", 0.0), states=states)
+    assert watch.see(report("a", 2.0), states=states).missing == (), "they may be about to join"
+    watch.see(report("a", 4.0, pools=(pool(),)), states=states)
+    seen = watch.see(report("a", 6.0), states=states)
+    assert seen.missing == ("pool decode: no coordinator sees any of its 2 replicas",)
+
+
+# ------------------------------------------------------------------------------ what requests got
+
+
+def histogram(*latencies_s: float) -> LatencyTotals:
+    buckets = [0] * (len(EDGES_S) + 1)
+    for one_s in latencies_s:
+        buckets[sum(edge < one_s for edge in EDGES_S)] += 1
+    return LatencyTotals(len(latencies_s), sum(latencies_s), tuple(buckets))
+
+
+def test_attainment_is_of_those_that_ended_in_the_window_over_all_coordinators() -> None:
+    watch = Watch()
+    watch.see(
+        report("a", 0.0, tallies=(tally(judged=100, good=0),)),
+        report("b", 0.0, tallies=(tally(judged=100, good=100),)),
+    )
+    seen = watch.see(
+        report("a", 2.0, tallies=(tally(judged=110, good=8, shed=2, evicted=1),)),
+        report("b", 2.0, tallies=(tally(judged=110, good=104), tally("x", judged=20, good=20))),
+    )
+    assert seen.service.attainment == pytest.approx((8 + 4 + 20) / 40)
+    assert seen.service.refused_per_s == 1.5
+
+
+def test_without_an_end_there_is_no_attainment_and_no_latency() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0, tallies=(tally(judged=5, good=5),)))
+    service = watch.see(report("a", 2.0, tallies=(tally(judged=5, good=5),))).service
+    assert (service.attainment, service.ttft_mean_s, service.tpot_p90_s) == (None, None, None)
+
+
+def test_latencies_are_those_of_the_window() -> None:
+    watch = Watch()
+    old, new = (50.0, 50.0), tuple(0.1 * (number + 1) for number in range(20))
+    watch.see(report("a", 0.0, ttft=histogram(*old)))
+    service = watch.see(report("a", 2.0, ttft=histogram(*old, *new))).service
+    assert service.ttft_mean_s == pytest.approx(1.05)
+    assert service.ttft_p90_s == pytest.approx(1.8, rel=0.25)
+
+
+def test_who_waits_is_added_up_and_the_worst_slack_counts_for_a_while() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0))
+    seen = watch.see(
+        report("a", 2.0, in_flight=3, held=1, slack_s=-0.5), report("b", 2.0, in_flight=4, held=2)
+    )
+    assert (seen.service.in_flight, seen.service.held) == (7, 3)
+    assert seen.service.slack_s == -0.5
+    assert watch.see(report("a", 4.0, slack_s=0.7)).service.slack_s == -0.5
+    assert watch.see(report("a", 7.0), after_s=3.0).service.slack_s == 0.7
+    assert watch.see(report("a", 12.0), after_s=5.0).service.slack_s is None
+
+
+def test_the_objectives_are_the_strictest_of_the_classes_in_use() -> None:
+    watch = Watch()
+    seen = watch.see(report("a", 0.0))
+    assert (seen.ttft_s, seen.tpot_s, seen.attainment_target) == (1.0, 0.1, 0.9)
+    used = (tally(judged=1, good=1), tally("strict", judged=1, good=1))
+    seen = watch.see(report("a", 2.0, tallies=used))
+    assert (seen.ttft_s, seen.tpot_s, seen.attainment_target) == (0.2, 0.1, 0.95)
+    seen = watch.see(report("a", 40.0, tallies=used), after_s=38.0)
+    seen = watch.see(report("a", 80.0, tallies=used), after_s=40.0)
+    assert seen.ttft_s == 0.2, "while nothing is asked, those in use last count"
+
+
+def test_classes_that_are_not_configured_any_more_have_no_objectives() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0))
+    seen = watch.see(report("a", 2.0, tallies=(tally("gone", judged=1, good=1),)))
+    assert (seen.ttft_s, seen.tpot_s, seen.attainment_target) == (None, None, 0.99)
+
+
+# ------------------------------------------------------------------------------ pools
+
+
+def test_pools_are_seen_once_however_many_coordinators_see_them() -> None:
+    watch = Watch()
+    told = pool(decode=2, running_requests=10.0, queued_tokens=6.0, kv_used_fraction=0.5)
+    seen = watch.see(
+        report("a", 0.0, pools=(told,)), report("b", 0.0, pools=(told,)), states=DECODE
+    )
+    one = seen.pools["decode"]
+    assert (one.ready, one.running_requests, one.queued_tokens) == (2, 5.0, 3.0)
+    assert one.kv_used_fraction == 0.5
+
+
+def test_whoever_knows_the_pools_replicas_is_believed_and_then_the_freshest() -> None:
+    watch = Watch()
+    partial = pool(decode=1, stale_s=0.0, running_requests=1.0)
+    stale = pool(decode=3, stale_s=2.0, running_requests=30.0)
+    fresh = pool(decode=3, stale_s=0.1, running_requests=60.0)
+    told = [report(n, 0.0, pools=(p,)) for n, p in (("a", partial), ("b", stale), ("c", fresh))]
+    assert watch.see(*told, states=DECODE).pools["decode"].running_requests == 20.0
+    states = {"decode": PoolState(role=Role.DECODE, running=1)}
+    assert watch.see(*told, states=states).pools["decode"].running_requests == 1.0
+
+
+def test_replicas_that_run_and_that_nobody_knows_yet_are_starting() -> None:
+    watch = Watch()
+    states = {"decode": PoolState(role=Role.DECODE, running=3, starting=1, draining=2)}
+    one = watch.see(report("a", 0.0, pools=(pool(decode=2),)), states=states).pools["decode"]
+    assert (one.ready, one.starting, one.draining) == (2, 2, 2)
+
+
+def test_replicas_that_were_told_to_stop_take_no_work_whatever_coordinators_think() -> None:
+    watch = Watch()
+    states = {"decode": PoolState(role=Role.DECODE, running=2)}
+    told = pool(decode=2, prefill=1, mixed=1)
+    one = watch.see(report("a", 0.0, pools=(told,)), states=states).pools["decode"]
+    assert (one.decode, one.prefill, one.mixed, one.starting) == (0, 1, 1, 0)
+
+
+def test_a_pool_without_replicas_is_seen_too() -> None:
+    seen = Watch().see(report("a", 0.0), states={"decode": PoolState(role=Role.DECODE, running=0)})
+    assert (seen.pools["decode"].ready, seen.pools["decode"].busy_fraction) == (0, None)
+
+
+def test_the_busy_share_is_of_the_replicas_that_take_work() -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0, pools=(pool(100.0),)), states=DECODE)
+    seen = watch.see(report("a", 4.0, pools=(pool(106.0),)), states=DECODE)
+    assert seen.pools["decode"].busy_fraction == 0.75
+
+
+def test_a_capacity_that_the_believed_one_lacks_is_taken_from_another() -> None:
+    watch = Watch()
+    known = pool(
+        stale_s=1.0,
+        prefill_tokens_per_s=10.0,
+        decode_tokens_per_s=20.0,
+        decode_streams=3.0,
+    )
+    told = (report("a", 0.0, pools=(pool(),)), report("b", 0.0, pools=(known,)))
+    one = watch.see(*told, states=DECODE).pools["decode"]
+    assert (one.prefill_tokens_per_s, one.decode_tokens_per_s, one.decode_streams) == (10, 20, 3)
+
+
+def test_cold_starts_are_measured_once_any_was_seen() -> None:
+    watch = Watch()
+
+    def seen(at_s: float, starting: int, running: int, known: int) -> float:
+        state = PoolState(role=Role.DECODE, starting=starting, running=running, cold_start_s=60.0)
+        told = report("a", at_s, pools=(pool(decode=known),))
+        return watch.see(told, states={"decode": state}).pools["decode"].cold_start_s
+
+    assert seen(0.0, 0, 1, 1) == 60.0
+    assert seen(2.0, 1, 1, 1) == 60.0
+    assert seen(4.0, 0, 2, 1) == 60.0
+    assert seen(6.0, 0, 2, 2) == 4.0
+
+
+# ------------------------------------------------------------------------------ in general
+
+STEP = st.tuples(
+    st.lists(st.integers(0, 50), min_size=3, max_size=3),
+    st.lists(st.booleans(), min_size=3, max_size=3),
+    st.sampled_from([0.5, 2.0, 2.0, 7.0]),
+)
+
+
+@given(st.lists(STEP, min_size=1, max_size=40))
+def test_rates_are_those_of_a_twin_that_keeps_everything(
+    steps: list[tuple[list[int], list[bool], float]],
+) -> None:
+    """Three coordinators, any of which may not be heard in any round."""
+    watch = Watch()
+    heard: list[list[tuple[float, float, int]]] = [[], [], []]
+    totals, clock_s = [0, 0, 0], 0.0
+    for arrivals, answers, after_s in steps:
+        clock_s += after_s
+        totals = [had + more for had, more in zip(totals, arrivals, strict=True)]
+        told = []
+        for number in range(3):
+            if answers[number]:
+                told.append(report(str(number), clock_s + 100 * number, totals[number]))
+                heard[number].append((watch.now_s + after_s, clock_s, totals[number]))
+        seen = watch.see(*told, after_s=after_s)
+        wanted = 0.0
+        for number in range(3):
+            if not answers[number]:
+                continue
+            mine = heard[number]
+            older = [one for one in mine[:-1] if one[0] <= watch.now_s - 30.0]
+            base = older[-1] if older else mine[0]
+            if mine[-1][1] > base[1]:
+                wanted += (mine[-1][2] - base[2]) / (mine[-1][1] - base[1])
+        assert seen.demand.requests_per_s == pytest.approx(wanted)
+        assert not [one for one in doubts(seen) if one not in seen.missing]
+
+
+@given(
+    st.permutations(["a", "b", "c"]),
+    st.lists(st.tuples(st.integers(0, 4), st.floats(0.0, 9.0)), min_size=3, max_size=3),
+)
+def test_the_order_of_reports_does_not_matter(
+    order: list[str], pools: list[tuple[int, float]]
+) -> None:
+    def seen(names: list[str]) -> Observation:
+        watch = Watch()
+        for step in range(3):
+            told = {
+                name: report(
+                    name,
+                    2.0 * step,
+                    step * (number + 1),
+                    pools=(pool(decode=decode, stale_s=stale_s, running_requests=float(number)),),
+                )
+                for number, (name, (decode, stale_s)) in enumerate(zip("abc", pools, strict=True))
+            }
+            found = watch.see(*(told[name] for name in names), states=DECODE)
+        return found
+
+    assert seen(order) == seen(["a", "b", "c"])
