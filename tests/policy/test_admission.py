@@ -1,0 +1,168 @@
+"""Who is let in, held and turned away."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.slo import NO_SLO, Slo
+from baton.policy.admission import (
+    AdmissionOptions,
+    Admit,
+    Hold,
+    Prospect,
+    Reason,
+    Shed,
+    Verdict,
+    decide,
+    limit,
+)
+
+OPTIONS = AdmissionOptions(engine_queue_s=0.05, margin_fraction=0.1)
+CHAT = Slo(name="chat", ttft_s=1.0, tpot_s=0.05)
+PATIENCE_S = 30.0
+
+
+def verdict(
+    slo: Slo = CHAT, *, overrun_s: float = 0.0, idle_elsewhere: bool = False, **seen: float | None
+) -> Verdict:
+    fields = {"waited_s": 0.0, "alone_s": 0.2, "queue_s": 0.0, **seen}
+    prospect = Prospect(**fields, idle_elsewhere=idle_elsewhere)  # type: ignore[arg-type]  # tests name them right
+    latest = limit(
+        slo,
+        prospect.alone_s,
+        overrun_s=overrun_s,
+        options=OPTIONS,
+        patience_s=PATIENCE_S,
+    )
+    return decide(slo, prospect, latest, options=OPTIONS)
+
+
+def test_one_that_is_predicted_to_be_in_time_is_let_in() -> None:
+    assert verdict() == Admit(Reason.IN_TIME)
+
+
+def test_one_that_is_predicted_to_be_late_is_turned_away_and_told_by_how_much() -> None:
+    found = verdict(queue_s=1.2)
+    assert isinstance(found, Shed)
+    assert found.ttft_s == pytest.approx(1.4)
+    assert found.limit_s == pytest.approx(0.9)
+    assert found.retry_after_s == pytest.approx(0.5)
+
+
+def test_what_it_has_waited_already_counts() -> None:
+    assert isinstance(verdict(waited_s=0.65), Admit)
+    assert isinstance(verdict(waited_s=0.75), Shed)
+
+
+def test_one_that_can_wait_for_the_engine_waits_here() -> None:
+    found = verdict(queue_s=0.3)
+    assert isinstance(found, Hold)
+    assert found.reason is Reason.ENGINE_QUEUE
+    assert found.again_in_s == pytest.approx(0.25)
+    assert found.slack_s == pytest.approx(0.9 - 0.2)
+
+
+def test_the_step_that_an_engine_is_in_is_no_queue() -> None:
+    assert isinstance(verdict(queue_s=0.3, step_s=0.25), Admit)
+
+
+def test_a_queue_that_it_chooses_while_others_are_idle_holds_nobody_up() -> None:
+    assert isinstance(verdict(queue_s=0.3, idle_elsewhere=True), Admit)
+
+
+def test_one_whose_turn_is_yet_to_come_waits_or_goes_by_how_long_that_takes() -> None:
+    held = verdict(turn_s=0.4, queue_s=5.0)
+    assert isinstance(held, Hold)
+    assert held.reason is Reason.TURN
+    # Turns are taken to last a quarter longer, and the engine's queue is short by then.
+    assert held.ttft_s == pytest.approx(0.4 * 1.25 + 0.05 + 0.2)
+    assert isinstance(verdict(turn_s=0.57, queue_s=0.0), Shed)
+
+
+def test_one_that_would_not_get_its_pace_waits_for_streams_to_end() -> None:
+    found = verdict(pace_s=0.047, alone_pace_s=0.02)
+    assert isinstance(found, Hold)
+    assert found.reason is Reason.PACE
+    assert isinstance(verdict(pace_s=0.044, alone_pace_s=0.02), Admit)
+
+
+def test_a_pace_that_an_idle_fleet_has_not_either_keeps_nobody_out() -> None:
+    assert isinstance(verdict(pace_s=0.3, alone_pace_s=0.1), Admit)
+
+
+def test_one_that_would_break_streams_of_its_rank_waits() -> None:
+    found = verdict(breaks=0.6)
+    assert isinstance(found, Hold)
+    assert found.reason is Reason.BREAKS
+    assert isinstance(verdict(breaks=0.4), Admit)
+
+
+def test_a_prompt_too_long_for_its_objective_is_served_when_there_is_room() -> None:
+    assert isinstance(verdict(alone_s=1.5), Admit)
+    found = verdict(alone_s=1.5, queue_s=1.0)
+    assert isinstance(found, Hold)
+    assert found.slack_s == pytest.approx(PATIENCE_S)
+    assert isinstance(verdict(alone_s=1.5, waited_s=PATIENCE_S + 0.1), Shed)
+
+
+def test_whoever_is_promised_nothing_is_never_turned_away_by_prediction() -> None:
+    assert isinstance(verdict(NO_SLO, queue_s=1000.0), Hold)
+    assert isinstance(verdict(NO_SLO, turn_s=1000.0), Hold)
+    assert isinstance(verdict(NO_SLO), Admit)
+
+
+def test_where_first_tokens_come_late_more_is_kept_free() -> None:
+    assert isinstance(verdict(waited_s=0.5), Admit)
+    assert isinstance(verdict(waited_s=0.5, overrun_s=0.35), Shed)
+
+
+def test_however_bad_predictions_are_half_of_what_is_left_is_for_waiting() -> None:
+    found = limit(CHAT, 0.2, overrun_s=99.0, options=OPTIONS, patience_s=PATIENCE_S)
+    assert found.after_s == pytest.approx(1.0 - 0.4)
+    assert isinstance(verdict(overrun_s=99.0), Admit)
+
+
+def test_one_that_just_misses_its_margin_cannot_be_met() -> None:
+    at_it = limit(CHAT, 0.89, overrun_s=0.0, options=OPTIONS, patience_s=PATIENCE_S)
+    over_it = limit(CHAT, 0.91, overrun_s=0.0, options=OPTIONS, patience_s=PATIENCE_S)
+    assert (at_it.can_be_met, over_it.can_be_met) == (True, False)
+    assert at_it.after_s == pytest.approx(0.9)
+    assert over_it.after_s == pytest.approx(30.91)
+
+
+SECONDS = st.floats(0.0, 5.0)
+RANK = {Admit: 0, Hold: 1, Shed: 2}
+
+
+@given(SECONDS, SECONDS, SECONDS, st.one_of(st.none(), SECONDS), SECONDS)
+def test_to_wait_longer_never_makes_anybody_more_welcome(
+    waited_s: float, alone_s: float, queue_s: float, turn_s: float | None, more_s: float
+) -> None:
+    before = verdict(waited_s=waited_s, alone_s=alone_s, queue_s=queue_s, turn_s=turn_s)
+    for change in ("waited_s", "queue_s", "turn_s"):
+        seen = {"waited_s": waited_s, "alone_s": alone_s, "queue_s": queue_s, "turn_s": turn_s}
+        old = seen[change]
+        if old is not None:
+            after = verdict(CHAT, **{**seen, change: old + more_s})  # type: ignore[arg-type]  # as above
+            assert RANK[type(after)] >= RANK[type(before)], change
+
+
+@given(SECONDS, SECONDS, SECONDS, st.one_of(st.none(), SECONDS))
+def test_nobody_is_let_in_before_its_turn_or_late(
+    waited_s: float, alone_s: float, queue_s: float, turn_s: float | None
+) -> None:
+    found = verdict(waited_s=waited_s, alone_s=alone_s, queue_s=queue_s, turn_s=turn_s)
+    if isinstance(found, Admit):
+        assert turn_s is None
+        assert waited_s + alone_s + queue_s <= 0.9 or alone_s > 0.9
+    if isinstance(found, Shed):
+        assert found.retry_after_s > 0
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="engine_queue_s"):
+        AdmissionOptions(engine_queue_s=-1.0)
+    with pytest.raises(ValueError, match="margin_fraction"):
+        AdmissionOptions(margin_fraction=1.0)

@@ -1,0 +1,182 @@
+"""Start-time fair queueing against a slow fluid twin, and what it owes to whom."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.policy.fair_queue import FairQueue, Waiting
+
+_IDS = count()
+
+
+def one(
+    flow: str = "a", work: float = 1.0, *, weight: float = 1.0, by_s: float = 0.0, name: str = ""
+) -> Waiting:
+    return Waiting(name or f"r{next(_IDS)}", flow, weight, work, by_s)
+
+
+def served(queue: FairQueue, count_: int = 10_000) -> list[Waiting]:
+    """Serve so many, or all."""
+    found: list[Waiting] = []
+    while len(found) < count_ and (head := queue.head()) is not None:
+        queue.serve(head.request_id)
+        queue.check_integrity()
+        found.append(head)
+    return found
+
+
+def queue_of(*waiting: Waiting) -> FairQueue:
+    queue = FairQueue()
+    for each in waiting:
+        queue.push(each)
+        queue.check_integrity()
+    return queue
+
+
+WORKS = st.lists(st.floats(0.01, 5.0), min_size=1, max_size=30)
+WEIGHTS = st.floats(0.1, 10.0)
+
+
+@given(st.lists(st.tuples(WEIGHTS, WORKS), min_size=2, max_size=4))
+def test_flows_that_wait_all_the_time_get_work_by_weight_to_within_one_request_each(
+    flows: list[tuple[float, list[float]]],
+) -> None:
+    queue = queue_of(
+        *[
+            one(str(number), work, weight=weight)
+            for number, (weight, works) in enumerate(flows)
+            for work in works
+        ]
+    )
+    done = dict.fromkeys((str(number) for number in range(len(flows))), 0.0)
+    waits = {str(number): len(works) for number, (_, works) in enumerate(flows)}
+    largest = {str(n): max(works) / weight for n, (weight, works) in enumerate(flows)}
+    while all(waits.values()):
+        (each,) = served(queue, 1)
+        waits[each.flow] -= 1
+        done[each.flow] += each.work / each.weight
+        for first in done:
+            for second in done:
+                if waits[first] and waits[second]:
+                    gap = abs(done[first] - done[second])
+                    assert gap <= largest[first] + largest[second] + 1e-9
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.01, 3.0)), max_size=40))
+def test_whoever_waits_is_served_exactly_once(asked: list[tuple[str, float]]) -> None:
+    waiting = [one(flow, work) for flow, work in asked]
+    found = served(queue_of(*waiting))
+    assert sorted(each.request_id for each in found) == sorted(w.request_id for w in waiting)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.05, 1.0)), min_size=1, max_size=40),
+    st.floats(0.05, 1.0),
+)
+def test_the_work_ahead_of_a_newcomer_is_what_is_served_before_it_to_within_a_request_each(
+    asked: list[tuple[str, float]], own: float
+) -> None:
+    weights = {"a": 1.0, "b": 2.0, "c": 4.0}
+    queue = queue_of(*[one(flow, work, weight=weights[flow]) for flow, work in asked])
+    served(queue, len(asked) // 3)  # lines are not all at their beginnings
+    newcomer = one("b", own, weight=2.0, by_s=1.0)
+    predicted = queue.work_ahead("b", weight=2.0, begin_by_s=1.0)
+    queue.push(newcomer)
+    before = 0.0
+    while (head := queue.head()) is not None and head.request_id != newcomer.request_id:
+        before += head.work
+        queue.serve(head.request_id)
+    # The fluid twin serves shares of requests; of each other flow one may be under way.
+    assert abs(before - predicted) <= 3 * 1.0 + 1e-9
+
+
+def test_a_newcomer_of_an_idle_flow_has_only_its_share_of_the_others_before_it() -> None:
+    queue = queue_of(*[one("a", 1.0) for _ in range(10)])
+    assert queue.work_ahead("b", weight=1.0, begin_by_s=0.0) == 0.0
+    assert queue.work_ahead("a", weight=1.0, begin_by_s=0.0) == 10.0
+    queue.push(one("b", 4.0))
+    assert queue.work_ahead("b", weight=1.0, begin_by_s=0.0) == 4.0 + 4.0
+
+
+def test_one_that_was_idle_has_saved_up_nothing() -> None:
+    queue = queue_of(*[one("a") for _ in range(20)])
+    served(queue, 10)
+    for _ in range(10):
+        queue.push(one("b"))
+    first_ten = [each.flow for each in served(queue, 10)]
+    assert abs(first_ten.count("a") - first_ten.count("b")) <= 1
+
+
+def test_one_that_was_served_at_once_is_charged_for_it() -> None:
+    queue = queue_of(one("a"))
+    served(queue)
+    for _ in range(5):
+        queue.serve_at_once(one("a", 1.0))
+    for _ in range(3):
+        queue.push(one("a"))
+        queue.push(one("b"))
+    # a's line begins where its last one ended, and that is at most one request behind b's.
+    assert [each.flow for each in served(queue, 3)] == ["b", "a", "b"]
+
+
+def test_a_flow_alone_has_everything() -> None:
+    queue = queue_of(*[one("a", weight=0.1) for _ in range(5)])
+    assert len(served(queue)) == 5
+
+
+def test_inside_a_flow_whoever_must_begin_first_comes_first() -> None:
+    queue = queue_of(one(by_s=3.0, name="late"), one(by_s=1.0, name="soon"), one(by_s=2.0))
+    assert [each.begin_by_s for each in served(queue)] == [1.0, 2.0, 3.0]
+
+
+def test_among_equals_the_one_that_came_first_comes_first() -> None:
+    names = [f"n{number}" for number in range(12)]
+    assert [w.request_id for w in served(queue_of(*[one(name=n) for n in names]))] == names
+
+
+def test_one_in_a_hurry_stands_in_front_while_nobody_is_late_because_of_it() -> None:
+    queue = queue_of(one(work=1.0, by_s=10.0), one(work=1.0, by_s=11.0))
+    hurried = one(work=1.0, by_s=0.5)
+    assert queue.fitted(hurried, now_s=0.0, rate=1.0) == hurried
+    # At a tenth of the rate the first of them would begin at 10 s, and the second at 20 s.
+    assert queue.fitted(hurried, now_s=0.0, rate=0.1).begin_by_s == 11.0
+
+
+def test_a_flow_has_only_its_share_of_the_rate_when_it_is_seen_who_would_be_late() -> None:
+    queue = queue_of(one("a", 1.0, by_s=1.5), one("b", 1.0, weight=3.0, by_s=9.0))
+    hurried = one("a", 1.0, by_s=0.5)
+    assert queue.fitted(hurried, now_s=0.0, rate=1.0).begin_by_s == 1.5
+    assert queue.fitted(hurried, now_s=0.0, rate=4.0) == hurried
+
+
+def test_one_that_leaves_takes_its_work_along() -> None:
+    queue = queue_of(one(work=2.0, name="x"), one(work=3.0, name="y"))
+    gone = queue.remove("x")
+    assert gone is not None
+    assert gone.work == 2.0
+    assert queue.remove("x") is None
+    assert queue.work == 3.0
+    assert [each.request_id for each in served(queue)] == ["y"]
+    assert queue.work == 0.0
+
+
+def test_the_newest_is_who_came_last_of_those_who_wait() -> None:
+    queue = queue_of(one(name="x"), one(name="y", by_s=-1.0), one(name="z"))
+    assert queue.newest() == "z"
+    queue.remove("z")
+    assert queue.newest() == "y"
+    assert FairQueue().newest() is None
+
+
+def test_idle_flows_are_forgotten_and_those_who_owe_are_not() -> None:
+    queue = FairQueue()
+    for number in range(3000):
+        queue.serve_at_once(one(f"flow {number}", 1e-9))
+        queue.serve_at_once(one("busy", 1.0))
+    assert len(queue._flows) < 2100
+    queue.push(one("busy"))
+    queue.push(one("new"))
+    assert [each.flow for each in served(queue)] == ["new", "busy"]
