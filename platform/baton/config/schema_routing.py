@@ -12,7 +12,6 @@ from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions
 from baton.policy.prefix_index import IndexMode
 
-
 _OPTIONS = PredictedOptions()
 
 
