@@ -19,7 +19,7 @@ from baton.simulator.plans import PoolPlan, Scenario
 from baton.simulator.scenario import Run, simulate
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads import azure
-from baton.simulator.workloads.trace import Trace
+from baton.simulator.workloads.trace import Trace, TraceRequest
 from benchmarks._slo_world import (
     ARMS,
     COLD_STARTS_S,
@@ -94,16 +94,16 @@ def mean_lengths(trace: Trace) -> tuple[float, float]:
 def bins(trace: Trace, width_s: float) -> list[Demand]:
     """What arrives in each stretch of so many seconds, per second."""
     count = int(trace.requests[-1].at_s // width_s) + 1
-    sums = [[0.0, 0.0, 0.0] for _ in range(count)]
+    parts: list[list[TraceRequest]] = [[] for _ in range(count)]
     for one in trace.requests:
-        into = sums[int(one.at_s // width_s)]
-        into[0] += 1
-        into[1] += one.prompt_tokens
-        into[2] += one.output_tokens
-    return [_demand(*one, width_s) for one in sums]
+        parts[int(one.at_s // width_s)].append(one)
+    return [_demand(part, width_s) for part in parts]
 
 
-def _demand(requests: float, prompts: float, outputs: float, width_s: float) -> Demand:
+def _demand(part: Sequence[TraceRequest], width_s: float) -> Demand:
+    requests = len(part)
+    prompts = sum(one.prompt_tokens for one in part)
+    outputs = sum(one.output_tokens for one in part)
     each = 1 / requests if requests else 0.0
     return Demand(
         requests_per_s=requests / width_s,
