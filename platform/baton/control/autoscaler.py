@@ -7,18 +7,20 @@ Theory of operation. Whoever carries it out ticks the machine every `options.int
    back, and a policy that raises or answers nonsense make the tick *hold*: every pool stays as it
    is, and the tick says why. Overrides are carried out nevertheless, unless the pool's own counts
    are among the nonsense: an operator has counted himself.
-2. *Ask.* The policy says how many replicas each pool should have, and who should flip.
+2. *Ask.* The policy says how many replicas each pool should have, and who should flip. In a dry
+   run nothing comes of it: only overrides are carried out.
 3. *Bound.* Per pool, in this order: an override (exactly that many, no other bound but the budget),
    min and max (at once when they were changed), starts that do not come up, the pause since the
-   pool's last change, the largest step. Then the GPU budget, over all pools (`budget`).
-4. *Act.* Flips, then starts, then stops. Replicas that are starting count as had, so a want that
-   stands is not asked for twice. Counts in actions are differences; `ScalingDecision.want` is the
-   pool's new target, and setting that target twice does no harm.
+   pool's last change, the largest step (`scaling_pace`). Then the GPU budget, over all pools
+   (`budget`).
+4. *Act.* Flips, then starts, then stops (`scaling_acts`). Replicas that are starting count as had,
+   so a want that stands is not asked for twice. Counts in actions are differences;
+   `ScalingDecision.want` is the pool's new target, and setting that target twice does no harm.
 5. *Remember.* The tick with all of its inputs: the last few hundred, and those in which something
    was done for longer.
 
-What may fail: starts. A pool whose replicas have been starting for `STUCK_COLD_STARTS` of its cold
-starts, with none becoming ready, gets no more until one does. A pool that is not seen any more is
+What may fail: starts. A pool whose replicas have been starting for three of its cold starts, with
+none becoming ready, gets no more until one does. A pool that is not seen any more is
 forgotten, its override is not. One that has no bounds is left as it is. Nothing here is persistent:
 after a restart, whoever owns the machine gives it the overrides again.
 """
@@ -30,8 +32,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from baton.control.scaling_acts import actions_of
 from baton.control.scaling_doubts import doubts, pool_doubts
-from baton.domain.fleet import Role
+from baton.control.scaling_pace import PoolPace, fewest
 from baton.policy.scaling.actions import (
     Action,
     FlipReplicas,
@@ -45,10 +48,6 @@ from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds
 from baton.policy.scaling.wants import ScalingPolicy, ScalingReason, Want
 
-STUCK_COLD_STARTS = 3.0
-"""A start that takes three times as long as starts do is not waited for by starting more."""
-_LEAST_STUCK_S = 30.0
-"""Cold starts of engines that need almost none vary by more than a factor."""
 _RECENT_TICKS = 300
 """Ten minutes of ticks every two seconds."""
 _ACTED_TICKS = 300
@@ -63,16 +62,6 @@ class Override:
     """None: until it is taken back."""
 
 
-@dataclass(slots=True)
-class _Memory:
-    """What is remembered of one pool from tick to tick."""
-
-    changed_at_s: float | None = None
-    starting: int = 0
-    waits_since_s: float | None = None
-    """When the replicas that are starting were asked for, or one of them last became ready."""
-
-
 class Autoscaler:
     """See the module."""
 
@@ -80,7 +69,7 @@ class Autoscaler:
         self._policy = policy
         self._options = options
         self._overrides: dict[str, Override] = {}
-        self._pools: dict[str, _Memory] = {}
+        self._pools: dict[str, PoolPace] = {}
         self._last_s: float | None = None
         self._recent: deque[Tick] = deque(maxlen=_RECENT_TICKS)
         self._acted: deque[Tick] = deque(maxlen=_ACTED_TICKS)
@@ -135,7 +124,9 @@ class Autoscaler:
         self._watch(seen)
         held = "; ".join(found)
         decisions = self._decide(seen, wants, held)
-        actions = _actions(decisions, seen) if self._acts(held) else self._by_hand(decisions, seen)
+        actions = (
+            actions_of(decisions, seen) if self._acts(held) else self._by_hand(decisions, seen)
+        )
         tick = Tick(
             at_s=seen.at_s,
             policy=self._policy.name,
@@ -175,14 +166,13 @@ class Autoscaler:
         return not held and not self._options.dry_run
 
     def _time_doubts(self, at_s: float) -> list[str]:
+        if not math.isfinite(at_s):
+            return [f"the time is {at_s}"]
         last_s, self._last_s = self._last_s, at_s
         if last_s is None or at_s >= last_s:
             return []
-        for memory in self._pools.values():
-            if memory.changed_at_s is not None:
-                memory.changed_at_s = min(memory.changed_at_s, at_s)
-            if memory.waits_since_s is not None:
-                memory.waits_since_s = min(memory.waits_since_s, at_s)
+        for pace in self._pools.values():
+            pace.set_back(at_s)
         return [f"time went back from {last_s} to {at_s}"]
 
     def _expire(self, at_s: float) -> None:
@@ -205,14 +195,10 @@ class Autoscaler:
 
     def _watch(self, seen: Observation) -> None:
         """Take note of how starts get on; forget pools that are gone."""
-        self._pools = {name: self._pools.get(name, _Memory()) for name in seen.pools}
+        self._pools = {name: self._pools.get(name) or PoolPace() for name in seen.pools}
         for name, pool in seen.pools.items():
-            memory = self._pools[name]
-            if pool.starting <= 0:
-                memory.waits_since_s = None
-            elif memory.waits_since_s is None or pool.starting < memory.starting:
-                memory.waits_since_s = seen.at_s
-            memory.starting = pool.starting
+            if math.isfinite(seen.at_s):
+                self._pools[name].watch(pool, seen.at_s)
 
     # ---------------------------------------------------------------- bounds
 
@@ -235,75 +221,35 @@ class Autoscaler:
         self, seen: Observation, name: str, want: Want | None, held: str
     ) -> ScalingDecision:
         pool = seen.pools[name]
+        if any(pool_doubts(pool)):
+            return _kept(name, 0, held)  # whatever it has; nobody can tell
         have = pool.ready + pool.starting
         override, bounds = self._overrides.get(name), self._options.bounds.get(name)
-        if override is not None and not any(pool_doubts(pool)):
+        if override is not None:
             return _overridden(name, have, override)
         if held or want is None or bounds is None:
             return _kept(name, have, held or _why_kept(want, bounds))
-        target, clipped_by = self._stepped(pool, want.replicas, bounds, seen.at_s)
+        pace = self._pools[name]
+        target, clipped_by = pace.step(pool, want.replicas, options=self._options, at_s=seen.at_s)
+        stuck_s = pace.stuck_s(pool, seen.at_s) if clipped_by == "starting" else None
         return ScalingDecision(
             pool=name,
             have=have,
             want=target,
             asked=want.replicas,
             reason=want.reason,
-            why=self._why(pool, want, clipped_by, seen.at_s),
+            why=want.why if stuck_s is None else f"{want.why}; {_stuck(pool, stuck_s)}",
             inputs=want.inputs,
             clipped_by=clipped_by,
             flips=want.flips,
         )
 
-    def _stepped(
-        self, pool: PoolObservation, asked: int, bounds: PoolBounds, at_s: float
-    ) -> tuple[int, str]:
-        """As many as asked for, but for the pool's own bounds; and which of them it was."""
-        have = pool.ready + pool.starting
-        least = self._least(bounds)
-        inside = max(min(asked, bounds.max), least)
-        clipped_by = "" if inside == asked else ("max" if asked > inside else "min")
-        base = max(min(have, bounds.max), least)  # what lies outside is put right at once
-        if inside == base:
-            return inside, clipped_by
-        grows = inside > base
-        limits = self._options.up if grows else self._options.down
-        if grows and self._stuck_s(pool, at_s) is not None:
-            return base, "starting"
-        changed_at_s = self._pools[pool.name].changed_at_s
-        if changed_at_s is not None and at_s - changed_at_s < limits.cooldown_s:
-            return base, "cooldown"
-        step = max(1, limits.max_step, math.ceil(limits.max_fraction * base))
-        if abs(inside - base) > step:
-            return base + (step if grows else -step), "max_step"
-        return inside, clipped_by
-
-    def _least(self, bounds: PoolBounds) -> int:
-        least = bounds.min if self._options.scale_to_zero else max(bounds.min, 1)
-        return min(least, bounds.max)
-
-    def _stuck_s(self, pool: PoolObservation, at_s: float) -> float | None:
-        """How long starts have been waited for in vain; None while they may yet come."""
-        since_s = self._pools[pool.name].waits_since_s
-        patience_s = max(STUCK_COLD_STARTS * pool.cold_start_s, _LEAST_STUCK_S)
-        if since_s is None or at_s - since_s <= patience_s:
-            return None
-        return at_s - since_s
-
-    def _why(self, pool: PoolObservation, want: Want, clipped_by: str, at_s: float) -> str:
-        stuck_s = self._stuck_s(pool, at_s)
-        if clipped_by != "starting" or stuck_s is None:
-            return want.why
-        return (
-            f"{want.why}; {pool.starting} have been starting for {stuck_s:.0f} s, which takes"
-            f" {pool.cold_start_s:.0f} s: no more are asked for until one is ready"
-        )
-
     def _claim(self, pool: PoolObservation, decision: ScalingDecision) -> Claim:
         bounds = self._options.bounds.get(decision.pool)
         fixed = decision.reason is ScalingReason.OVERRIDE
-        least = decision.have if bounds is None else self._least(bounds)
-        if decision.reason is ScalingReason.HELD:
-            least = decision.have
+        least = decision.have
+        if bounds is not None and decision.reason is not ScalingReason.HELD:
+            least = fewest(bounds, scale_to_zero=self._options.scale_to_zero)
         return Claim(
             pool=decision.pool,
             have=decision.have,
@@ -333,7 +279,7 @@ class Autoscaler:
         self, decisions: tuple[ScalingDecision, ...], seen: Observation
     ) -> tuple[Action, ...]:
         """What is done although nothing is decided: what operators have asked for by name."""
-        return _actions(tuple(each for each in decisions if each.pool in self._overrides), seen)
+        return actions_of(tuple(each for each in decisions if each.pool in self._overrides), seen)
 
     def _remember(self, tick: Tick) -> None:
         self._recent.append(tick)
@@ -341,7 +287,7 @@ class Autoscaler:
             self._acted.append(tick)
         for action in tick.actions:
             if not isinstance(action, FlipReplicas):
-                self._pools[action.pool].changed_at_s = tick.at_s
+                self._pools[action.pool].changed(tick.at_s)
 
 
 def _overridden(name: str, have: int, override: Override) -> ScalingDecision:
@@ -356,6 +302,13 @@ def _overridden(name: str, have: int, override: Override) -> ScalingDecision:
     )
 
 
+def _stuck(pool: PoolObservation, stuck_s: float) -> str:
+    return (
+        f"{pool.starting} have been starting for {stuck_s:.0f} s, which takes"
+        f" {pool.cold_start_s:.0f} s: no more are asked for until one is ready"
+    )
+
+
 def _kept(name: str, have: int, why: str) -> ScalingDecision:
     return ScalingDecision(
         pool=name, have=have, want=have, asked=have, reason=ScalingReason.HELD, why=why
@@ -367,34 +320,3 @@ def _why_kept(want: Want | None, bounds: PoolBounds | None) -> str:
         return "no bounds are configured for this pool, so it is left as it is"
     assert want is None, "asked only why a pool is kept"
     return "the policy says nothing of this pool"
-
-
-def _actions(decisions: tuple[ScalingDecision, ...], seen: Observation) -> tuple[Action, ...]:
-    flips: list[Action] = []
-    starts: list[Action] = []
-    stops: list[Action] = []
-    for decision in decisions:
-        if decision.reason not in {ScalingReason.HELD, ScalingReason.OVERRIDE}:
-            flips.extend(_flips(seen.pools[decision.pool], decision.flips))
-        difference = decision.want - decision.have
-        if difference > 0:
-            starts.append(StartReplicas(pool=decision.pool, replicas=difference))
-        elif difference < 0:
-            stops.append(StopReplicas(pool=decision.pool, replicas=-difference))
-    return (*flips, *starts, *stops)
-
-
-def _flips(pool: PoolObservation, wanted: Mapping[Role, int]) -> list[Action]:
-    """What takes the pool from the roles that its replicas play to those that they should."""
-    plays = {Role.PREFILL: pool.prefill, Role.DECODE: pool.decode, Role.MIXED: pool.mixed}
-    spare = plays.pop(pool.role)
-    flips: list[Action] = []
-    for role, playing in plays.items():
-        if (back := playing - wanted.get(role, 0)) > 0:
-            flips.append(FlipReplicas(pool=pool.name, replicas=back, to=pool.role))
-            spare += back
-    for role, playing in plays.items():
-        if (more := min(wanted.get(role, 0) - playing, spare)) > 0:
-            flips.append(FlipReplicas(pool=pool.name, replicas=more, to=role))
-            spare -= more
-    return flips

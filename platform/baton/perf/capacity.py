@@ -24,7 +24,8 @@ from statistics import NormalDist
 from baton.perf.timing import EngineTiming
 
 _MOST_STREAMS = 4096
-_BISECTIONS = 48
+_LEAST_PART = 1e-9
+"""Of a replica: who asks for anything needs more than nothing."""
 _FULL = 0.85
 """How full a pool may run for which no objective is given: where the mean wait of a queue with one
 server is about six services, and rises steeply beyond."""
@@ -114,20 +115,26 @@ AT_RANDOM = Irregularity()
 
 
 def late_share(
-    replicas: float, load: float, *, patience: float, irregularity: Irregularity = AT_RANDOM
+    replicas: int, load: float, *, patience: float, irregularity: Irregularity = AT_RANDOM
 ) -> float:
     """The share of prompts that wait longer than `patience` services, with so many replicas.
 
-    Source: P(all busy) by H. Sakasegawa, An approximation formula L_q = alpha rho^beta / (1 - rho)
-    (1977), which also holds between whole numbers of servers; the wait of those who wait is
-    taken as exponential, which it is in M/M/c and, in heavy traffic, in GI/G/c (Kingman 1961).
+    Source: P(all busy) by A. Erlang (1917), by its recurrence; the wait of those who wait is taken
+    as exponential, which it is in M/M/c and, in heavy traffic, in GI/G/c (Kingman 1961).
     """
     if load <= 0:
         return 0.0
+    blocked = 1.0
+    for number in range(1, replicas + 1):
+        blocked = load * blocked / (number + load * blocked)
+    return _late(replicas, load, blocked, patience / irregularity.wait_factor)
+
+
+def _late(replicas: int, load: float, blocked: float, patience: float) -> float:
     if load >= replicas:
         return 1.0
-    busy = math.pow(load / replicas, math.sqrt(2 * (replicas + 1)) - 1)
-    return busy * math.exp(-(replicas - load) * patience / irregularity.wait_factor)
+    busy = blocked / (1.0 - load / replicas * (1.0 - blocked))
+    return busy * math.exp(-(replicas - load) * patience)
 
 
 def prefill_need(
@@ -145,24 +152,27 @@ def prefill_need(
         service_s: How long a mean prompt takes alone.
         ttft_s: What is promised; what is left of it after the prompt's own time may be waited.
             None: nothing is, and the pool is kept from being full.
-        late_allowed: Between 0 and 1.
+        late_allowed: Above 0, and less than 1.
         irregularity: Of arrivals and prompts.
     """
     if load <= 0:
         return 0.0
     if ttft_s is None:
         return load / _FULL
-    patience = max(0.0, ttft_s / max(service_s, 1e-9) - 1.0)
-    least, most = load, load + 1.0
-    while late_share(most, load, patience=patience, irregularity=irregularity) > late_allowed:
-        most += most - load
-    for _ in range(_BISECTIONS):
-        middle = (least + most) / 2
-        if late_share(middle, load, patience=patience, irregularity=irregularity) > late_allowed:
-            least = middle
-        else:
-            most = middle
-    return most
+    patience = max(0.0, ttft_s / max(service_s, 1e-9) - 1.0) / irregularity.wait_factor
+    replicas, blocked, late = 0, 1.0, 1.0
+    while late > late_allowed:
+        replicas += 1
+        blocked = load * blocked / (replicas + load * blocked)
+        late, before = _late(replicas, load, blocked, patience), late
+    return replicas - 1 + _part(before, late_allowed, late)
+
+
+def _part(before: float, allowed: float, after: float) -> float:
+    """How much of the last replica it takes, shares falling by the same factor in each part."""
+    if after <= 0:
+        return _LEAST_PART
+    return max(_LEAST_PART, math.log(before / allowed) / math.log(before / after))
 
 
 def decode_need(

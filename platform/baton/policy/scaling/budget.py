@@ -59,10 +59,10 @@ def _take(
 
 def _share_after_loss(
     claims: Mapping[str, Claim], granted: Mapping[str, int]
-) -> Callable[[str], tuple[bool, float]]:
-    def share(pool: str) -> tuple[bool, float]:
-        claim = claims[pool]
-        return (not claim.fixed, (granted[pool] - 1) / max(claim.want, 1))
+) -> Callable[[str], tuple[bool, float, float]]:
+    def share(pool: str) -> tuple[bool, float, float]:
+        claim, now = claims[pool], granted[pool]
+        return (not claim.fixed, (now - 1) / max(claim.want, 1), now / max(claim.want, 1))
 
     return share
 

@@ -31,7 +31,8 @@ class StepLimits:
     max_fraction: float = 0.5
     """... or so much of the pool, where that is more: large pools change as fast as small ones."""
     headroom_fraction: float = 0.2
-    """Down only: what must be left free after a step down, so that it need not be taken back."""
+    """Down only: what must be left free after a step down, so that it need not be taken back; no
+    more than half a replica, for the need of a large pool wavers by a smaller part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,9 @@ class PoolBounds:
 class SloScalingOptions:
     """What baton's own policy goes by."""
 
-    quantile: float = 0.9
-    """Of its own recent errors, by which a forecast is raised."""
+    quantile: float = 0.6
+    """Of its own recent errors, by which a forecast is raised. Demand that is higher now than it
+    will be counts anyway, so this need not be as high as the attainment that is wanted."""
     flips: bool = True
     """Whether replicas may play another role than their pool's while it is short of them."""
     flip_window_s: float = 60.0
@@ -58,8 +60,9 @@ class SloScalingOptions:
     """Between a flip one way and the next the other way."""
     clear_backlog_s: float = 10.0
     """Within which a backlog that would be late is to be worked off."""
-    longest_window_s: float = 3600.0
-    """How long replicas are kept, at most, when stops keep turning out to be mistakes."""
+    patience_s: float = 240.0
+    """How long a pool that is not needed at all is kept after it has grown; what is needed in part,
+    longer in proportion."""
     max_correction: float = 2.0
     """The most by which needs are raised when requests are late although there should be enough."""
 
@@ -73,7 +76,9 @@ class AutoscalerOptions:
     gpu_budget: float | None = None
     """GPUs of all pools together; None for no bound but those of the pools."""
     up: StepLimits = StepLimits(cooldown_s=0.0, max_step=4)
-    down: StepLimits = StepLimits(cooldown_s=300.0, max_step=1)
+    down: StepLimits = StepLimits(cooldown_s=120.0, max_step=1)
+    """`cooldown_s` is also the window over which baton's own policy looks back for the greatest
+    need."""
     scale_to_zero: bool = False
     """Pools whose `min` is 0 may lose their last replica when nothing has been asked for."""
     dry_run: bool = False

@@ -11,7 +11,7 @@ decode, and those that do both (`groups`). A group's need, in replicas, is the g
 - what the streams under way occupy.
 
 A `Correction` raises needs when requests are late although there should be enough. A `Track` turns
-the need into a target: up at once, down when it has been lower for a while. A role that is short
+the need into a target: up at once, down when that is worth going back on. A role that is short
 takes the cheapest that there is: replicas of the other role that have been to spare (`rebalance`),
 then new ones. What is to spare in the end is stopped.
 
@@ -111,7 +111,7 @@ class SloPolicy:
         return Track(
             down.cooldown_s,
             headroom_fraction=down.headroom_fraction,
-            longest_s=self._options.slo.longest_window_s,
+            patience_s=self._options.slo.patience_s,
         )
 
     def _horizon_s(self, seen: Observation) -> float:

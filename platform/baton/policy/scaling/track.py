@@ -1,4 +1,4 @@
-"""When one role's need is followed: up at once, down when it has been lower for a while."""
+"""When one role's need is followed: up at once, down when that is worth going back on."""
 
 from __future__ import annotations
 
@@ -9,58 +9,51 @@ from baton.policy.scaling.windows import SlidingMax
 _ROUNDING = 1e-6
 _MOST_HEADROOM = 0.5
 """Replicas: enough that a need which wavers about a whole number does not stop and start one."""
-_CALM_WINDOWS = 6.0
-"""After so many windows without a mistake the window is shortened again."""
 
 
 class Track:
     """Follows one need, in replicas.
 
     Theory of operation. What is had goes up to the need at once. It goes down to the greatest need
-    of the last `window_s`, and a little headroom: what is stopped must not be wanted back. When it
-    is wanted back all the same, within a window of the stop, demand swings faster than the window
-    is long, and the window is doubled up to a bound; after several calm windows it is halved. So
-    the number of times that a pool changes its direction is bounded even for demand that nobody
-    foresaw.
+    of the last `window_s`, and a little headroom: what is stopped must not be wanted back. And
+    while the last change was upwards, only when enough has been to spare since: the spare share of
+    the pool, added up over time, has to come to `patience_s`. So a quarter too many is kept four
+    times as long as all too many, a need that goes up and down quickly is followed up only, and
+    one that falls for good is followed down without further pauses.
+
+    Source: the surplus that is waited for is the rent of ski rental (Karlin et al., Competitive
+    snoopy caching, 1988): paying as much for waiting as going back on a change would cost is never
+    more than twice what knowing the future would.
     """
 
-    def __init__(self, window_s: float, *, headroom_fraction: float, longest_s: float) -> None:
-        self._shortest_s = window_s
-        self._longest_s = max(window_s, longest_s)
+    def __init__(self, window_s: float, *, headroom_fraction: float, patience_s: float) -> None:
         self._headroom = headroom_fraction
-        self._needs = SlidingMax(self._longest_s)
-        self.window_s = window_s
+        self._patience_s = patience_s
+        self._needs = SlidingMax(window_s)
         self._have: int | None = None
-        self._stopped_s: float | None = None
-        self._changed_s: float | None = None
+        self._at_s: float | None = None
+        self._falling = False
+        self._spare_s = 0.0
 
     def target(self, at_s: float, *, have: int, need: float) -> int:
         """How many to have now."""
-        self._needs.push(at_s, need + min(self._headroom * need, _MOST_HEADROOM))
-        self._note(at_s, have)
-        up = whole(need)
-        if up > have:
-            self._regret(at_s)
-            return up
-        self._calm_down(at_s)
-        return min(have, max(up, whole(self._needs.over(self.window_s))))
+        passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
+        self._at_s = at_s
+        self._note(have)
+        raised = need + min(self._headroom * need, _MOST_HEADROOM)
+        kept = max(whole(need), whole(self._needs.push(at_s, raised)))
+        if whole(need) > have:
+            return whole(need)
+        if kept >= have:
+            return have
+        self._spare_s += passed_s * (have - kept) / have
+        return kept if self._falling or self._spare_s >= self._patience_s else have
 
-    def _note(self, at_s: float, have: int) -> None:
-        if self._have is not None and have < self._have:
-            self._stopped_s = at_s
+    def _note(self, have: int) -> None:
+        """See which way the last change went, whoever made it."""
+        if self._have is not None and have != self._have:
+            self._falling, self._spare_s = have < self._have, 0.0
         self._have = have
-
-    def _regret(self, at_s: float) -> None:
-        if self._stopped_s is not None and at_s - self._stopped_s <= self.window_s:
-            self.window_s = min(2 * self.window_s, self._longest_s)
-            self._changed_s = at_s
-        self._stopped_s = None
-
-    def _calm_down(self, at_s: float) -> None:
-        if self._changed_s is None or at_s - self._changed_s < _CALM_WINDOWS * self.window_s:
-            return
-        self.window_s = max(self.window_s / 2, self._shortest_s)
-        self._changed_s = at_s if self.window_s > self._shortest_s else None
 
 
 def whole(need: float) -> int:

@@ -1,0 +1,397 @@
+"""The autoscaler: bounds, budget, overrides, doubts, history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from baton.control.autoscaler import Autoscaler
+from baton.domain.fleet import Role
+from baton.policy.scaling.actions import (
+    FlipReplicas,
+    ScalingDecision,
+    StartReplicas,
+    StopReplicas,
+    Tick,
+)
+from baton.policy.scaling.observation import Demand, Observation, PoolObservation
+from baton.policy.scaling.options import PoolBounds, StepLimits
+from baton.policy.scaling.wants import ScalingReason, Want
+from tests.control.scaling_world import Asks, options, pool, seen
+
+
+def prefill(ready: int, **more: int) -> PoolObservation:
+    return pool("prefill", Role.PREFILL, ready, **more)
+
+
+def decode(ready: int, **more: int) -> PoolObservation:
+    return pool("decode", Role.DECODE, ready, **more)
+
+
+def only(tick: Tick) -> ScalingDecision:
+    (decision,) = tick.decisions
+    return decision
+
+
+def test_it_starts_what_the_policy_wants_and_the_pool_has_not() -> None:
+    tick = Autoscaler(Asks(prefill=5), options()).tick(seen(0.0, prefill(2, starting=1)))
+    assert tick.actions == (StartReplicas(pool="prefill", replicas=2),)
+    assert (only(tick).have, only(tick).want, only(tick).clipped_by) == (3, 5, "")
+
+
+def test_it_stops_what_the_policy_does_not_want() -> None:
+    tick = Autoscaler(Asks(prefill=1), options()).tick(seen(0.0, prefill(3)))
+    assert tick.actions == (StopReplicas(pool="prefill", replicas=2),)
+
+
+def test_nothing_is_done_when_the_pool_is_as_it_should_be() -> None:
+    tick = Autoscaler(Asks(prefill=3, decode=2), options()).tick(seen(0.0, prefill(3), decode(2)))
+    assert tick.actions == ()
+
+
+def test_the_pools_own_bounds_are_kept() -> None:
+    scaler = Autoscaler(Asks(prefill=50), options())
+    assert only(scaler.tick(seen(0.0, prefill(3)))).want == 10
+    scaler = Autoscaler(Asks(prefill=0), options())
+    tick = scaler.tick(seen(0.0, prefill(3)))
+    assert (only(tick).want, only(tick).asked, only(tick).clipped_by) == (1, 0, "min")
+
+
+def test_bounds_that_were_changed_are_kept_at_once() -> None:
+    slow = StepLimits(cooldown_s=1e6, max_step=1, max_fraction=0.0)
+    bounds = {"prefill": PoolBounds(min=2, start=2, max=4)}
+    scaler = Autoscaler(Asks(prefill=4), options(bounds=bounds, up=slow, down=slow))
+    scaler.tick(seen(0.0, prefill(3)))  # a change: from here on the pause runs
+    assert only(scaler.tick(seen(1.0, prefill(9)))).want == 4
+    scaler = Autoscaler(Asks(prefill=2), options(bounds=bounds, up=slow, down=slow))
+    assert only(scaler.tick(seen(0.0, prefill(0)))).want == 2
+
+
+def test_the_last_replica_goes_only_when_zero_is_allowed_and_configured() -> None:
+    zero = {"prefill": PoolBounds(min=0, start=1, max=4)}
+    stays = Autoscaler(Asks(prefill=0), options(bounds=zero))
+    goes = Autoscaler(Asks(prefill=0), options(bounds=zero, scale_to_zero=True))
+    assert only(stays.tick(seen(0.0, prefill(1)))).want == 1
+    assert only(goes.tick(seen(0.0, prefill(1)))).want == 0
+
+
+def test_changes_are_no_larger_than_the_greatest_step() -> None:
+    limits = StepLimits(cooldown_s=0.0, max_step=2, max_fraction=0.0)
+    scaler = Autoscaler(Asks(prefill=9), options(up=limits))
+    tick = scaler.tick(seen(0.0, prefill(3)))
+    assert (only(tick).want, only(tick).clipped_by) == (5, "max_step")
+
+
+def test_a_large_pool_may_change_by_a_part_of_itself() -> None:
+    limits = StepLimits(cooldown_s=0.0, max_step=1, max_fraction=0.5)
+    scaler = Autoscaler(Asks(prefill=1), options(down=limits))
+    assert only(scaler.tick(seen(0.0, prefill(9)))).want == 4
+
+
+def test_a_pool_rests_after_a_change_in_either_direction() -> None:
+    policy = Asks(prefill=4)
+    scaler = Autoscaler(policy, options(down=StepLimits(cooldown_s=60.0, max_step=9)))
+    assert scaler.tick(seen(0.0, prefill(3))).actions
+    policy.replicas["prefill"] = 2
+    resting = scaler.tick(seen(59.9, prefill(4)))
+    assert (only(resting).want, only(resting).clipped_by) == (4, "cooldown")
+    assert scaler.tick(seen(60.0, prefill(4))).actions == (
+        StopReplicas(pool="prefill", replicas=2),
+    )
+
+
+def test_pools_rest_each_by_itself() -> None:
+    policy = Asks(prefill=4, decode=3)
+    scaler = Autoscaler(policy, options(down=StepLimits(cooldown_s=60.0, max_step=9)))
+    scaler.tick(seen(0.0, prefill(3), decode(3)))
+    policy.replicas |= {"decode": 1}
+    assert scaler.tick(seen(1.0, prefill(4), decode(3))).actions == (
+        StopReplicas(pool="decode", replicas=2),
+    )
+
+
+def test_the_last_gpus_go_to_who_has_the_smallest_part_of_what_it_wants() -> None:
+    scaler = Autoscaler(Asks(prefill=4, decode=8), options(gpu_budget=6.0))
+    tick = scaler.tick(seen(0.0, prefill(1), decode(1)))
+    assert {each.pool: each.want for each in tick.decisions} == {"prefill": 2, "decode": 4}
+    assert {each.clipped_by for each in tick.decisions} == {"gpu_budget"}
+
+
+def test_replicas_that_drain_still_hold_their_gpus() -> None:
+    scaler = Autoscaler(Asks(prefill=4), options(gpu_budget=4.0))
+    tick = scaler.tick(seen(0.0, prefill(1, draining=2)))
+    assert only(tick).want == 2
+
+
+def test_a_budget_that_was_lowered_takes_from_who_misses_it_least() -> None:
+    scaler = Autoscaler(Asks(prefill=2, decode=4), options(gpu_budget=4.0))
+    tick = scaler.tick(seen(0.0, prefill(2), decode(4)))
+    assert {each.pool: each.want for each in tick.decisions} == {"prefill": 1, "decode": 3}
+
+
+def test_an_override_is_exact_until_it_ends() -> None:
+    slow = StepLimits(cooldown_s=1e6, max_step=1, max_fraction=0.0)
+    scaler = Autoscaler(Asks(prefill=2), options(up=slow, down=slow))
+    scaler.override("prefill", 7, until_s=100.0, now_s=0.0)
+    tick = scaler.tick(seen(1.0, prefill(2)))
+    assert tick.actions == (StartReplicas(pool="prefill", replicas=5),)
+    assert only(tick).reason is ScalingReason.OVERRIDE
+    scaler.tick(seen(99.9, prefill(7)))
+    assert scaler.overrides()
+    ended = scaler.tick(seen(100.0, prefill(7)))
+    assert not scaler.overrides()
+    assert only(ended).reason is ScalingReason.DEMAND
+
+
+def test_an_override_may_go_below_the_pools_least() -> None:
+    scaler = Autoscaler(Asks(prefill=2), options())
+    scaler.override("prefill", 0, until_s=None, now_s=0.0)
+    assert only(scaler.tick(seen(1.0, prefill(2)))).want == 0
+
+
+def test_an_override_is_taken_back() -> None:
+    scaler = Autoscaler(Asks(prefill=2), options())
+    scaler.override("prefill", 5, until_s=None, now_s=0.0)
+    assert scaler.clear_override("prefill")
+    assert not scaler.clear_override("prefill")
+    assert only(scaler.tick(seen(1.0, prefill(2)))).want == 2
+
+
+def test_an_override_survives_other_options_and_pools_that_come_and_go() -> None:
+    scaler = Autoscaler(Asks(prefill=2), options())
+    scaler.override("prefill", 5, until_s=None, now_s=0.0)
+    scaler.reconfigure(Asks(prefill=1), options(gpu_budget=8.0))
+    scaler.tick(seen(1.0))
+    assert only(scaler.tick(seen(2.0, prefill(2)))).want == 5
+
+
+def test_an_override_is_carried_out_although_metrics_are_missing() -> None:
+    scaler = Autoscaler(Asks(prefill=2, decode=5), options())
+    scaler.override("prefill", 5, until_s=None, now_s=0.0)
+    tick = scaler.tick(seen(1.0, prefill(2), decode(2), missing=("ingress 1 does not answer",)))
+    assert tick.held == "ingress 1 does not answer"
+    assert tick.actions == (StartReplicas(pool="prefill", replicas=3),)
+
+
+def test_an_override_waits_when_the_pools_own_counts_are_nonsense() -> None:
+    scaler = Autoscaler(Asks(prefill=2), options())
+    scaler.override("prefill", 5, until_s=None, now_s=0.0)
+    tick = scaler.tick(seen(1.0, replace(prefill(2), starting=-3)))
+    assert tick.actions == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "until_s", "message"),
+    [
+        ("prefill", 11, 10.0, "wanted 0 to 10"),
+        ("prefill", -1, 10.0, "wanted 0 to 10"),
+        ("nowhere", 1, 10.0, "pools that are: decode, prefill"),
+        ("prefill", 1, 0.0, "would end at 0.0"),
+        ("prefill", 9, 10.0, "gpu_budget is 8"),
+    ],
+)
+def test_an_override_that_cannot_be_is_refused_in_words(
+    name: str, replicas: int, until_s: float, message: str
+) -> None:
+    scaler = Autoscaler(Asks(), options(gpu_budget=8.0))
+    with pytest.raises(ValueError, match=message):
+        scaler.override(name, replicas, until_s=until_s, now_s=5.0)
+    assert not scaler.overrides()
+
+
+def test_the_budget_comes_before_an_override_that_it_was_lowered_beneath() -> None:
+    scaler = Autoscaler(Asks(prefill=2, decode=2), options(gpu_budget=8.0))
+    scaler.override("prefill", 6, until_s=None, now_s=0.0)
+    scaler.reconfigure(Asks(prefill=2, decode=2), options(gpu_budget=5.0))
+    tick = scaler.tick(seen(1.0, prefill(2), decode(2)))
+    assert {each.pool: each.want for each in tick.decisions} == {"prefill": 3, "decode": 2}
+
+
+def test_what_is_missing_makes_it_hold_and_say_so() -> None:
+    scaler = Autoscaler(Asks(prefill=9), options())
+    tick = scaler.tick(seen(0.0, prefill(2), missing=("no report from ingress 2",)))
+    assert tick.held == "no report from ingress 2"
+    assert tick.actions == ()
+    assert only(tick).reason is ScalingReason.HELD
+
+
+NONSENSE = [
+    replace(prefill(2), prefill=-1),
+    replace(prefill(2), starting=1_000_000),
+    replace(prefill(2), prefill_tokens_per_s=0.0),
+    replace(prefill(2), decode_tokens_per_s=math.nan),
+    replace(prefill(2), kv_used_fraction=7.0),
+    replace(prefill(2), cold_start_s=math.inf),
+    replace(prefill(2), gpus_per_replica=0.0),
+    replace(prefill(2), queued_tokens=-1.0),
+    replace(prefill(2), name="other"),
+]
+
+
+@pytest.mark.parametrize("bad", NONSENSE)
+def test_absurd_figures_of_a_pool_make_it_hold(bad: PoolObservation) -> None:
+    policy = Asks(prefill=9, decode=9)
+    observation = replace(seen(0.0, decode(2)), pools={"decode": decode(2), "prefill": bad})
+    tick = Autoscaler(policy, options()).tick(observation)
+    assert "'prefill'" in tick.held
+    assert tick.actions == ()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(seen(0.0, prefill(2)), demand=Demand(requests_per_s=math.nan)),
+        replace(seen(0.0, prefill(2)), demand=Demand(prompt_tokens_per_s=-1.0)),
+        replace(seen(0.0, prefill(2)), window_s=0.0),
+        replace(seen(0.0, prefill(2)), ttft_s=0.0),
+        replace(seen(0.0, prefill(2)), at_s=math.nan),
+    ],
+)
+def test_absurd_figures_of_the_whole_make_it_hold(bad: Observation) -> None:
+    assert Autoscaler(Asks(prefill=9), options()).tick(bad).held
+
+
+def test_negative_slack_is_no_nonsense() -> None:
+    late = seen(0.0, prefill(2))
+    late = replace(late, service=replace(late.service, slack_s=-3.0))
+    assert not Autoscaler(Asks(prefill=9), options()).tick(late).held
+
+
+def test_a_clock_that_goes_back_holds_one_tick_and_no_pause_lasts_longer_for_it() -> None:
+    policy = Asks(prefill=4)
+    limits = StepLimits(cooldown_s=60.0, max_step=9)
+    scaler = Autoscaler(policy, options(up=limits, down=limits))
+    scaler.tick(seen(1000.0, prefill(3)))
+    assert scaler.tick(seen(10.0, prefill(4))).held == "time went back from 1000.0 to 10.0"
+    policy.replicas["prefill"] = 2
+    assert not scaler.tick(seen(69.0, prefill(4))).actions
+    assert scaler.tick(seen(70.0, prefill(4))).actions
+
+
+class Raises:
+    name = "raises"
+
+    def wants(self, seen: Observation) -> Mapping[str, Want]:
+        raise KeyError("prefill")
+
+
+def test_a_policy_that_raises_or_wants_nonsense_makes_it_hold() -> None:
+    tick = Autoscaler(Raises(), options()).tick(seen(0.0, prefill(2)))
+    assert tick.held == "policy 'raises' raised KeyError: 'prefill'"
+    tick = Autoscaler(Asks(prefill=-1), options()).tick(seen(0.0, prefill(2)))
+    assert tick.held == "policy 'asks' wants -1 replicas of 'prefill'"
+    assert tick.actions == ()
+
+
+def test_a_pool_without_bounds_or_wants_is_left_as_it_is() -> None:
+    scaler = Autoscaler(Asks(prefill=9), options(bounds={"decode": PoolBounds(max=5)}))
+    tick = scaler.tick(seen(0.0, prefill(2), decode(2)))
+    assert tick.actions == ()
+    whys = [each.why for each in tick.decisions]
+    assert whys == [
+        "the policy says nothing of this pool",
+        "no bounds are configured for this pool, so it is left as it is",
+    ]
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_only_what_an_operator_said() -> None:
+    scaler = Autoscaler(Asks(prefill=5, decode=5), options(dry_run=True))
+    scaler.override("decode", 3, until_s=None, now_s=0.0)
+    tick = scaler.tick(seen(0.0, prefill(2), decode(2)))
+    assert {each.pool: each.want for each in tick.decisions} == {"prefill": 5, "decode": 3}
+    assert tick.actions == (StartReplicas(pool="decode", replicas=1),)
+    assert tick.dry_run
+
+
+def test_flips_come_before_starts_and_starts_before_stops() -> None:
+    policy = Asks(prefill=5, decode=2)
+    policy.flips["decode"] = {Role.PREFILL: 1}
+    tick = Autoscaler(policy, options()).tick(seen(0.0, prefill(2), decode(3)))
+    assert tick.actions == (
+        FlipReplicas(pool="decode", replicas=1, to=Role.PREFILL),
+        StartReplicas(pool="prefill", replicas=3),
+        StopReplicas(pool="decode", replicas=1),
+    )
+
+
+def test_replicas_flip_only_as_far_as_they_have_not_yet() -> None:
+    policy = Asks(decode=3)
+    scaler = Autoscaler(policy, options())
+    policy.flips["decode"] = {Role.PREFILL: 2}
+    tick = scaler.tick(seen(0.0, decode(3, other=1)))
+    assert tick.actions == (FlipReplicas(pool="decode", replicas=1, to=Role.PREFILL),)
+    assert scaler.tick(seen(1.0, decode(3, other=2))).actions == ()
+    policy.flips["decode"] = {}
+    tick = scaler.tick(seen(2.0, decode(3, other=2)))
+    assert tick.actions == (FlipReplicas(pool="decode", replicas=2, to=Role.DECODE),)
+
+
+def test_no_more_flip_than_take_work() -> None:
+    policy = Asks(decode=3)
+    policy.flips["decode"] = {Role.PREFILL: 9}
+    tick = Autoscaler(policy, options()).tick(seen(0.0, decode(2, starting=1)))
+    assert tick.actions == (FlipReplicas(pool="decode", replicas=2, to=Role.PREFILL),)
+
+
+def test_nobody_flips_while_it_holds() -> None:
+    scaler = Autoscaler(Asks(decode=3), options())
+    tick = scaler.tick(seen(0.0, decode(3, other=1), missing=("all",)))
+    assert tick.actions == ()
+
+
+def test_starts_that_do_not_come_up_are_not_piled_upon() -> None:
+    scaler = Autoscaler(Asks(prefill=9), options())
+    scaler.tick(seen(0.0, prefill(2, starting=2)))
+    patient = scaler.tick(seen(180.0, prefill(2, starting=2)))
+    assert only(patient).want == 9
+    stuck = scaler.tick(seen(181.0, prefill(2, starting=2)))
+    assert (only(stuck).want, only(stuck).clipped_by) == (4, "starting")
+    assert "2 have been starting for 181 s, which takes 60 s" in only(stuck).why
+    ready = scaler.tick(seen(182.0, prefill(3, starting=1)))
+    assert only(ready).want == 9
+
+
+def test_stops_are_carried_out_while_starts_do_not_come_up() -> None:
+    policy = Asks(prefill=9)
+    scaler = Autoscaler(policy, options())
+    scaler.tick(seen(0.0, prefill(2, starting=2)))
+    policy.replicas["prefill"] = 3
+    tick = scaler.tick(seen(500.0, prefill(2, starting=2)))
+    assert tick.actions == (StopReplicas(pool="prefill", replicas=1),)
+
+
+def test_history_is_bounded_and_keeps_what_was_done_longest() -> None:
+    policy = Asks(prefill=3)
+    scaler = Autoscaler(policy, options())
+    scaler.tick(seen(0.0, prefill(2)))
+    for second in range(1, 700):
+        scaler.tick(seen(float(second), prefill(3)))
+    ticks = scaler.history()
+    assert len(ticks) == 301
+    assert ticks[0].at_s == 0.0
+    assert ticks[0].actions
+    assert [tick.at_s for tick in ticks] == sorted(tick.at_s for tick in ticks)
+
+
+def test_a_pool_that_comes_back_has_no_past() -> None:
+    limits = StepLimits(cooldown_s=1e6, max_step=9)
+    scaler = Autoscaler(Asks(prefill=3), options(up=limits))
+    scaler.tick(seen(0.0, prefill(2)))
+    scaler.tick(seen(1.0))
+    assert scaler.tick(seen(2.0, prefill(2))).actions
+
+
+def test_decisions_keep_their_inputs() -> None:
+    class Explains(Asks):
+        def wants(self, seen: Observation) -> Mapping[str, Want]:
+            return {
+                name: replace(want, inputs={"need": 4.2})
+                for name, want in super().wants(seen).items()
+            }
+
+    tick = Autoscaler(Explains(prefill=3), options()).tick(seen(0.0, prefill(2)))
+    assert only(tick).inputs == {"need": 4.2}
+    assert only(tick).why == "the test wants 3"

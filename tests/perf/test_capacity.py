@@ -1,0 +1,215 @@
+"""What a replica can carry, and how many it takes for the tail."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.perf.capacity import (
+    Irregularity,
+    decode_need,
+    decode_streams,
+    decode_tokens_per_s,
+    late_share,
+    prefill_need,
+    prefill_tokens_per_s,
+)
+from baton.perf.step_costs import FittedTiming, StepCosts
+
+TIMING = FittedTiming(
+    costs=StepCosts(
+        decode_step_s=0.010,
+        prefill_step_s=0.001,
+        prefill_token_s=5e-5,
+        decode_request_s=1e-4,
+        context_token_s=1e-8,
+    ),
+    max_batched_tokens=2048,
+    host_block_s=0.0,
+)
+
+loads = st.floats(0.0, 200.0)
+shares = st.floats(0.001, 0.2)
+services = st.floats(0.005, 2.0)
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """The probability that all are busy, by its recurrence: the slow and obvious twin."""
+    blocked = 1.0
+    for server in range(1, servers + 1):
+        blocked = load * blocked / (server + load * blocked)
+    return blocked / (1 - load / servers * (1 - blocked))
+
+
+def slow_need(load: float, *, patience: float, late: float, factor: float) -> int:
+    """The least number of servers, tried one after another with the exact formula."""
+    servers = math.floor(load) + 1
+    while erlang_c(servers, load) * math.exp(-(servers - load) * patience / factor) > late:
+        servers += 1
+    return servers
+
+
+def test_a_replica_prefills_one_mean_prompt_after_another() -> None:
+    assert prefill_tokens_per_s(TIMING, mean_uncached_tokens=1000) == pytest.approx(
+        1000 / TIMING.prefill_s(1000)
+    )
+
+
+def test_prompts_without_a_single_token_to_compute_count_as_one() -> None:
+    assert prefill_tokens_per_s(TIMING, mean_uncached_tokens=0.0) > 0
+
+
+def streams(tpot_s: float | None, *, kv_tokens: int | None = None, running: int = 1000) -> int:
+    return decode_streams(
+        TIMING, tpot_s=tpot_s, context_tokens=1000, max_running=running, kv_tokens=kv_tokens
+    )
+
+
+def test_a_replica_takes_the_most_streams_that_meet_the_objective() -> None:
+    most = streams(0.02)
+    assert TIMING.step_s(running=most, context_tokens=most * 1000) <= 0.02
+    assert TIMING.step_s(running=most + 1, context_tokens=(most + 1) * 1000) > 0.02
+
+
+def test_the_batch_and_the_cache_bound_the_streams_too() -> None:
+    assert streams(10.0, running=64) == 64
+    assert streams(10.0, kv_tokens=50_999) == 50
+    assert streams(None, kv_tokens=50_999) == 50
+
+
+def test_an_objective_that_no_stream_meets_leaves_one() -> None:
+    assert streams(0.001) == 1
+
+
+def test_tokens_a_second_are_those_streams_over_their_step() -> None:
+    rate = decode_tokens_per_s(TIMING, tpot_s=0.02, context_tokens=1000, max_running=1000)
+    most = streams(0.02)
+    assert rate == pytest.approx(most / TIMING.step_s(running=most, context_tokens=most * 1000))
+
+
+@given(
+    load=st.floats(0.05, 60.0),
+    patience=st.floats(0.0, 50.0),
+    late=shares,
+    factor=st.floats(0.5, 8.0),
+)
+def test_the_need_rounded_up_is_that_of_the_formula_tried_one_by_one(
+    load: float, patience: float, late: float, factor: float
+) -> None:
+    need = prefill_need(
+        load,
+        service_s=1.0,
+        ttft_s=1.0 + patience,
+        late_allowed=late,
+        irregularity=Irregularity(arrivals=factor, prompts=factor),
+    )
+    exact = slow_need(load, patience=patience, late=late, factor=factor)
+    assert math.ceil(need - 1e-6) == exact
+
+
+def waits(replicas: int, load: float, patience: float, rng: Random) -> float:
+    """The share of waits beyond `patience` in a simulated queue of M/M/n."""
+    free_at = [0.0] * replicas
+    now, late, count = 0.0, 0, 20_000
+    for _ in range(count):
+        now += rng.expovariate(load)
+        first = min(range(replicas), key=free_at.__getitem__)
+        start = max(now, free_at[first])
+        late += start - now > patience
+        free_at[first] = start + rng.expovariate(1.0)
+    return late / count
+
+
+def test_the_share_of_long_waits_is_that_of_a_simulated_queue() -> None:
+    for replicas, load, patience in ((1, 0.8, 3.0), (4, 3.2, 1.5), (10, 9.0, 1.0)):
+        simulated = waits(replicas, load, patience, Random(5))
+        assert late_share(replicas, load, patience=patience) == pytest.approx(simulated, abs=0.03)
+
+
+@given(load=loads, more=st.floats(0.0, 50.0), late=shares, service_s=services)
+def test_more_prompts_never_need_fewer_replicas(
+    load: float, more: float, late: float, service_s: float
+) -> None:
+    def need(load: float) -> float:
+        return prefill_need(load, service_s=service_s, ttft_s=2.0, late_allowed=late)
+
+    assert need(load + more) >= need(load) - 1e-6
+
+
+@given(load=st.floats(0.01, 200.0), late=shares, service_s=services)
+def test_needs_exceed_loads_and_a_stricter_target_needs_more(
+    load: float, late: float, service_s: float
+) -> None:
+    need = prefill_need(load, service_s=service_s, ttft_s=2.0, late_allowed=late)
+    strict = prefill_need(load, service_s=service_s, ttft_s=2.0, late_allowed=late / 2)
+    assert 0 < need <= strict + 1e-6
+    assert load < math.ceil(need)
+    crowd = decode_need(load, streams_per_replica=100.0, late_allowed=late)
+    assert load < crowd < decode_need(load, streams_per_replica=100.0, late_allowed=late / 2)
+
+
+def test_large_pools_run_fuller_than_small_ones() -> None:
+    def full(load: float) -> float:
+        return load / prefill_need(load, service_s=0.5, ttft_s=1.0, late_allowed=0.01)
+
+    assert full(1.0) < full(4.0) < full(16.0) < full(64.0) < 1.0
+
+
+def test_irregular_arrivals_need_more() -> None:
+    def need(arrivals: float) -> float:
+        return prefill_need(
+            5.0,
+            service_s=0.5,
+            ttft_s=1.0,
+            late_allowed=0.01,
+            irregularity=Irregularity(arrivals=arrivals),
+        )
+
+    assert need(1.0) < need(4.0) < need(16.0)
+
+
+def test_an_objective_that_the_prompt_alone_breaks_asks_for_no_wait_at_all() -> None:
+    need = prefill_need(3.0, service_s=5.0, ttft_s=1.0, late_allowed=0.01)
+    replicas = math.ceil(need)
+    assert late_share(replicas, 3.0, patience=0.0) <= 0.01
+    assert late_share(replicas - 1, 3.0, patience=0.0) > 0.01
+
+
+def test_without_an_objective_a_pool_is_kept_from_being_full() -> None:
+    assert prefill_need(8.5, service_s=1.0, ttft_s=None, late_allowed=0.01) == pytest.approx(10.0)
+
+
+def test_nothing_asked_for_needs_nothing() -> None:
+    assert prefill_need(0.0, service_s=1.0, ttft_s=1.0, late_allowed=0.01) == 0.0
+    assert decode_need(0.0, streams_per_replica=10.0, late_allowed=0.01) == 0.0
+    assert late_share(1, 0.0, patience=1.0) == 0.0
+    assert late_share(2, 2.0, patience=1.0) == 1.0
+
+
+def test_streams_crowd_as_a_poisson_number_does() -> None:
+    """250 streams on average, 100 a replica: few moments see more than the need holds."""
+    need = decode_need(2.5, streams_per_replica=100.0, late_allowed=0.05)
+    rng = Random(3)
+    crowded = 0
+    for _ in range(2000):
+        threshold, product, count = math.exp(-250.0), rng.random(), 0
+        while product > threshold:
+            product *= rng.random()
+            count += 1
+        crowded += count > need * 100.0
+    assert crowded / 2000 == pytest.approx(0.05, abs=0.015)
+
+
+@given(load=loads, more=st.floats(0.0, 50.0), late=shares, dispersion=st.floats(1.0, 10.0))
+def test_more_streams_never_need_fewer_replicas(
+    load: float, more: float, late: float, dispersion: float
+) -> None:
+    def need(load: float, dispersion: float = 1.0) -> float:
+        return decode_need(load, streams_per_replica=30.0, late_allowed=late, dispersion=dispersion)
+
+    assert need(load + more) >= need(load)
+    assert need(load, dispersion) >= need(load)
