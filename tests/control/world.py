@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
+from baton.control.service_rules import ServiceRules
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate, pack_hashes
 from baton.domain.commands import (
     AbortLegs,
@@ -34,6 +37,7 @@ from baton.domain.events import (
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
+from baton.perf.timing import EngineTiming
 from baton.policy.block_hash import chain, chain_root
 from baton.policy.placement import Disaggregate, Placer
 from tests.fakes.facts import replica_facts
@@ -42,21 +46,26 @@ from tests.fakes.placers import placer
 LIMITS = CoordinatorLimits(max_requests=64, max_queued=16, max_failures=50)
 
 
-def request(
+def request(  # noqa: PLR0913 - whatever a test cares about
     request_id: str,
     *,
     prompt_tokens: int = 40,
     max_tokens: int = 4,
     local_only: LocalOnly | None = None,
     resumable: bool = True,
+    tenant: str = "default",
+    slo_class: str | None = None,
+    arrived_at_s: float = 0.0,
 ) -> Request:
     return Request(
         request_id=request_id,
         prompt_token_ids=tuple(range(1000, 1000 + prompt_tokens)),
         max_tokens=max_tokens,
-        arrived_at_s=0.0,
+        arrived_at_s=arrived_at_s,
         local_only=local_only,
         resumable=resumable,
+        tenant=tenant,
+        slo_class=slo_class,
     )
 
 
@@ -69,10 +78,17 @@ class World:
         disaggregate: Disaggregate = Disaggregate.ALWAYS,
         policy: Placer | None = None,
         probing: ProbeOptions | None = None,
+        *,
+        rules: ServiceRules | None = None,
+        priors: Mapping[str, EngineTiming] | None = None,
     ) -> None:
         self.limits = limits
         self.machine = Coordinator(
-            limits=limits, placer=policy or placer(disaggregate), probing=probing
+            limits=limits,
+            placer=policy or placer(disaggregate),
+            probing=probing,
+            rules=rules,
+            priors=priors,
         )
         self.now_s = 0.0
         self.requests: dict[str, Request] = {}

@@ -1,0 +1,189 @@
+"""Tenants' limits at one coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from baton.control.tenancy import Tenancy
+from baton.domain.tenant import QuotaShare, RateLimit, Tenant
+
+ACME = Tenant(name="acme", rate=RateLimit(requests_per_s=2.0, burst_s=1.0))
+WORDY = Tenant(name="wordy", rate=RateLimit(tokens_per_s=100.0, burst_s=10.0))
+NARROW = Tenant(name="narrow", max_in_flight=4)
+
+
+def tenancy(*tenants: Tenant, coordinators: int = 1) -> Tenancy:
+    return Tenancy({one.name: one for one in tenants}, coordinators=coordinators)
+
+
+def taken(
+    at: Tenancy, tenant: Tenant, times: int, *, tokens: float = 10.0, now_s: float = 0.0
+) -> int:
+    """How many of so many requests are taken in."""
+    return sum(at.ask(tenant, tokens, now_s) is None for _ in range(times))
+
+
+def in_flight(**counts: int) -> Mapping[str, int]:
+    return counts
+
+
+def test_a_tenant_over_its_rate_is_told_when_to_come_back() -> None:
+    here = tenancy(ACME)
+    assert taken(here, ACME, 5) == 2
+    limited = here.ask(ACME, 1.0, 0.0)
+    assert limited is not None
+    assert "acme" in limited.why
+    assert limited.retry_after_s == 1.0
+    assert here.ask(ACME, 1.0, 0.6) is None
+
+
+def test_the_wait_is_as_long_as_the_bucket_says() -> None:
+    slow = Tenant(name="slow", rate=RateLimit(requests_per_s=0.1, burst_s=10.0))
+    here = tenancy(slow)
+    assert taken(here, slow, 1) == 1
+    limited = here.ask(slow, 1.0, 2.0)
+    assert limited is not None
+    assert limited.retry_after_s == pytest.approx(8.0)
+
+
+def test_tokens_are_charged_as_expected_and_settled_at_the_end() -> None:
+    here = tenancy(WORDY)
+    assert taken(here, WORDY, 3, tokens=500.0) == 2
+    here.ended("wordy", charged=500.0, used=100.0, took_s=1.0)
+    assert taken(here, WORDY, 1, tokens=400.0) == 1
+    assert here.ask(WORDY, 1.0, 0.0) is not None
+
+
+def test_what_was_used_beyond_what_was_expected_is_owed() -> None:
+    here = tenancy(WORDY)
+    assert taken(here, WORDY, 1, tokens=100.0) == 1
+    here.ended("wordy", charged=100.0, used=1100.0, took_s=1.0)
+    limited = here.ask(WORDY, 100.0, 0.0)
+    assert limited is not None
+    assert limited.retry_after_s == pytest.approx(2.0)
+
+
+def test_who_got_nothing_is_given_back_all() -> None:
+    here = tenancy(ACME)
+    assert taken(here, ACME, 9) == 2
+    here.ended("acme", charged=10.0, used=0.0, took_s=0.1)
+    assert here.ask(ACME, 10.0, 0.0) is None
+
+
+def test_no_more_are_in_flight_than_may_be() -> None:
+    here = tenancy(NARROW)
+    assert taken(here, NARROW, 6) == 4
+    here.check_integrity(in_flight(narrow=4))
+    here.ended("narrow", charged=10.0, used=10.0, took_s=8.0)
+    assert taken(here, NARROW, 2) == 1
+    limited = here.ask(NARROW, 1.0, 0.0)
+    assert limited is not None
+    # Requests of 8 s, four at a time: one ends every two seconds.
+    assert limited.retry_after_s == pytest.approx(2.0)
+
+
+def test_before_anything_was_dealt_out_each_coordinator_has_an_equal_share() -> None:
+    here = tenancy(ACME, WORDY, NARROW, coordinators=2)
+    assert taken(here, NARROW, 9) == 2
+    assert taken(here, ACME, 9) == 1
+    assert taken(here, WORDY, 9, tokens=250.0) == 2
+
+
+def test_one_place_is_left_where_there_are_more_coordinators_than_places() -> None:
+    here = tenancy(NARROW, coordinators=10)
+    assert taken(here, NARROW, 3) == 1
+
+
+def test_a_share_replaces_the_equal_one_and_may_be_nothing() -> None:
+    here = tenancy(ACME, NARROW, coordinators=4)
+    here.share(
+        {
+            "narrow": QuotaShare(max_in_flight=3),
+            "acme": QuotaShare(requests_per_s=2.0),
+            "unknown": QuotaShare(requests_per_s=9.0),
+        },
+        0.0,
+    )
+    assert taken(here, NARROW, 9) == 3
+    assert taken(here, ACME, 9, now_s=1.0) == 2
+    here.share({"narrow": QuotaShare(max_in_flight=0)}, 1.0)
+    limited = here.ask(NARROW, 1.0, 1.0)
+    assert limited is not None
+    assert limited.retry_after_s == 2.0
+
+
+def test_a_share_is_never_more_than_the_limit() -> None:
+    here = tenancy(NARROW)
+    here.share({"narrow": QuotaShare(max_in_flight=400)}, 0.0)
+    assert taken(here, NARROW, 9) == 4
+
+
+def test_other_limits_hold_at_once_and_shares_of_them_stay_shares() -> None:
+    here = tenancy(NARROW)
+    here.share({"narrow": QuotaShare(max_in_flight=2)}, 0.0)
+    assert taken(here, NARROW, 9) == 2
+    wider = Tenant(name="narrow", max_in_flight=8)
+    here.reconfigure({"narrow": wider})
+    assert taken(here, wider, 9) == 2
+    here.check_integrity(in_flight(narrow=4))
+
+
+def test_a_tenant_that_gets_a_cap_while_it_runs_has_those_counted_that_run() -> None:
+    free = Tenant(name="narrow")
+    here = tenancy(free)
+    assert taken(here, free, 3) == 3
+    here.reconfigure({"narrow": NARROW})
+    assert taken(here, NARROW, 3) == 1
+
+
+def test_a_limit_that_is_lifted_holds_no_more() -> None:
+    here = tenancy(ACME)
+    assert taken(here, ACME, 9) == 2
+    here.reconfigure({"acme": Tenant(name="acme")})
+    assert taken(here, Tenant(name="acme"), 9) == 9
+
+
+def test_an_account_of_a_removed_tenant_is_kept_until_its_last_request_has_ended() -> None:
+    here = tenancy(NARROW)
+    assert taken(here, NARROW, 1) == 1
+    here.reconfigure({})
+    here.check_integrity(in_flight(narrow=1))
+    here.ended("narrow", charged=10.0, used=10.0, took_s=1.0)
+    here.check_integrity(in_flight())
+    assert not here._accounts
+
+
+def test_nobody_leaves_an_account_behind_who_is_not_configured() -> None:
+    here = tenancy()
+    anybody = Tenant()
+    for _ in range(10):
+        assert here.ask(anybody, 1.0, 0.0) is None
+        here.ended("default", charged=1.0, used=1.0, took_s=1.0)
+    assert not here._accounts
+
+
+def test_what_limited_tenants_ask_for_is_known_also_what_they_are_refused() -> None:
+    here = tenancy(ACME, Tenant(name="free"))
+    for tenth in range(1000):
+        here.ask(ACME, 50.0, tenth / 10)
+        here.ask(Tenant(name="free"), 1.0, tenth / 10)
+    ((name, requests, tokens),) = here.asked(100.0)
+    assert name == "acme"
+    assert requests == pytest.approx(10.0, rel=0.05)
+    assert tokens == pytest.approx(500.0, rel=0.05)
+
+
+def test_one_can_look_whether_a_tenant_would_be_refused_without_being_charged() -> None:
+    here = tenancy(ACME)
+    assert here.would_limit(ACME, 0.0) is None
+    assert taken(here, ACME, 2) == 2
+    assert here.would_limit(ACME, 0.0) is not None
+    assert here.would_limit(ACME, 1.0) is None
+    assert taken(here, ACME, 9, now_s=1.0) == 2
+
+
+def test_there_is_at_least_one_coordinator() -> None:
+    with pytest.raises(ValueError, match="coordinators is 0"):
+        tenancy(coordinators=0)
