@@ -213,10 +213,12 @@ def figures(
     back = back_s(good, step_at_s, low_at_s, target)
     pools = sorted({row["pool"] for one in rows for row in one["pools"]})
     wants = {name: [_of(one, name, "want") for one in rows] for name in pools}
-    cold_s = max((_of(rows[-1], name, "cold_start_s") for name in pools), default=0.0)
+    starts_s = started_in_s(rows)
+    cold_s = max(starts_s, default=0.0)
     return {
         "back_s": back,
         "cold_start_s": cold_s,
+        "cold_starts_s": starts_s,
         "within_cold_start_plus_10_s": back is not None and back <= cold_s + 10.0,
         "requests": len(got),
         "failed": sum(1 for one in got if one.failed),
@@ -227,13 +229,21 @@ def figures(
         "attainment_high_last_20_s": attainment(good, low_at_s - 20.0, low_at_s),
         "shrunk_after_s": settled_s,
         "pools": {
-            name: {"start": counts[0], "peak": max(counts), "end": counts[-1]}
+            name: {
+                "start": counts[0],
+                "before_step": _last([one for one in rows if one["at_s"] < step_at_s], name),
+                "high": _last([one for one in rows if one["at_s"] < low_at_s], name),
+                "peak": max(counts),
+                "end": counts[-1],
+            }
             for name, counts in wants.items()
         },
     }
 
 
-def timeline(load: Load, got: Sequence[Answer], rows: Sequence[Mapping[str, Any]]) -> object:
+def timeline(
+    load: Load, got: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
+) -> dict[str, object]:
     """What was plotted: bins of requests, and the controller's view."""
     ttft_s, tpot_s, _ = promised()
     end_s = load.phases()[-1][1]
@@ -290,8 +300,34 @@ def draw(path: Path, load: Load, drawn: Mapping[str, Any]) -> None:
     figure.savefig(path, dpi=110)
 
 
+def _dated(tick: Mapping[str, Any], began_at_s: float) -> dict[str, Any]:
+    """A tick with its time since the load began instead of its age."""
+    at_s = time.perf_counter() - began_at_s - tick["age_s"]
+    return {"at_s": at_s} | {name: value for name, value in tick.items() if name != "age_s"}
+
+
+def started_in_s(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """How long each growth of a pool took until all of it was ready, to the second."""
+    found = []
+    for name in sorted({row["pool"] for one in rows for row in one["pools"]}):
+        asked_at_s, had = None, _of(rows[0], name, "want") if rows else 0.0
+        for row in rows:
+            want, ready = _of(row, name, "want"), _of(row, name, "ready")
+            if want > had and asked_at_s is None:
+                asked_at_s = row["at_s"]
+            if asked_at_s is not None and ready >= want:
+                found.append(row["at_s"] - asked_at_s)
+                asked_at_s = None
+            had = want
+    return found
+
+
 def _of(row: Mapping[str, Any], pool: str, name: str) -> float:
     return next((float(one.get(name, 0)) for one in row["pools"] if one["pool"] == pool), 0.0)
+
+
+def _last(rows: Sequence[Mapping[str, Any]], pool: str) -> float:
+    return _of(rows[-1], pool, "want") if rows else 0.0
 
 
 def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
@@ -310,6 +346,8 @@ def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
             while not watch.settled(starts) and time.perf_counter() < until_s:
                 time.sleep(_POLL_S)
             watch.stop()
+            (told,) = cast("list[dict[str, Any]]", ask_all(CONTROLLER, "explain_scale", 1000))
+            acted = [_dated(tick, began_at_s) for tick in told["ticks"] if tick["actions"]]
         finally:
             detach()
     finally:
@@ -317,7 +355,7 @@ def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
     rows = [row | {"at_s": row["at_s"] - began_at_s} for row in watch.rows]
     low_at_s = load.phases()[1][1]
     settled_s = rows[-1]["at_s"] - low_at_s if watch.settled(starts) else None
-    drawn = cast("Mapping[str, Any]", timeline(load, got, rows))
+    drawn = {**timeline(load, got, rows), "acted": acted}
     failures = sorted({one.failed for one in got if one.failed})
     return figures(load, got, rows, settled_s) | {"failures": failures[:5]}, drawn
 
