@@ -8,8 +8,9 @@ import pytest
 
 from baton.control.service_rules import ServiceRules
 from baton.domain.demand import CoordinatorReport
+from baton.domain.events import StepProduced
 from baton.domain.fleet import Load, Role, StepTotals
-from baton.domain.handoff import LegFailure
+from baton.domain.handoff import LegFailure, LegOutput
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
@@ -63,6 +64,36 @@ def test_a_stream_among_many_pays_for_its_part_only() -> None:
         world.load("d0", Load(running_requests=streams, steps=steps))
         world.run_to_end()
     assert crowded.records["r"].gpu_s < alone.records["r"].gpu_s / 4
+
+
+def test_what_an_engine_had_cached_costs_nothing() -> None:
+    fresh, cached = World(), World()
+    for world, tokens in ((fresh, 0), (cached, 32)):
+        world.join("d0", Role.DECODE)
+        world.arrive(request("r", prompt_tokens=40, max_tokens=2))
+        (leg_id,) = world.legs
+        first = LegOutput(leg_id, (0,), cached_tokens=tokens)
+        world.tell(StepProduced(replica_id="d0", outputs=(first,)))
+        world.tell(
+            StepProduced(replica_id="d0", outputs=(LegOutput(leg_id, (1,), FinishReason.LENGTH),))
+        )
+    timing = timing_of(fresh, "d0")
+    saved_s = prefill_work_s(timing, 40) - prefill_work_s(timing, 8)
+    gpu_s = [world.records["r"].gpu_s for world in (fresh, cached)]
+    assert saved_s > 0
+    assert gpu_s[0] - gpu_s[1] == pytest.approx(saved_s)
+    assert [report(world).demand.uncached_tokens for world in (fresh, cached)] == [40.0, 8.0]
+
+
+def test_prompts_are_expected_to_be_cached_like_those_before_them() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r", prompt_tokens=40, max_tokens=1))
+    (leg_id,) = world.legs
+    last = LegOutput(leg_id, (0,), FinishReason.LENGTH, cached_tokens=30)
+    world.tell(StepProduced(replica_id="d0", outputs=(last,)))
+    world.arrive(request("next", prompt_tokens=80, max_tokens=1))
+    assert report(world).demand.uncached_tokens == pytest.approx(10.0 + 80 * 0.25)
 
 
 def test_a_leg_that_brought_nothing_cost_nothing() -> None:

@@ -129,6 +129,8 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
     by_tenant = {row.tenant: row.judged for row in board.tallies()}
     assert by_tenant == {"t0": 1, "t1": 1, OTHER: 8}
     assert {row.tenant: row.gpu_s for row in board.spent()} == {"t0": 1.0, "t1": 1.0, OTHER: 8.0}
+    board.spend("t1", "decode", 0.5)
+    assert {row.tenant: row.gpu_s for row in board.spent()}["t1"] == 1.5
     board.ended(replace(RECORD, tenant="t1"), "decode", "tiny")
     assert {row.tenant: row.judged for row in board.tallies()}["t1"] == 2
 
