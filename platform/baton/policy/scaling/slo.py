@@ -111,7 +111,7 @@ class SloPolicy:
         return Track(
             down.cooldown_s,
             headroom_fraction=down.headroom_fraction,
-            patience_s=self._options.slo.patience_s,
+            patience_s=self._options.slo.patience_cooldowns * down.cooldown_s,
         )
 
     def _horizon_s(self, seen: Observation) -> float:
