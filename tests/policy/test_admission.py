@@ -73,11 +73,11 @@ def test_a_queue_that_it_chooses_while_others_are_idle_holds_nobody_up() -> None
 
 
 def test_one_whose_turn_is_yet_to_come_waits_or_goes_by_how_long_that_takes() -> None:
-    held = verdict(turn_s=0.4, queue_s=5.0)
+    held = verdict(turn_s=0.4, queue_s=0.1)
     assert isinstance(held, Hold)
     assert held.reason is Reason.TURN
-    # Turns are taken to last a quarter longer, and the engine's queue is short by then.
-    assert held.ttft_s == pytest.approx(0.4 * 1.25 + 0.05 + 0.2)
+    # Turns are taken to last a quarter longer; the first of them begins when the engine is free.
+    assert held.ttft_s == pytest.approx(0.1 + 0.4 * 1.25 + 0.2)
     assert isinstance(verdict(turn_s=0.57, queue_s=0.0), Shed)
 
 

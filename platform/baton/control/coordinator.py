@@ -188,6 +188,7 @@ class Coordinator:
         if rules is not None:
             self._journeys.waiters.admittance.govern(rules)
             self._journeys.tenancy.reconfigure(rules.tenants)
+        self._journeys.waiters.try_anew()
         if limits is not None:
             self._prober.reconfigure(limits)
             self._drains.reconfigure(limits)

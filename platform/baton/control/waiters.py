@@ -72,6 +72,11 @@ class Waiters:
         if self.try_at_s is None or at_s < self.try_at_s:
             self.try_at_s = at_s
 
+    def try_anew(self) -> None:
+        """Rules are others now: whoever waits is tried with the next event."""
+        if self.admittance.holding:
+            self.try_at_s = float("-inf")
+
     def first_due(self, now_s: float) -> str | None:
         """Who is to be tried now; None when nobody is."""
         if self.try_at_s is None or now_s < self.try_at_s:

@@ -169,10 +169,9 @@ def limit(
 def decide(slo: Slo, seen: Prospect, latest: Limit, *, options: AdmissionOptions) -> Verdict:
     """Whether a request is let in now, waits, or is turned away."""
     latest_s = latest.after_s
-    if seen.turn_s is None:
-        wait_s = seen.queue_s
-    else:
-        wait_s = seen.turn_s * _TURN_ERRS + min(seen.queue_s, options.engine_queue_s)
+    wait_s = seen.queue_s
+    if seen.turn_s is not None:
+        wait_s += seen.turn_s * _TURN_ERRS
     ttft_s = seen.waited_s + wait_s + seen.alone_s
     if ttft_s > latest_s and slo.promises_anything:
         return Shed(Reason.TOO_LATE, ttft_s, latest_s, ttft_s - latest_s)

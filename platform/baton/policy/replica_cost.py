@@ -54,7 +54,7 @@ class ReplicaCost:
         return self.backlog_s + self.room_wait_s
 
 
-def replica_cost(
+def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments, no object for them
     query: PlacementQuery,
     view: ReplicaView,
     timing: EngineTiming,
@@ -62,11 +62,14 @@ def replica_cost(
     output_tokens: float,
     at_s: float,
     crowd: float = 1.0,
+    due_s: float | None = None,
 ) -> ReplicaCost:
     """Predict one replica's part, from its last report and what was sent to it since.
 
     `crowd` is how many requests the fleet gets for each that is sent from here: others have sent
     that much more since the report, and have seen the same report when they chose where to.
+    `due_s` is how long the prompts that were sent from here will yet take, by when they were sent;
+    so what was sent since the report need not be taken for untouched. None: that is not known.
 
     Asked for every candidate of every request, hence plain sums and few calls.
     """
@@ -94,9 +97,13 @@ def replica_cost(
             length_tokens=_length_tokens(view, uncached, ahead, crowd),
         )
         reported_s = (all_s - prefill_s) * load.queued_tokens / ahead
-        done_s = min(reported_s, max(0.0, at_s - view.load_at_s))
+        done_s = max(0.0, at_s - view.load_at_s)
+        if due_s is None:
+            done_s = min(reported_s, done_s)
         # They share steps with this one where they fit, so only what they add counts.
         backlog_s = max(0.0, all_s - prefill_s - done_s)
+    if due_s is not None:
+        backlog_s = max(backlog_s, due_s)
     if running or load.running_requests:
         backlog_s += step_s / 2  # of the step under way, on average
     if hit.host_blocks:

@@ -53,6 +53,7 @@ class Ways:
         output_tokens = timings.expected_output_tokens(query.max_tokens)
         replicas, at_s, crowd = fleet.replicas, fleet.at_s, fleet.crowd
         views = [replicas[replica_id] for replica_id in replica_ids]
+        due_at_s = None if query.slo is None else self._around.due_at_s
         costs = [
             replica_cost(
                 query,
@@ -61,14 +62,10 @@ class Ways:
                 output_tokens=output_tokens,
                 at_s=at_s,
                 crowd=crowd,
+                due_s=None if due_at_s is None else due_at_s.get(view.replica_id, 0.0) - at_s,
             )
             for view in views
         ]
-        if query.slo is not None:
-            due_at_s = self._around.due_at_s
-            for cost in costs:
-                left_s = due_at_s.get(cost.view.replica_id, 0.0) - at_s
-                cost.backlog_s = max(cost.backlog_s, left_s)
         if self._promises is not None:
             for cost in costs:
                 cost.prompt_share = timings.prompt_share(cost.view, at_s)

@@ -1,0 +1,329 @@
+"""A coordinator that serves classes and tenants: admission, turns, limits, and other rules live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.control.limits import CoordinatorLimits
+from baton.control.service_rules import ServiceRules
+from baton.domain.errors import Evicted, NotAllowed, QueueFull, RateLimited, TooLate
+from baton.domain.events import QuotasShared
+from baton.domain.fleet import LossReason, Role
+from baton.domain.request import Phase, Request
+from baton.domain.slo import Slo
+from baton.domain.tenant import QuotaShare, RateLimit, Tenant
+from baton.policy.admission import AdmissionOptions, AdmissionRule
+from baton.policy.placement import Disaggregate
+from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.slo_book import SloBook
+from tests.control.world import World, request
+from tests.fakes.placers import placer
+from tests.fakes.timings import LinearTiming
+
+TIMING = LinearTiming(step=0.01, token=0.001, stream=0.0001)
+"""A prompt of 400 tokens takes 0.41 s."""
+CHAT = Slo(name="default", ttft_s=1.0)
+RUSH = Slo(name="rush", ttft_s=1.0, priority=5)
+BATCH = Slo(name="batch")
+BOOK = SloBook(classes={"default": CHAT, "rush": RUSH, "batch": BATCH})
+GOLD = Tenant(name="gold", priority=1, classes=("default", "rush"))
+RULES = ServiceRules(slos=BOOK, tenants={"gold": GOLD, "free": Tenant(name="free")})
+LIMITS = CoordinatorLimits(max_requests=64, max_queued=16)
+
+
+def world(rules: ServiceRules = RULES, limits: CoordinatorLimits = LIMITS) -> World:
+    """One replica that does everything, with engines as `TIMING` says."""
+    options = PredictedOptions(disaggregate=Disaggregate.NEVER)
+    made = World(limits, policy=PredictedPlacer(options), rules=rules, priors={"mixed": TIMING})
+    made.join("m0", Role.MIXED)
+    return made
+
+
+def ask(
+    at: World, name: str, *, tenant: str = "free", tokens: int = 400, slo: str | None = None
+) -> Request:
+    item = request(
+        name,
+        prompt_tokens=tokens,
+        max_tokens=2,
+        tenant=tenant,
+        slo_class=slo,
+        arrived_at_s=at.now_s,
+    )
+    # Prompts that have nothing in common: what is cached costs nothing.
+    own = 10_000 * (len(at.requests) + 1)
+    item = replace(item, prompt_token_ids=tuple(range(own, own + tokens)))
+    at.arrive(item)
+    return item
+
+
+def runs(at: World) -> list[str]:
+    """The requests whose legs run, in order."""
+    return [leg.request_id for _, leg in at.legs.values()]
+
+
+def run_one(at: World, request_id: str) -> None:
+    """Have one leg run to its end."""
+    for _ in range(2):
+        (leg_id,) = (leg_id for leg_id, (_, leg) in at.legs.items() if leg.request_id == request_id)
+        at.step(leg_id)
+    at.wait(0.005)  # the pause between two tries
+
+
+def test_what_can_wait_is_held_and_what_would_be_late_is_refused_at_once() -> None:
+    at = world()
+    for number in range(4):
+        ask(at, f"r{number}")
+    assert runs(at) == ["r0"]
+    assert at.machine.phases() == {"r0": Phase.PREFILL, "r1": Phase.QUEUED}
+    error = at.errors["r3"]
+    assert isinstance(error, TooLate)
+    assert error.http_status == 429
+    assert error.retry_after_s >= 1.0
+    record = at.records["r3"]
+    assert record.outcome is Phase.SHED
+    assert record.routes == ()
+    assert record.slo == CHAT
+    assert record.tenant == "free"
+    assert "1.0" not in record.reason or "predicted" in record.reason
+
+
+def test_one_that_is_held_is_let_in_when_the_engine_is_done_with_what_is_before_it() -> None:
+    at = world()
+    ask(at, "first")
+    ask(at, "second")
+    at.wait(0.41)
+    run_one(at, "first")
+    assert runs(at) == ["second"]
+    run_one(at, "second")
+    assert at.records["second"].held_s == 0.41
+    assert {record.outcome for record in at.records.values()} == {Phase.FINISHED}
+
+
+def test_one_that_is_held_is_let_in_when_the_engines_queue_is_predicted_to_be_short() -> None:
+    at = world()
+    ask(at, "first")
+    ask(at, "second")
+    for _ in range(50):
+        due_s = at.machine.next_deadline_at_s()
+        assert due_s is not None
+        at.wait(max(0.0, due_s - at.now_s))
+        if "second" in runs(at):
+            break
+    # The prompt takes 0.41 s, and 0.05 s of it may be left.
+    assert 0.35 <= at.now_s <= 0.42
+
+
+def test_one_whose_turn_does_not_come_in_time_is_evicted_at_that_moment() -> None:
+    at = world()
+    ask(at, "first")
+    ask(at, "second")
+    at.wait(0.3)
+    ask(at, "rush", tenant="gold", slo="rush")  # comes first
+    at.wait(0.2)
+    error = at.errors["second"]
+    assert isinstance(error, Evicted)
+    assert error.http_status == 503
+    assert at.records["second"].outcome is Phase.EVICTED
+    assert at.records["second"].routes == ()
+
+
+def test_higher_priority_comes_first_whoever_came_before() -> None:
+    at = world()
+    ask(at, "first")
+    ask(at, "second", tokens=100)
+    ask(at, "gold", tenant="gold", tokens=100)
+    at.wait(0.4)
+    run_one(at, "first")
+    assert runs(at)[0] == "gold"
+
+
+def test_a_full_queue_takes_in_who_is_of_a_higher_band_and_lets_the_newest_of_the_lowest_go() -> (
+    None
+):
+    at = world(limits=CoordinatorLimits(max_requests=64, max_queued=2))
+    for name in ("runs", "old", "new"):
+        ask(at, name, tokens=150)
+    assert at.machine.refusal() is None, "somebody could come for whom others make room"
+    ask(at, "gold", tenant="gold", tokens=150)
+    assert isinstance(at.errors["new"], Evicted)
+    assert at.machine.phases()["gold"] is Phase.QUEUED
+    ask(at, "more", tokens=20)
+    assert isinstance(at.errors["more"], QueueFull)
+
+
+def test_a_stream_that_is_resumed_goes_before_all_who_wait_and_is_never_refused() -> None:
+    at = world()
+    at.join("m1", Role.MIXED)
+    ask(at, "a", tokens=700)
+    ask(at, "b", tokens=700)
+    (leg,) = (leg_id for leg_id, (_, leg) in at.legs.items() if leg.request_id == "a")
+    at.step(leg)  # a has a token
+    ask(at, "held", tokens=100)
+    assert at.machine.phases()["held"] in {Phase.QUEUED, Phase.PREFILL}
+    where = at.legs[leg][0]
+    at.lose(where)
+    assert at.machine.phases()["a"] is Phase.PREFILL
+    assert "a" in runs(at)
+
+
+def test_one_that_was_let_in_once_is_not_refused_when_its_replica_is_lost() -> None:
+    at = world()
+    ask(at, "a", tokens=700)
+    at.wait(0.9)
+    at.lose("m0", LossReason.DISCONNECTED)
+    assert at.machine.phases() == {"a": Phase.QUEUED}
+    at.join("m0", Role.MIXED)
+    assert runs(at) == ["a"], "late as it is"
+
+
+def test_a_prompt_too_long_for_its_objective_is_served_when_there_is_room() -> None:
+    at = world()
+    ask(at, "short", tokens=300)
+    ask(at, "long", tokens=2000)
+    ask(at, "other", tokens=300)
+    assert at.machine.phases()["long"] is Phase.QUEUED
+    at.wait(0.31)
+    run_one(at, "short")
+    assert runs(at) == ["other"], "whoever can be in time comes first"
+    at.wait(0.31)
+    run_one(at, "other")
+    assert runs(at) == ["long"]
+
+
+def test_whoever_is_promised_nothing_waits_rather_than_fill_the_engines_queue() -> None:
+    at = world()
+    for number in range(5):
+        ask(at, f"b{number}", slo="batch")
+    # Nobody of `free` may ask for a class of its own, and all have the same priority.
+    assert runs(at) == ["b0"]
+    assert sum(phase is Phase.QUEUED for phase in at.machine.phases().values()) == 4
+    ask(at, "rush", tenant="gold", slo="rush", tokens=100)
+    at.wait(0.41)
+    run_one(at, "b0")
+    assert runs(at)[0] == "rush"
+
+
+def test_without_promises_everybody_goes_straight_to_the_engines() -> None:
+    at = world(ServiceRules())
+    for number in range(8):
+        ask(at, f"r{number}")
+    assert len(runs(at)) == 8
+
+
+def test_with_the_bounded_rule_nothing_is_predicted() -> None:
+    bounded = ServiceRules(slos=BOOK, admission=AdmissionOptions(rule=AdmissionRule.BOUNDED))
+    at = world(bounded)
+    for number in range(8):
+        ask(at, f"r{number}")
+    assert len(runs(at)) == 8
+
+
+def test_a_placer_that_predicts_nothing_keeps_nobody_out() -> None:
+    at = World(LIMITS, policy=placer(Disaggregate.NEVER), rules=RULES)
+    at.join("m0", Role.MIXED)
+    for number in range(8):
+        ask(at, f"r{number}")
+    assert len(runs(at)) == 8
+
+
+def test_a_class_that_one_may_not_ask_for_is_an_error_that_says_so() -> None:
+    at = world()
+    ask(at, "a", slo="rush")
+    ask(at, "b", slo="no such class")
+    for name in ("a", "b"):
+        assert isinstance(at.errors[name], NotAllowed)
+        assert at.records[name].outcome is Phase.FAILED
+    assert "wanted one of batch, default, rush" in str(at.errors["b"])
+
+
+def test_a_tenant_over_its_rate_is_refused_and_others_are_not() -> None:
+    slow = Tenant(name="slow", rate=RateLimit(requests_per_s=0.5, burst_s=2.0))
+    at = world(ServiceRules(tenants={"slow": slow}))
+    ask(at, "a", tenant="slow")
+    assert at.machine.refusal(tenant="slow", now_s=0.0) is not None
+    assert at.machine.refusal(tenant="free", now_s=0.0) is None
+    ask(at, "b", tenant="slow")
+    ask(at, "c", tenant="free")
+    error = at.errors["b"]
+    assert isinstance(error, RateLimited)
+    assert error.retry_after_s == 2.0
+    assert set(runs(at)) == {"a", "c"}
+    at.wait(2.0)
+    ask(at, "d", tenant="slow")
+    assert "d" in runs(at)
+
+
+def test_a_share_that_was_dealt_out_counts_at_once() -> None:
+    narrow = Tenant(name="narrow", max_in_flight=8)
+    at = world(ServiceRules(tenants={"narrow": narrow}))
+    at.tell(QuotasShared(shares={"narrow": QuotaShare(max_in_flight=1)}))
+    ask(at, "a", tenant="narrow")
+    ask(at, "b", tenant="narrow")
+    assert isinstance(at.errors["b"], RateLimited)
+    run_one(at, "a")
+    ask(at, "c", tenant="narrow")
+    assert "c" in runs(at)
+
+
+def test_names_that_nobody_knows_share_the_limits_of_default() -> None:
+    default = Tenant(rate=RateLimit(requests_per_s=1.0, burst_s=3.0))
+    at = world(ServiceRules(tenants={"default": default}))
+    for number in range(5):
+        ask(at, f"r{number}", tenant=f"stranger {number}")
+    assert len(at.errors) == 2
+    assert {record.tenant for record in at.records.values()} == {"default"}
+
+
+def test_other_rules_hold_from_now_on_and_promises_that_were_made_stay() -> None:
+    at = world()
+    for number in range(2):
+        ask(at, f"r{number}")
+    assert at.machine.phases()["r1"] is Phase.QUEUED
+    at.machine.reconfigure(rules=ServiceRules())
+    at.wait(0.01)
+    assert set(runs(at)) == {"r0", "r1"}
+    run_one(at, "r1")
+    assert at.records["r1"].slo == CHAT
+    ask(at, "r2")
+    run_one(at, "r2")
+    assert at.records["r2"].slo == Slo()
+
+
+def test_other_limits_and_another_placer_hold_from_now_on() -> None:
+    at = world()
+    at.machine.reconfigure(
+        limits=CoordinatorLimits(max_requests=1), placer=placer(Disaggregate.NEVER)
+    )
+    ask(at, "a")
+    ask(at, "b")
+    assert isinstance(at.errors["b"], QueueFull)
+    run_one(at, "a")
+    assert at.records["a"].decisions[0].policy == "least-loaded"
+
+
+def test_gaps_are_kept_as_far_as_they_matter() -> None:
+    paced = Slo(ttft_s=1.0, itl_p99_s=0.1)
+    at = world(ServiceRules(slos=SloBook(classes={"default": paced})))
+    at.arrive(request("r", max_tokens=6))
+    (leg,) = at.legs
+    for gap_s in (0.3, 0.05, 0.2, 0.05, 0.11, 0.02):  # the first one is no gap
+        at.wait(gap_s)
+        at.step(leg)
+    record = at.records["r"]
+    assert round(record.worst_gap_s, 6) == 0.2
+    assert record.slow_gaps == 2
+
+
+def test_how_long_one_is_told_to_stay_away_grows_with_the_queue() -> None:
+    rules = ServiceRules(slos=SloBook(classes={"default": BATCH, "rush": RUSH}))
+    at = world(rules, CoordinatorLimits(max_requests=64, max_queued=12))
+    waits = []
+    for number in range(20):
+        ask(at, f"r{number}", tokens=800)
+        if f"r{number}" in at.errors:
+            error = at.errors[f"r{number}"]
+            assert isinstance(error, QueueFull)
+            waits.append(error.retry_after_s)
+    assert len(waits) == 20 - 13
+    assert all(9.0 <= wait_s <= 14.0 for wait_s in waits), waits
