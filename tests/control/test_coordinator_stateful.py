@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,11 +15,18 @@ from hypothesis.stateful import (
     rule,
 )
 
+from baton.control.service_rules import ServiceRules
+from baton.domain.events import QuotasShared
 from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import LegFailure
 from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.domain.slo import Slo
+from baton.domain.tenant import QuotaShare, RateLimit, Tenant
+from baton.policy.admission import AdmissionOptions, AdmissionRule
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.slo_book import SloBook
 from tests.control.world import LIMITS, World, request
+from tests.fakes.timings import LinearTiming
 
 REPLICAS = {
     "p0": Role.PREFILL,
@@ -219,6 +227,100 @@ class NoLeakMachine(CoordinatorMachine):
         assert len(self.world.pinned) <= transfers + unconfirmed
 
 
+_TENANTS = {
+    "gold": Tenant(name="gold", priority=1, weight=3.0, classes=("default", "rush", "batch")),
+    "slow": Tenant(name="slow", rate=RateLimit(requests_per_s=1.0, tokens_per_s=200.0)),
+    "narrow": Tenant(name="narrow", weight=2.0, max_in_flight=2),
+}
+_CLASSES = {
+    "default": Slo(ttft_s=1.0, tpot_s=0.05),
+    "rush": Slo(name="rush", ttft_s=0.3, priority=1),
+    "batch": Slo(name="batch", priority=-1),
+}
+_RULES = ServiceRules(slos=SloBook(classes=_CLASSES), tenants=_TENANTS)
+_OTHER_RULES = (
+    ServiceRules(),
+    ServiceRules(slos=_RULES.slos, tenants={"slow": Tenant(name="slow", max_in_flight=1)}),
+    ServiceRules(slos=_RULES.slos, admission=AdmissionOptions(rule=AdmissionRule.BOUNDED)),
+)
+_SLOW = LinearTiming(step=0.01, token=0.004, stream=0.001)
+"""A prompt of 40 tokens takes 0.17 s: a few of them make a queue."""
+
+
+class ServiceMachine(CoordinatorMachine):
+    """As above, with classes, tenants and rules that change: requests are held, shed, limited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        options = PredictedOptions(ttft_slo_s=1.0, tpot_slo_s=0.05)
+        priors = {str(role): _SLOW for role in Role}
+        self.world = World(
+            replace(LIMITS, max_queued=4),
+            policy=PredictedPlacer(options),
+            rules=_RULES,
+            priors=priors,
+        )
+
+    @rule(
+        tenant=st.sampled_from([*_TENANTS, "stranger"]),
+        slo_class=st.sampled_from([None, None, "rush", "batch", "nonsense"]),
+        tokens=st.integers(1, 120),
+    )
+    def ask(self, tenant: str, slo_class: str | None, tokens: int) -> None:
+        self.count += 1
+        item = request(
+            f"r{self.count}",
+            prompt_tokens=tokens,
+            tenant=tenant,
+            slo_class=slo_class,
+            arrived_at_s=self.world.now_s,
+        )
+        own = tuple(range(1000 * self.count, 1000 * self.count + tokens))
+        self.world.arrive(replace(item, prompt_token_ids=own))
+
+    @rule(rules=st.sampled_from([_RULES, *_OTHER_RULES]))
+    def go_by_other_rules(self, rules: ServiceRules) -> None:
+        self.world.machine.reconfigure(rules=rules)
+        self.world.wait(0.0)
+
+    @rule(places=st.integers(0, 3))
+    def deal_out(self, places: int) -> None:
+        share = QuotaShare(requests_per_s=0.5, tokens_per_s=100.0, max_in_flight=places)
+        self.world.tell(QuotasShared(shares={"narrow": share, "slow": share}))
+
+    @rule(seconds=st.sampled_from([0.005, 0.02, 0.1]))
+    def wait_a_little(self, seconds: float) -> None:
+        self.world.wait(seconds)
+
+    @invariant()
+    def who_was_refused_was_never_sent_anywhere(self) -> None:
+        for request_id, record in self.world.records.items():
+            if record.outcome is Phase.SHED:
+                assert record.routes == (), request_id
+            if record.outcome in {Phase.SHED, Phase.EVICTED}:
+                assert self.world.tokens[request_id] == [], request_id
+
+    @invariant()
+    def no_more_wait_than_may(self) -> None:
+        # Streams that lost their replica wait whatever the bound is.
+        waiting = sum(
+            phase is Phase.QUEUED and not self.world.tokens[request_id]
+            for request_id, phase in self.world.machine.phases().items()
+        )
+        assert waiting <= self.world.limits.max_queued
+
+    def teardown(self) -> None:
+        for replica_id, role in REPLICAS.items():
+            if replica_id not in self.world.alive:
+                self.world.join(replica_id, role)
+        for _ in range(400):
+            if not self.world.machine.phases():
+                break
+            self.world.wait(0.1)
+            self.world.run_to_end()
+        super().teardown()
+
+
 _SETTINGS = settings(
     max_examples=200,
     stateful_step_count=60,
@@ -229,5 +331,7 @@ TestCoordinatorMachine = CoordinatorMachine.TestCase
 TestCoordinatorMachine.settings = _SETTINGS
 TestPredictedMachine = PredictedMachine.TestCase
 TestPredictedMachine.settings = _SETTINGS
+TestServiceMachine = ServiceMachine.TestCase
+TestServiceMachine.settings = settings(_SETTINGS, max_examples=60)
 TestNoLeakMachine = NoLeakMachine.TestCase
 TestNoLeakMachine.settings = _SETTINGS
