@@ -121,7 +121,11 @@ def test_work_that_is_done_again_is_paid_again() -> None:
             world.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
         world.run_to_end()
     assert twice.records["r"].resumes == 1
-    assert twice.records["r"].gpu_s > once.records["r"].gpu_s
+    timing = timing_of(twice, "d1")
+    streamed_s = decode_work_s(timing, 6, running=1)
+    again_s = prefill_work_s(timing, 40) + prefill_work_s(timing, 41)
+    assert twice.records["r"].gpu_s == pytest.approx(again_s + streamed_s)
+    assert once.records["r"].gpu_s == pytest.approx(prefill_work_s(timing, 40) + streamed_s)
 
 
 def test_a_client_that_leaves_has_used_what_was_computed_for_it() -> None:

@@ -6,13 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from baton.control.accounting import Accounts
+from baton.control.fleet_table import FleetTable
+from baton.control.ledger import Entry
+from baton.control.reporting import Reporter, least_slack_s
 from baton.control.service_rules import ServiceRules
 from baton.domain.demand import CoordinatorReport, PoolReport
 from baton.domain.fleet import Load, LossReason, Role, StepTotals
 from baton.domain.slo import Slo
 from baton.perf.capacity import prefill_tokens_per_s
+from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.slo_book import SloBook
 from tests.control.world import LIMITS, World, request
+from tests.fakes.facts import replica_facts
 
 
 def report(world: World) -> CoordinatorReport:
@@ -202,11 +208,47 @@ def test_who_has_a_token_waits_no_more() -> None:
     assert report(world).slack_s is None
 
 
-def test_what_waits_is_told_in_device_seconds() -> None:
-    world = World()
+def test_what_a_placement_has_predicted_is_not_slack_any_more() -> None:
+    world = World(policy=PredictedPlacer(PredictedOptions()))
+    promise(world, 2.0)
     world.join("d0", Role.DECODE)
-    world.drain("d0")
     world.arrive(request("r"))
-    assert (report(world).held, report(world).held_work_s) == (1, 0.0)
-    world = World(replace(LIMITS, max_failures=0))
-    assert report(world).held_work_s == 0.0
+    view = world.machine.fleet(0.0).replicas["d0"]
+    ttft_s = world.machine.knowledge.timings.of(view).prefill_s(40)
+    assert report(world).slack_s == pytest.approx(2.0 - ttft_s, abs=1e-6)
+    world.wait(1.0)
+    assert report(world).slack_s == pytest.approx(1.0), "what was predicted is over"
+
+
+def test_who_is_held_goes_one_after_the_other() -> None:
+    slo = Slo(ttft_s=2.0)
+    waiting = [
+        Entry(request=replace(request(f"r{number}"), arrived_at_s=0.1 * number), slo=slo)
+        for number in range(4)
+    ]
+    ids = [entry.request_id for entry in waiting]
+    # At 1 s the first has 1 s left and the last 1.3 s; the last goes after all 2 s.
+    assert least_slack_s(waiting, 1.0, held=ids, drained_s=2.0) == pytest.approx(1.3 - 2.0)
+    assert least_slack_s(waiting, 1.0, held=ids) == pytest.approx(1.0)
+    assert least_slack_s(waiting, 1.0, held=ids[:1], drained_s=0.5) == pytest.approx(0.5)
+
+
+def test_what_waits_is_told_in_device_seconds_of_whoever_prefills() -> None:
+    world = World()
+    slos = SloBook(classes={"default": Slo()})
+    world.machine.reconfigure(rules=ServiceRules(slos=slos))
+    world.arrive(request("r", prompt_tokens=40))
+    assert (report(world).held, report(world).held_work_s) == (1, 0.0), "nobody could do it"
+    machine = world.machine
+    reporter = Reporter(FleetTable(), machine.knowledge, Accounts(FleetTable(), machine.knowledge))
+    assert reporter.report("c", 0.0, entries={}, held=()).held_work_s == 0.0
+    fleet = FleetTable()
+    fleet.join(replica_facts("p", Role.PREFILL, devices=2.0), 0.0)
+    reporter = Reporter(fleet, machine.knowledge, Accounts(fleet, machine.knowledge))
+    entries = {one: Entry(request=request(one, prompt_tokens=40)) for one in ("a", "b", "c")}
+    told = reporter.report("c", 0.0, entries=entries, held=("a", "b"))
+    view = fleet.get("p")
+    assert view is not None
+    alone_s = machine.knowledge.timings.of(view).prefill_s(40)
+    assert told.held == 2
+    assert told.held_work_s == pytest.approx(2 * 2.0 * alone_s)
