@@ -158,3 +158,39 @@ def test_unseen_work_is_what_lives_and_was_sent_after_what_the_report_knew(
         fleet.check_integrity()
         later = {leg_id: live[leg_id] for leg_id in sent[known:] if leg_id in live}
         assert unseen(fleet) == (len(later), sum(later.values()))
+
+
+# ------------------------------------------------------------------ streams and prompts
+
+
+def test_a_leg_that_decodes_is_a_stream_until_it_ends() -> None:
+    fleet = table("a")
+    fleet.begin("a", "stream", 100)
+    fleet.begin("a", "prompt", 100, decodes=False)
+    assert (view(fleet).inflight_legs, view(fleet).inflight_streams) == (2, 1)
+    fleet.report("a", Load(), 1.0)
+    assert view(fleet).inflight_streams == 1  # though the report knows of it
+    fleet.check_integrity()
+    fleet.end("a", "prompt", 100)
+    assert view(fleet).inflight_streams == 1
+    fleet.end("a", "stream", 100)
+    assert view(fleet).inflight_streams == 0
+    fleet.check_integrity()
+
+
+def test_streams_stay_counted_when_a_replica_is_flipped_or_drains() -> None:
+    fleet = table("a")
+    fleet.begin("a", "stream", 100)
+    fleet.change_role("a", Role.PREFILL)
+    fleet.drain("a")
+    assert view(fleet).inflight_streams == 1
+    fleet.check_integrity()
+
+
+def test_a_replica_that_is_back_has_no_streams() -> None:
+    fleet = table("a")
+    fleet.begin("a", "stream", 100)
+    fleet.lose("a")
+    fleet.join(replica_facts("a"), 1.0)
+    assert view(fleet).inflight_streams == 0
+    fleet.check_integrity()

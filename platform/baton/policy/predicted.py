@@ -102,7 +102,7 @@ class PredictedPlacer:
         ways = self._ways(query, around)
         decoders = self._costs(ways, query, around, roster.decode or roster.prefill)
         forced = self._forced_local(query, around, decoders)
-        prefillers = [] if forced else self._prefillers(ways, query, around)
+        prefillers = [] if forced else self._prefillers(ways, query, around, decoders)
         found = [] if forced else ways.remotes(prefillers, decoders)
         if forced is None and not found:
             forced = RouteReason.NO_LINK
@@ -151,13 +151,21 @@ class PredictedPlacer:
         return ways.costs(self._shortlist.of(query, around.fleet, ids))
 
     def _prefillers(
-        self, ways: Ways, query: PlacementQuery, around: Surroundings
+        self,
+        ways: Ways,
+        query: PlacementQuery,
+        around: Surroundings,
+        decoders: Sequence[ReplicaCost],
     ) -> list[ReplicaCost]:
-        """The prefill pool's; one on which the request has failed is not asked again."""
+        """The prefill pool's, and those that do both beside others that only decode.
+
+        One on which the request has failed is not asked again.
+        """
         ids: Sequence[str] = around.fleet.roster.prefill
         if query.avoid:
             ids = [one for one in ids if one not in query.avoid]
-        return self._costs(ways, query, around, ids) if ids else []
+        found = self._costs(ways, query, around, ids) if ids else []
+        return found + _do_both(query, decoders)
 
     def _locals(
         self, ways: Ways, decoders: Sequence[ReplicaCost], reason: RouteReason, *, may_skip: bool
@@ -178,7 +186,8 @@ class PredictedPlacer:
         ends_there = query.max_tokens == 1
         if not most or not (than.missed >= _KEEPS or ends_there):
             return []
-        found = ways.deflected(prefillers, streams_fraction=most)
+        pure = [cost for cost in prefillers if cost.view.facts.role is Role.PREFILL]
+        found = ways.deflected(pure, streams_fraction=most)
         return [way for way in found if ends_there or way.missed <= than.missed - _KEEPS]
 
     def _forced_local(
@@ -246,10 +255,12 @@ def _session_way(query: PlacementQuery, ranked: Sequence[Way]) -> Way | None:
 def _no_prefill(
     query: PlacementQuery, around: Surroundings, decoders: Sequence[ReplicaCost]
 ) -> RouteReason | None:
-    """Why no replica of the prefill pool would do; None when one would."""
+    """Why nobody could prefill for another; None when somebody could."""
     prefillers = around.fleet.roster.prefill
-    if all(cost.view.facts.role is Role.MIXED for cost in decoders):
+    if not prefillers and all(cost.view.facts.role is Role.MIXED for cost in decoders):
         return RouteReason.MIXED_POOL
+    if _do_both(query, decoders):
+        return None
     if all(one in query.avoid for one in prefillers):
         return RouteReason.NO_PREFILL_REPLICA
     layouts = {cost.view.facts.layout for cost in decoders}
@@ -257,3 +268,14 @@ def _no_prefill(
     if all(replicas[one].facts.layout not in layouts for one in prefillers):
         return RouteReason.INCOMPATIBLE
     return None
+
+
+def _do_both(query: PlacementQuery, decoders: Sequence[ReplicaCost]) -> list[ReplicaCost]:
+    """Mixed replicas beside others that only decode: they may prefill for these, too.
+
+    Where all do both, each keeps what it has prefilled: the next request goes to another anyway.
+    """
+    mixed = [cost for cost in decoders if cost.view.facts.role is Role.MIXED]
+    if len(mixed) == len(decoders):
+        return []
+    return [cost for cost in mixed if cost.view.replica_id not in query.avoid]
