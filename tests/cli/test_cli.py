@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 import baton
 from baton.cli.main import build_app
 from baton.cli.output import duration_text, text_lines
-from baton.cli.seam import Commands, Progress, Report, Seam
+from baton.cli.seam import ApplyOptions, Commands, Progress, Report, Seam
 from baton.config import LoadedConfig
 from baton.domain.errors import (
     BatonError,
@@ -61,6 +61,24 @@ class ScriptedCommands:
 
     def links(self, *, address: str | None) -> Report:
         return self._answer("links", address=address)
+
+    def scale(
+        self, pool: str, replicas: int, *, for_s: float | None, address: str | None
+    ) -> Report:
+        return self._answer("scale", pool=pool, replicas=replicas, for_s=for_s, address=address)
+
+    def scale_auto(self, pool: str, *, address: str | None) -> Report:
+        return self._answer("scale_auto", pool=pool, address=address)
+
+    def explain_scale(self, ticks: int, *, address: str | None) -> Report:
+        return self._answer("explain_scale", ticks=ticks, address=address)
+
+    def usage(self, *, address: str | None) -> Report:
+        return self._answer("usage", address=address)
+
+    def apply(self, config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
+        progress("asking")
+        return self._answer("apply", config=config, options=options)
 
     def down(self, *, timeout_s: float) -> Report:
         return self._answer("down", timeout_s=timeout_s)

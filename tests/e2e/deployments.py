@@ -42,12 +42,14 @@ class Deployment:
 
     def ask(self, *command: str) -> dict[str, Any]:
         """What a command of `baton` answers in JSON."""
-        done = subprocess.run(
-            [*_BATON, *command, "-o", "json"], capture_output=True, timeout=60, check=False
-        )
+        done = self._answer(*command)
         assert done.returncode == 0, done.stderr.decode()
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+    def _answer(self, *command: str) -> subprocess.CompletedProcess[bytes]:
+        command = (*_BATON, *command, "-o", "json")
+        return subprocess.run(command, capture_output=True, timeout=60, check=False)
 
     def fails(self, *command: str) -> str:
         """What a command of `baton` that fails complains of."""
@@ -71,13 +73,18 @@ class Deployment:
     def wait_for(
         self, holds: Callable[[dict[str, Any]], bool], timeout_s: float, command: str = "status"
     ) -> dict[str, Any]:
-        """Wait until the status, or what another command answers, is as wanted."""
+        """Wait until the status, or what another command answers, is as wanted.
+
+        A command that fails is tried again: who it asks may just be replaced.
+        """
         until_s = time.monotonic() + timeout_s
         while True:
-            answer = self.ask(command)
-            if holds(answer):
-                return answer
-            assert time.monotonic() < until_s, f"not so within {timeout_s} s: {answer}"
+            answer = self._answer(command)
+            found: dict[str, Any] = json.loads(answer.stdout) if answer.returncode == 0 else {}
+            if found and holds(found):
+                return found
+            shown = (answer.stdout + answer.stderr).decode()
+            assert time.monotonic() < until_s, f"not so within {timeout_s} s: {shown}"
 
     def stream(
         self,

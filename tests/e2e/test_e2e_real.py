@@ -8,7 +8,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running("quickstart.yaml", tmp_path_factory.mktemp("real")) as deployment:
+    folder = tmp_path_factory.mktemp("real")
+    with running("quickstart.yaml", folder, **{"pools.decode.replicas.max": 2}) as deployment:
         yield deployment
 
 
@@ -143,6 +146,46 @@ def test_a_killed_prefill_replica_fails_nothing(baton: Deployment) -> None:
         lambda s: {row["role"] for row in s["ingresses"][0]["replicas"]} == {"prefill", "decode"},
         120,
     )
+
+
+def test_scaling_decode_under_load_fails_nothing_and_changes_no_token(baton: Deployment) -> None:
+    asked = prompts()[2:6]
+    undisturbed = [baton.stream(prompt, max_tokens=150) for prompt in asked]
+    over, streams = threading.Event(), list[tuple[int, str]]()
+
+    def keep_asking(number: int) -> None:
+        while not over.is_set():
+            streams.append((number, baton.stream(asked[number], max_tokens=150)))
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        asking = [pool.submit(keep_asking, number) for number in range(len(asked))]
+        try:
+            baton.ask("scale", "decode", "2")
+            grown = baton.wait_for(lambda status: len(used(status)) == 2, 180)
+            told = baton.ask("scale", "decode", "1")
+            baton.wait_for(lambda status: len(decoding(status)) == 1, 180)
+        finally:
+            over.set()
+        for stream in asking:
+            stream.result(timeout=120)
+    assert (told["had"], told["target"]) == (2, 1)
+    assert all(text == undisturbed[number] for number, text in streams)
+    (left,) = decoding(baton.status())
+    assert left in decoding(grown)
+    ended = baton.status()["ingresses"][0]["ended"]
+    assert ended.get("failed", 0) == ended.get("evicted", 0) == 0
+
+
+def decoding(status: dict[str, Any]) -> set[str]:
+    """The decode replicas that there are, those that drain among them."""
+    rows = status["ingresses"][0]["replicas"]
+    return {row["replica_id"] for row in rows if row["role"] == "decode"}
+
+
+def used(status: dict[str, Any]) -> set[str]:
+    """The decode replicas that generate something now."""
+    rows = status["ingresses"][0]["replicas"]
+    return {row["replica_id"] for row in rows if row["role"] == "decode" and row["inflight_legs"]}
 
 
 def test_the_openai_and_anthropic_sdks_are_served(baton: Deployment) -> None:

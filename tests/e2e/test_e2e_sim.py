@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,12 +12,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.deployments import CONFIGS, MAX_TOKENS, Deployment, running
+from tests.e2e.deployments import CONFIGS, MAX_TOKENS, Deployment, descendants, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STREAMS = 8
@@ -178,6 +181,114 @@ def decoding(status: dict[str, object]) -> int:
     """Decode replicas that the ingress sends work to."""
     rows = status["ingresses"][0]["replicas"]  # type: ignore[index]
     return sum(row["pool"] == "decode" and not row["draining"] for row in rows)
+
+
+def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
+    baton: Deployment,
+) -> None:
+    undisturbed = [baton.stream(prompt(number), max_tokens=60) for number in range(4)]
+    with flowing(baton, 4, max_tokens=60) as streams:
+        told = baton.ask("scale", "decode", "3", "--for", "15s")
+        grown = baton.wait_for(lambda status: decoding(status) == 3, 30)
+        assert (told["had"], told["target"], told["override"]["replicas"]) == (2, 3, 3)
+        os.kill(pid_of_controller(baton), signal.SIGKILL)
+        again = baton.wait_for(lambda status: status["up_s"] < grown["up_s"], 30)
+        assert [one["pool"] for one in again["autoscaler"]["overrides"]] == ["decode"]
+        baton.wait_for(lambda status: decoding(status) == 2, 40)
+    assert {text for text, _ in streams} == set(undisturbed)
+    (row,) = [row for row in baton.status()["pools"] if row["pool"] == "decode"]
+    assert (row["want"], row["draining"]) == (2, 0)
+    assert "wanted 0 to 8" in baton.fails("scale", "decode", "99")
+    assert "pool 'nobody'" in baton.fails("scale", "nobody", "1")
+
+
+def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: Path) -> None:
+    file = ("-c", str(CONFIGS / "sim.yaml"), "--set", f"server.port={baton.url.rpartition(':')[2]}")
+    scaled = tmp_path / "scaled.yaml"
+    scaled.write_text(
+        "slo: {default: {ttft: 1s, tpot: 200ms, attainment: 0.9}}\n"
+        "autoscaler: {interval: 500ms, down: {cooldown: 5s, max_step: 4}}\n"
+        "pools: {prefill: {replicas: {start: 1}}, decode: {replicas: {start: 1}}}\n"
+    )
+    assert baton.ask("apply", *file, "-c", str(scaled))["changes"]
+    chance, over = random.Random(5), threading.Event()
+    outcomes: Counter[int] = Counter()
+
+    def send() -> None:
+        body = {"model": "tiny", "prompt": unlike(chance, 3000), "max_tokens": 8, "stream": True}
+        answer = httpx.post(f"{baton.url}/v1/completions", json=body, timeout=60)
+        whole = answer.status_code != httpx.codes.OK or answer.text.rstrip().endswith("[DONE]")
+        outcomes[answer.status_code if whole else 0] += 1
+
+    def rising(pool: ThreadPoolExecutor) -> None:
+        while not over.wait(1 / 16):  # a replica prefills six or seven of these in a second
+            pool.submit(send)
+
+    with ThreadPoolExecutor(64) as pool:
+        load = threading.Thread(target=rising, args=(pool,))
+        load.start()
+        try:
+            baton.wait_for(lambda status: prefilling(status) >= 3, 60)
+            served = baton.wait_for(lambda status: attains(status, 0.9), 60)
+        finally:
+            over.set()
+            load.join()
+    assert outcomes.keys() <= {200, 429, 503}, "somebody failed who was let in"
+    assert served["autoscaler"]["last_action"] is not None
+    ticks = baton.ask("explain", "scale", "-n", "300")["ticks"]
+    grew = [one for tick in ticks for one in tick["actions"] if one.startswith("start")]
+    assert grew, "nothing says why there are more"
+    baton.wait_for(lambda status: prefilling(status) == 1, 90)
+    assert baton.stream(prompt(5))
+    usage = {row["tenant"]: row for row in baton.ask("usage")["tenants"]}
+    assert usage["default"]["requests"] > 0
+    assert usage["(idle)"]["device_s"] > 0
+
+
+def unlike(chance: random.Random, tokens: int) -> list[int]:
+    """A prompt that shares nothing with any other."""
+    return [chance.randrange(300, 8000) for _ in range(tokens)]
+
+
+def prefilling(status: dict[str, Any]) -> int:
+    """Replicas of the prefill pool, once Serve has as many as it should."""
+    (row,) = [row for row in status["pools"] if row["pool"] == "prefill"]
+    return int(row["want"]) if row["want"] == row["ready"] else 0
+
+
+def attains(status: dict[str, Any], share: float) -> bool:
+    """Whether requests have lately got what they are promised."""
+    (row,) = status["classes"]
+    return row["attainment"] is not None and row["attainment"] >= share
+
+
+def pid_of_controller(baton: Deployment) -> int:
+    """The process of baton's own controller; Ray names it after the deployment."""
+    (found,) = [
+        one.pid
+        for one in descendants(baton.process.pid)
+        if " ".join(one.cmdline()).startswith("ray::ServeReplica:baton:controller")
+    ]
+    return found
+
+
+@contextmanager
+def flowing(baton: Deployment, streams: int, *, max_tokens: int) -> Iterator[list[tuple[str, int]]]:
+    """Streams that follow each other while something is done; their texts, with their numbers."""
+    over, done = threading.Event(), list[tuple[str, int]]()
+
+    def keep_asking(number: int) -> None:
+        while not over.is_set():
+            done.append((baton.stream(prompt(number), max_tokens=max_tokens), number))
+
+    with ThreadPoolExecutor(streams) as pool:
+        asking = [pool.submit(keep_asking, number) for number in range(streams)]
+        try:
+            yield done
+        finally:
+            over.set()
+        for stream in asking:
+            stream.result(timeout=90)
 
 
 def test_one_ingress_carries_many_streams_at_once(baton: Deployment) -> None:

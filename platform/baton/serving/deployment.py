@@ -12,7 +12,7 @@ from typing import Self
 import httpx
 
 from baton.config.schema import DeploymentConfig
-from baton.domain.errors import EngineStartFailed, TimedOut
+from baton.domain.errors import EngineStartFailed, NotRunning, TimedOut
 from baton.serving.app import build_app
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
@@ -31,9 +31,11 @@ def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
     """The answers of every replica of a deployment to a control call.
 
     Raises:
+        NotRunning: there is none of them, or one ended before it answered.
         TimedOut: not all of them answered in time.
     """
-    from ray import serve
+    from ray import exceptions, serve
+    from ray.serve.exceptions import RayServeException
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
@@ -43,6 +45,10 @@ def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
         raise TimedOut(
             f"{deployment} did not answer {method!r} within {_ASK_S:.0f} s", "try again"
         ) from error
+    except (RayServeException, exceptions.RayActorError) as error:
+        why = str(error).strip().partition("\n")[0]
+        remedy = "it may just be replaced: try again in some seconds"
+        raise NotRunning(f"{deployment} cannot be asked: {why}", remedy) from error
 
 
 class LocalDeployment:
@@ -162,8 +168,9 @@ def _logical_cpus(config: DeploymentConfig) -> float:
     Ray's CPUs are a way of counting; on one machine nobody else counts on them.
     """
     pools = config.pools.values()
-    # Ray counts whole CPUs on a node.
-    return math.ceil(1.0 + sum(pool.resources.cpus * pool.replicas.max for pool in pools))
+    # While a replica is replaced, its successor stands beside it. Ray counts whole CPUs on a node.
+    beside = max(pool.resources.cpus for pool in pools)
+    return math.ceil(1.0 + beside + sum(pool.resources.cpus * pool.replicas.max for pool in pools))
 
 
 def progress_line(deployments: Mapping[str, Mapping[object, int]]) -> str:

@@ -1,0 +1,156 @@
+"""What operators are told of scaling, and what a person reads of it."""
+
+from __future__ import annotations
+
+import json
+
+from baton.cli.explain_scale import readable
+from baton.control.autoscaler import Override
+from baton.control.observing import Observer
+from baton.domain.demand import CoordinatorReport, DemandTotals, Tally
+from baton.domain.fleet import Role
+from baton.domain.slo import Slo
+from baton.policy.scaling.actions import FlipReplicas, ScalingDecision, StartReplicas, Tick
+from baton.policy.scaling.observation import Observation, PoolObservation
+from baton.policy.scaling.wants import ScalingReason
+from baton.serving.scaling_reports import (
+    class_rows,
+    demand_row,
+    override_rows,
+    pool_rows,
+    tick_rows,
+)
+from baton.serving.serve_control import DeploymentState
+
+
+def decision(pool: str = "decode", have: int = 2, want: int = 2) -> ScalingDecision:
+    return ScalingDecision(
+        pool=pool,
+        have=have,
+        want=want,
+        asked=want,
+        reason=ScalingReason.FORECAST,
+        why="decode needs 2.1 now",
+        inputs={"output_tokens_per_s": 1234.5, "horizon_s": float("inf")},
+    )
+
+
+def tick(at_s: float = 90.0, *decisions: ScalingDecision, held: str = "") -> Tick:
+    actions = tuple(
+        StartReplicas(pool=one.pool, replicas=one.want - one.have)
+        for one in decisions
+        if one.want > one.have
+    )
+    return Tick(at_s=at_s, policy="slo", decisions=decisions, actions=actions, held=held)
+
+
+def lines(*ticks: Tick) -> list[str]:
+    rows = tick_rows(ticks, 100.0)
+    return list(readable(json.loads(json.dumps({"autoscaler": "slo", "ticks": rows}))))
+
+
+def report(at_s: float, judged: int, good: int, name: str = "i") -> CoordinatorReport:
+    row = Tally("default", "acme", "m", "decode", judged=judged, good=good)
+    return CoordinatorReport(
+        coordinator_id=name, at_s=at_s, demand=DemandTotals(requests=judged), tallies=(row,)
+    )
+
+
+# ----------------------------------------------------------------------- what is reported
+
+
+def test_a_tick_is_told_by_its_age_with_everything_it_was_decided_from() -> None:
+    (row,) = tick_rows([tick(90.0, decision(want=4))], 100.0)
+    assert (row["age_s"], row["policy"], row["actions"]) == (10.0, "slo", ["start 2 of decode"])
+    assert row["pools"] == [
+        {
+            "pool": "decode",
+            "have": 2,
+            "want": 4,
+            "asked": 4,
+            "reason": "forecast",
+            "why": "decode needs 2.1 now",
+            "clipped_by": "",
+            "flips": {},
+            "inputs": {"output_tokens_per_s": 1234.5, "horizon_s": None},
+        }
+    ]
+
+
+def test_a_flip_is_told_with_its_role() -> None:
+    flip = FlipReplicas(pool="prefill", replicas=1, to=Role.DECODE)
+    (row,) = tick_rows([Tick(at_s=0.0, policy="slo", actions=(flip,))], 1.0)
+    assert row["actions"] == ["flip 1 of prefill to decode"]
+
+
+def test_a_class_fares_as_all_ingresses_together_saw_it() -> None:
+    observer = Observer(slos={"default": Slo(ttft_s=1.0)})
+    for at_s in (0.0, 10.0):
+        judged = int(at_s)
+        reports = [report(at_s, 10 * judged, 9 * judged), report(at_s, 0, 0, "idle")]
+        observer.observe(reports, {}, at_s)
+    (row,) = class_rows({"default": Slo(ttft_s=1.0)}, observer, 10.0)
+    assert (row["attainment"], row["requests_per_s"], row["goodput_per_s"]) == (0.9, 10.0, 9.0)
+    assert (row["ttft_s"], row["tpot_s"], row["target"]) == (1.0, None, 0.99)
+
+
+def test_a_class_that_nobody_asked_for_attains_nothing_and_misses_nothing() -> None:
+    (row,) = class_rows({"batch": Slo(name="batch")}, Observer(), 10.0)
+    assert (row["attainment"], row["window_attainment"], row["requests_per_s"]) == (None, None, 0.0)
+
+
+def test_a_pool_is_told_as_serve_and_ingresses_see_it() -> None:
+    pool = PoolObservation(
+        name="decode", role=Role.DECODE, prefill=1, decode=2, starting=1, draining=1
+    )
+    states = {"decode": DeploymentState(name="decode", target=4, running=3, message="no GPU")}
+    seen = Observation(at_s=0.0, window_s=1.0, pools={"decode": pool})
+    (row,) = pool_rows(seen, states)
+    assert [row[name] for name in ("want", "ready", "starting", "draining")] == [4, 3, 1, 1]
+    assert (row["prefill"], row["decode"], row["trouble"]) == (1, 2, "no GPU")
+
+
+def test_a_pool_of_which_nothing_was_seen_is_told_as_serve_has_it() -> None:
+    state = DeploymentState(name="decode", target=2, running=1, starting=1)
+    assert pool_rows(None, {"decode": state}) == [
+        {"pool": "decode", "want": 2, "ready": 1, "starting": 1, "draining": 0}
+    ]
+    assert demand_row(None) is None
+
+
+def test_an_override_is_told_with_what_is_left_of_it() -> None:
+    rows = override_rows(
+        {"b": Override(replicas=1), "a": Override(replicas=3, until_s=130.0)}, 100.0
+    )
+    assert rows == [
+        {"pool": "a", "replicas": 3, "remaining_s": 30.0},
+        {"pool": "b", "replicas": 1, "remaining_s": None},
+    ]
+
+
+# ----------------------------------------------------------------------- what a person reads
+
+
+def test_ticks_that_decide_the_same_are_read_once() -> None:
+    told = lines(*(tick(at_s, decision()) for at_s in (80.0, 85.0, 90.0)))
+    assert told[2] == "20 s to 10 s ago, 3 ticks, policy slo: no change"
+    assert len([line for line in told if "policy slo" in line]) == 1
+
+
+def test_a_tick_that_does_something_is_read_apart_with_its_reason_and_inputs() -> None:
+    told = lines(tick(80.0, decision()), tick(90.0, decision(want=4)))
+    assert told[-5:] == [
+        "10 s ago, policy slo: start 2 of decode",
+        "  pool    have  want  reason    bounds  flips",
+        "  decode  2     4     forecast  -       -",
+        "  decode: decode needs 2.1 now",
+        "    output_tokens_per_s 1234, horizon_s -",
+    ]
+
+
+def test_a_tick_that_held_says_why() -> None:
+    assert lines(tick(held="ingress: no answer"))[2].endswith("held, because ingress: no answer")
+
+
+def test_a_loop_that_has_not_ticked_says_so() -> None:
+    assert lines() == ["autoscaler: slo", "no tick yet"]
