@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 import baton
 from baton.cli.main import build_app
 from baton.cli.output import duration_text, text_lines
-from baton.cli.seam import ApplyOptions, Commands, Progress, Report, Seam
+from baton.cli.seam import Commands, Progress, Report, Seam
 from baton.config import LoadedConfig
 from baton.domain.errors import (
     BatonError,
@@ -27,6 +27,7 @@ from baton.domain.errors import (
     TimedOut,
     UnknownRequest,
 )
+from baton.serving.apply import ApplyOptions
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
