@@ -187,12 +187,45 @@ def test_what_a_tenant_asks_beyond_its_limit_is_no_demand_and_no_miss() -> None:
 # ------------------------------------------------------------------------------ demand
 
 
+def answered(world: World, count: int, *, tokens: int, max_tokens: int = 8) -> None:
+    """So many requests ended by themselves after so many tokens, of those that they might have."""
+    for number in range(count):
+        world.arrive(request(f"past{number}", max_tokens=max_tokens))
+        for at in range(tokens):
+            (leg_id,) = world.legs
+            finish = FinishReason.STOP if at == tokens - 1 else None
+            world.step(leg_id, finish=finish)
+
+
 def test_demand_counts_what_arrives_before_any_of_it_is_done() -> None:
     world = World()
     world.join("d0", Role.DECODE)
+    answered(world, 30, tokens=3)
+    before = report(world).demand
     world.arrive(request("r", prompt_tokens=40, max_tokens=8))
     likely = world.machine.knowledge.timings.expected_output_tokens(8)
-    assert report(world).demand == (1, 40, 40.0, likely)
+    now = report(world).demand
+    assert (now.requests, now.prompt_tokens) == (31, before.prompt_tokens + 40)
+    assert now.uncached_tokens == before.uncached_tokens + 40
+    assert now.output_tokens == pytest.approx(before.output_tokens + likely)
+    assert likely == pytest.approx(3.0, abs=0.2)
+
+
+def test_before_any_answer_has_ended_none_is_expected() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    world.arrive(request("r", prompt_tokens=40, max_tokens=1000))
+    assert report(world).demand == (1, 40, 40.0, 0.0)
+
+
+def test_the_first_answers_say_more_than_what_clients_allow_for() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    answered(world, 1, tokens=3, max_tokens=1000)
+    world.arrive(request("r", max_tokens=1000))
+    assert report(world).demand.output_tokens == 6.0
+    world.arrive(request("short", max_tokens=2))
+    assert report(world).demand.output_tokens == 8.0
 
 
 def test_expectations_become_facts() -> None:
@@ -205,13 +238,14 @@ def test_expectations_become_facts() -> None:
 
 def test_who_is_refused_for_want_of_a_replica_is_demand() -> None:
     world = World(replace(LIMITS, max_queued=1))
+    world.join("d0", Role.DECODE)
+    answered(world, 1, tokens=5)
+    world.lose("d0")
     for number in range(3):
         world.arrive(request(f"r{number}", max_tokens=8))
-    assert len(world.records) == 2
+    assert len(world.records) == 3
     demand = report(world).demand
-    likely = world.machine.knowledge.timings.expected_output_tokens(8)
-    assert (demand.requests, demand.prompt_tokens) == (3, 120)
-    assert demand.output_tokens == pytest.approx(3 * likely)
+    assert (demand.requests, demand.prompt_tokens, demand.output_tokens) == (4, 160, 20.0)
 
 
 def test_an_answer_that_is_cut_off_was_as_long_as_it_got() -> None:
@@ -227,9 +261,9 @@ def test_an_answer_that_is_cut_off_was_as_long_as_it_got() -> None:
 def test_an_answer_that_goes_on_beyond_what_was_expected_counts_as_it_is() -> None:
     world = World()
     world.join("d0", Role.DECODE)
+    answered(world, 1, tokens=2, max_tokens=50)
     world.arrive(request("r", max_tokens=50, local_only=LocalOnly.FAN_OUT))
     (leg_id,) = world.legs
-    likely = world.machine.knowledge.timings.expected_output_tokens(50)
-    for _ in range(int(likely) + 5):
+    for _ in range(7):
         world.step(leg_id)
-    assert report(world).demand.output_tokens == int(likely) + 5
+    assert report(world).demand.output_tokens == 2 + 7

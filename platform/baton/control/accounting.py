@@ -183,8 +183,18 @@ class Accounts:
             uncached = prompt * (1.0 - self._knowledge.reuse.hit_fraction)
         else:
             uncached = float(max(0, prompt - entry.cached_tokens))
-        likely = self._knowledge.timings.expected_output_tokens(entry.request.max_tokens)
+        likely = self._likely_tokens(entry.request.max_tokens)
         return DemandTotals(1, prompt, uncached, max(float(len(entry.generated)), likely))
+
+    def _likely_tokens(self, max_tokens: int) -> float:
+        """How long an answer will be; 0 before any has ended.
+
+        What clients allow for says little: a fleet would be sized for answers ten times as long.
+        """
+        timings = self._knowledge.timings
+        if timings.knows_outputs(max_tokens):
+            return timings.expected_output_tokens(max_tokens)
+        return min(float(max_tokens), self.recent.output_tokens)
 
 
 def _crowd_now(view: ReplicaView) -> tuple[float, float]:

@@ -92,6 +92,10 @@ class TimingBook:
         """How many tokens a request that may generate `max_tokens` will generate, on average."""
         return self._outputs.expected(max_tokens)
 
+    def knows_outputs(self, max_tokens: int) -> bool:
+        """Whether that was learned, rather than assumed."""
+        return self._outputs.is_known(max_tokens)
+
     # ---------------------------------------------------------------- told by the coordinator
 
     def observe(self, facts: ReplicaFacts, load: Load, now_s: float) -> None:

@@ -8,6 +8,8 @@ _PRIOR_MOST_TOKENS = 512.0
 """... but a limit of a hundred thousand says nothing. Source: means of 200 to 500 output tokens in
 published chat traces (BurstGPT, Azure LLM inference 2023)."""
 _PRIOR_REQUESTS = 4
+_KNOWN_REQUESTS = 20
+"""By then five in six of what counts was seen."""
 _MEMORY_REQUESTS = 200
 
 
@@ -33,6 +35,10 @@ class OutputLengths:
         """The mean to expect: at least one token, at most `max_tokens`."""
         mean, _ = self._class_of(max_tokens)
         return max(1.0, min(mean, max_tokens))
+
+    def is_known(self, max_tokens: int) -> bool:
+        """Whether what to expect was seen, rather than assumed."""
+        return self._class_of(max_tokens)[1] >= _PRIOR_REQUESTS + _KNOWN_REQUESTS
 
     def _class_of(self, max_tokens: int) -> tuple[float, int]:
         known = self._classes.get(max_tokens.bit_length())
