@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from baton.domain.commands import Delivery
-from baton.domain.errors import BatonError, NoCapacity
+from baton.domain.errors import BatonError, NoCapacity, RateLimited
 from baton.domain.request import FinishReason, Request
 from baton.runtime.ports import Frontend
 
@@ -36,6 +36,7 @@ class EchoFleet:
         self.fail_with: BatonError | None = None
         self.fail_after_tokens = 0
         self.fail_only_first = False
+        self.refused_tenants: frozenset[str] = frozenset()
         self.longest_step_gap_s = 0.0
         self._streams: dict[str, Stream] = {}
 
@@ -43,6 +44,7 @@ class EchoFleet:
         self.refusal = self.fail_with = None
         self.fail_only_first = False
         self.room = 1000
+        self.refused_tenants = frozenset()
         self.is_healthy, self.paused, self.fail_after_tokens = True, False, 0
         self.arrived = queue.SimpleQueue()
         self.aborted = queue.SimpleQueue()
@@ -60,7 +62,9 @@ class EchoFleet:
             self._streams.pop(request_id, None)
             self.aborted.put(request_id)
 
-    def admit(self, n: int) -> BatonError | None:
+    def admit(self, n: int, tenant: str) -> BatonError | None:
+        if tenant in self.refused_tenants:
+            return RateLimited("-", 2.2, f"tenant {tenant} has used up its requests")
         if n > self.room:
             return NoCapacity("-", 1.0, f"no room for {n}")
         return self.refusal

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import uvicorn
 
 from baton.engine.vllm.app import VllmFrontend
+from baton.engine.vllm.frontend_access import Access
+from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
 
@@ -88,6 +90,18 @@ class ServerThread:
         assert self.frontend is not None
         assert self._loop is not None
         asyncio.run_coroutine_threadsafe(self.frontend.close(), self._loop).result(10)
+
+    def reconfigure(
+        self, *, limits: FrontendLimits | None = None, access: Access | None = None
+    ) -> None:
+        """Have the running frontend go by other limits, or let others in."""
+        assert self._loop is not None
+
+        async def switch() -> None:
+            assert self.frontend is not None
+            self.frontend.reconfigure(limits=limits, access=access)
+
+        asyncio.run_coroutine_threadsafe(switch(), self._loop).result(10)
 
     def _run(self) -> None:
         try:

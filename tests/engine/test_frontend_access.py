@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.engine.vllm.callers import CALLER_ARG, Caller, caller_of, with_caller
-from baton.engine.vllm.frontend_access import Access, is_preflight, passed_on
+from baton.engine.vllm.frontend_access import Access, passed_on
 from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.salts import scoped_salt
 from baton.runtime.keys import KeyRing, Known, Unknown, mint
@@ -140,14 +140,6 @@ def test_vllm_sees_no_credentials_and_nothing_that_is_ours_to_say() -> None:
         (b"x-request-timeout-seconds", b"1"),
     ]
     assert passed_on([*dropped, *kept]) == kept
-
-
-def test_a_preflight_is_an_options_request_with_both_of_its_headers() -> None:
-    asks = [(b"Origin", b"https://x"), (b"access-control-request-method", b"POST")]
-    assert is_preflight("OPTIONS", asks)
-    assert not is_preflight("POST", asks)
-    assert not is_preflight("OPTIONS", asks[:1])
-    assert not is_preflight("OPTIONS", asks[1:])
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 503, 504])

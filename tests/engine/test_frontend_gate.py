@@ -66,7 +66,7 @@ def gate(
     app: AsgiApp,
     *,
     routes: Iterable[str] = ("chat", "responses", "models", "health"),
-    admit: Callable[[int], BatonError | None] = lambda _: None,
+    admit: Callable[[int, str], BatonError | None] = lambda _n, _tenant: None,
     healthy: Callable[[], bool] = lambda: True,
 ) -> Gate:
     return Gate(
@@ -215,7 +215,7 @@ async def test_an_app_that_breaks_is_a_500_and_is_still_reported_to_the_server()
 
 async def test_a_refused_request_never_reaches_the_app() -> None:
     client = Client()
-    await client.ask(gate(never, admit=lambda _: NoCapacity("-", 0.2, "no replica")))
+    await client.ask(gate(never, admit=lambda _n, _tenant: NoCapacity("-", 0.2, "no replica")))
     assert client.status == 503
     assert (b"retry-after", b"1") in client.said[0]["headers"]
 
@@ -226,7 +226,7 @@ async def test_models_are_listed_even_when_the_fleet_takes_nothing() -> None:
         await send(chunk(b"[]", more=False))
 
     client = Client("/v1/models", method="GET")
-    await client.ask(gate(app, admit=lambda _: NoCapacity("-", 1.0, "no replica")))
+    await client.ask(gate(app, admit=lambda _n, _tenant: NoCapacity("-", 1.0, "no replica")))
     assert client.status == 200
 
 

@@ -98,6 +98,30 @@ def test_a_body_that_is_nested_deeply_is_refused_without_a_stack_to_spill(
     assert why(THREE, CHAT, unread) == "the body is nested too deeply"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "refused"),
+    [
+        ('"abc"', False),
+        ('["a", "b"]', False),
+        ('[ "a", "b", "c"]', True),
+        ("[[1], [2], [3]]", True),
+        ("[1, 2, 3, 4, 5]", False),
+        ("[]", False),
+        ("null", False),
+        ("{}", False),
+    ],
+)
+def test_the_prompts_of_a_batch_are_counted_and_the_tokens_of_one_are_not(
+    prompt: str, *, refused: bool
+) -> None:
+    limits = FrontendLimits(max_n=2)
+    for more in ("", ', "x": NaN'):
+        body = f'{{"prompt": {prompt}{more}}}'.encode()
+        assert (why(limits, "/v1/completions", body) is not None) == refused
+        assert why(limits, CHAT, body) is None
+        assert why(FrontendLimits(), "/v1/completions", body) is None
+
+
 text = st.text(st.characters(min_codepoint=0, max_codepoint=0x10FFFF), max_size=8) | st.lists(
     st.sampled_from(["\ud83d", "\ude00", "\\", "ud800", '"', "한", "\U0001f600"]), max_size=6
 ).map("".join)

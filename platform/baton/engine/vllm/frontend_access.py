@@ -85,12 +85,6 @@ def passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def is_preflight(method: str, headers: Headers) -> bool:
-    """Whether a browser asks what it may send; it sends no key with that, and nothing is done."""
-    names = {name.lower() for name, _ in headers}
-    return method == "OPTIONS" and {b"origin", b"access-control-request-method"} <= names
-
-
 def _known(found: Known | Unknown) -> str | Problem:
     match found:
         case Known(tenant=tenant):

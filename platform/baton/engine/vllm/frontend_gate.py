@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from baton.domain.errors import BatonError
 from baton.engine.vllm.callers import ANYBODY, Caller
-from baton.engine.vllm.frontend_access import Access, is_preflight, passed_on
+from baton.engine.vllm.frontend_access import Access, passed_on
 from baton.engine.vllm.frontend_errors import INTERNAL, Dialect, Problem, in_dialect
 from baton.engine.vllm.frontend_limits import FrontendLimits
 
@@ -151,7 +151,7 @@ class Gate:
         *,
         routes: Collection[str],
         healthy: Callable[[], bool],
-        admit: Callable[[int], BatonError | None],
+        admit: Callable[[int, str], BatonError | None],
         limits: FrontendLimits | None = None,
         access: Access | None = None,
     ) -> None:
@@ -189,7 +189,7 @@ class Gate:
     async def _serve_listed(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         dialect = _dialect(path)
-        caller = self._caller(scope)
+        caller = self.access.caller(scope["headers"])
         if isinstance(caller, Problem):
             await answer(send, caller, dialect)
             return
@@ -201,7 +201,7 @@ class Gate:
             await answer(send, body.too_large, dialect)
             return
         generates = scope["method"] == "POST" and path in _GENERATION_PATHS
-        if generates and (refusal := self._admit(1)) is not None:
+        if generates and (refusal := self._admit(1, caller.tenant)) is not None:
             await answer(send, Problem.of(refusal), dialect)
             return
         exchange = Exchange(dialect, send, generates=generates, caller=caller)
@@ -211,11 +211,6 @@ class Gate:
         asgi = {**scope.get("asgi", {}), "spec_version": "2.3"}
         scope = {**scope, "asgi": asgi, "headers": passed_on(scope["headers"])}
         await self._run(exchange, scope, body.receive)
-
-    def _caller(self, scope: Scope) -> Caller | Problem:
-        if is_preflight(scope["method"], scope["headers"]):
-            return ANYBODY
-        return self.access.caller(scope["headers"])
 
     async def _run(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
         token = CURRENT_EXCHANGE.set(exchange)

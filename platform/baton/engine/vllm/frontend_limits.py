@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -31,6 +31,7 @@ _MESSAGE_KEYS: Mapping[str, str] = {
     "/v1/responses": "input",
     "/tokenize": "messages",
 }
+_BATCHES = "/v1/completions"
 # Half of a pair: `\ud83d` not followed by, or `\ude00` not preceded by the other half. It also
 # finds an escaped backslash before such text, so what it finds is looked at closely.
 _HALF_ESCAPED = re.compile(
@@ -47,7 +48,7 @@ class FrontendLimits:
 
     max_body_bytes: int = 4 * 1024 * 1024
     max_n: int | None = None
-    """Answers to one request, those to all prompts of a batch together."""
+    """Answers to one prompt, and prompts of one batch."""
     max_tokens: int | None = None
     """Output tokens that a request may ask for."""
     default_max_tokens: int | None = None
@@ -83,7 +84,11 @@ class FrontendLimits:
     def broken_by(self, path: str, body: bytes) -> Problem | None:
         """Why a request's complete body is refused; None leaves it to vLLM."""
         try:
-            return self._too_many_messages(path, body) or _broken_text(body)
+            return (
+                self._too_many_messages(path, body)
+                or self._too_many_prompts(path, body)
+                or _broken_text(body)
+            )
         except RecursionError:
             return _bad("the body is nested too deeply")
 
@@ -92,33 +97,52 @@ class FrontendLimits:
         key = _MESSAGE_KEYS.get(path)
         if key is None or len(body) < _MIN_MESSAGE_BYTES * limit:
             return None
-        count = _count(body, key)
+        count = len(_items(body, key))
         if count <= limit:
             return None
         return _bad(f"{count} {key}, at most {limit} are taken")
+
+    def _too_many_prompts(self, path: str, body: bytes) -> Problem | None:
+        """Each prompt of a batch gets an answer at least; vLLM asks only for those to one."""
+        if self.max_n is None or path != _BATCHES:
+            return None
+        prompts = _items(body, "prompt")
+        return self.too_many_answers(len(prompts)) if _is_batch(prompts) else None
 
 
 class _Peek(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw(b"null")
     input: msgspec.Raw = msgspec.Raw(b"null")
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _PEEK = msgspec.json.Decoder(_Peek)
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def _count(body: bytes, key: str) -> int:
-    """Items of the list at `key`; 0 where there is none."""
+def _items(body: bytes, key: str) -> Sequence[object]:
+    """The list at `key`, of JSON texts or of what they say; empty where there is none."""
     try:
         found: msgspec.Raw = getattr(_PEEK.decode(body), key)
-        return len(_ITEMS.decode(found))
+        return _ITEMS.decode(found)
     except msgspec.ValidationError:
-        return 0
+        return ()
     except (msgspec.DecodeError, UnicodeDecodeError):
         # What vLLM's framework reads is more than JSON: NaN, UTF-16.
         document = _loads(body)
         items = document.get(key) if isinstance(document, dict) else None
-        return len(items) if isinstance(items, list) else 0
+        return items if isinstance(items, list) else ()
+
+
+def _is_batch(prompts: Sequence[object]) -> bool:
+    """Whether a list is one of prompts, rather than one prompt of token ids."""
+    match prompts:
+        case [msgspec.Raw() as first, *_]:
+            return bytes(first)[:1] in {b'"', b"["}
+        case [str() | list(), *_]:
+            return True
+        case _:
+            return False
 
 
 def _broken_text(body: bytes) -> Problem | None:

@@ -35,7 +35,14 @@ _TASKS = ("generate",)
 # Those whose requests may leave open how many tokens they want: the handlers of the other routes
 # make that part of a request, or have a default that their API prescribes.
 _HANDLERS = ("openai_serving_chat", "openai_serving_responses")
-_LOUD_LOGGER = "vllm.entrypoints.anthropic.api_router"
+_LOUD_LOGGERS = (
+    "vllm.entrypoints.anthropic.api_router",
+    "vllm.entrypoints.openai.chat_completion.serving",
+    "vllm.entrypoints.openai.completion.serving",
+    "vllm.entrypoints.openai.responses.serving",
+)
+# Logged with whatever a client sent as the name of a model, however long.
+_WRONG_MODEL = "Error with model %s"
 # What vLLM answers with 400.
 _CLIENTS_FAULT = (VLLMClientError, ValueError, TypeError, OverflowError)
 _CLOSE_TIMEOUT_S = 1.0
@@ -66,7 +73,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         *,
         addresses: Mapping[str, str],
         log_stats: bool,
-        admit: Callable[[int], BatonError | None],
+        admit: Callable[[int, str], BatonError | None],
         limits: FrontendLimits | None = None,
     ) -> None:
         self.limits = limits or FrontendLimits()
@@ -92,7 +99,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         if (problem := self.limits.too_many_answers(n)) is not None:
             raise FleetError(problem)
         super().check_admission(n, request_id)
-        error = self._admit(n)
+        error = self._admit(n, (ANYBODY if exchange is None else exchange.caller).tenant)
         if error is not None:
             raise FleetError(Problem.of(error))
 
@@ -174,17 +181,19 @@ def engine_config(args: Namespace) -> Any:  # noqa: ANN401 - vllm is not followe
 class NoPrompts(logging.Filter):
     """Takes out of a log what a client sent, and refusals, which are no events for an operator.
 
-    One of vLLM's routers logs each error that it answers, with a stack and with the error's text,
-    and texts of errors repeat parts of what they are about.
+    vLLM's handlers log errors that they answer with a stack and with the error's text, and texts of
+    errors repeat parts of what they are about.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written; what it says is replaced."""
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, FleetError):
+        if isinstance(error, FleetError) or record.msg == _WRONG_MODEL:
             return False
+        if error is None:
+            return True
         record.msg, record.args = "a handler of vLLM answered with %s", (type(error).__name__,)
-        if not isinstance(error, _CLIENTS_FAULT) and error is not None:
+        if not isinstance(error, _CLIENTS_FAULT):
             record.msg += ":\n%s"
             record.args += ("".join(traceback.format_tb(error.__traceback__)),)
         record.exc_info = record.exc_text = None
@@ -217,9 +226,10 @@ async def api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     """Build vLLM's complete API app over `llm`."""
     app = build_app(args, _TASKS, llm.model_config)
     await init_app_state(llm, app.state, args, _TASKS)
-    loud = logging.getLogger(_LOUD_LOGGER)
-    if not any(isinstance(one, NoPrompts) for one in loud.filters):
-        loud.addFilter(NoPrompts())
+    for name in _LOUD_LOGGERS:
+        loud = logging.getLogger(name)
+        if not any(isinstance(one, NoPrompts) for one in loud.filters):
+            loud.addFilter(NoPrompts())
     # vLLM's error handlers ask this server to exit when the engine is dead; ours is not theirs to
     # stop: it turns unhealthy instead.
     app.state.server = SimpleNamespace(should_exit=False)

@@ -43,8 +43,9 @@ class FrontendHooks:
     on_request: Callable[[Request], None]
     on_abort: Callable[[tuple[str, ...]], None]
     """Requests that their clients no longer want, or that ended on a stop string."""
-    admit: Callable[[int], BatonError | None]
-    """Whether the fleet would take this many more requests; asked up to three times for each."""
+    admit: Callable[[int, str], BatonError | None]
+    """Whether the fleet would take this many more requests of a tenant; asked up to three times for
+    each."""
     healthy: Callable[[], bool]
     """Whether the fleet can serve at all."""
 
