@@ -48,8 +48,10 @@ def test_a_policy_of_the_users_own_that_is_not_there_is_said() -> None:
 
 
 def test_a_pool_is_seen_as_serve_has_it_in_the_role_that_it_is_configured_for() -> None:
+    sets = ("pools.prefill.parallel.tp=2", "pools.prefill.resources.gpus=2")
+    config = load_config([SIM.with_name("gpu-example.yaml")], env={}, sets=sets).config
     state = DeploymentState(name="prefill", target=3, running=2, starting=1, stopping=1)
-    seen = plan("pools.prefill.parallel.tp=2").pool_state(state)
+    seen = scaling_plan(config).pool_state(state)
     assert (seen.role, seen.gpus_per_replica) == (Role.PREFILL, 2.0)
     assert (seen.running, seen.starting, seen.draining) == (2, 1, 1)
 
