@@ -28,6 +28,7 @@ APPLIED: Report = {
     "generation": 4,
     "changes": CHANGES,
     "resized": {"decode": [2, 3]},
+    "replaced": ["prefill"],
     "took_s": 0.1234,
 }
 
@@ -60,6 +61,7 @@ def test_changes_stand_under_what_they_take_and_the_outcome_comes_last() -> None
         "pool size:",
         "  pools.decode.replicas.start: 2 -> 3",
         "decode: 2 -> 3 replicas",
+        "prefill: replicas replaced one by one",
         "applied as generation 4 in 0.12 s",
     ]
 

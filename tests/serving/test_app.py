@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.serving.app import ingress_options, pool_options
+from baton.serving.app import ingress_options, pool_options, pool_version
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -61,3 +61,40 @@ def test_a_split_engine_gets_a_bundle_for_each_worker() -> None:
     assert all("accelerator_type:H100" in bundle for bundle in bundles)
     assert options["placement_group_strategy"] == "SPREAD"
     assert options["ray_actor_options"] == {"num_cpus": 0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "pools.decode.engine.max_num_seqs=9",
+        "pools.decode.resources.cpus=2",
+        "pools.decode.placement.strategy=spread",
+        "transfer.lease=1m",
+        "model.max_len=2048",
+    ],
+)
+def test_a_pool_that_is_built_from_something_else_has_another_version(change: str) -> None:
+    assert pool_version(config("sim.yaml", change), "decode") != pool_version(
+        config("sim.yaml"), "decode"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "pools.prefill.engine.max_num_seqs=9",
+        "pools.decode.replicas.start=3",
+        "pools.decode.resources.price_per_hour=3",
+        "slo.default.ttft=1s",
+        "tenants.acme.weight=2",
+        "autoscaler={}",
+        "admission.max_queue=9",
+        "admission.timeouts.first_token=9s",
+        "router.seed=9",
+        "server.port=8001",
+    ],
+)
+def test_a_pool_keeps_its_version_whatever_else_changes(change: str) -> None:
+    assert pool_version(config("sim.yaml", change), "decode") == pool_version(
+        config("sim.yaml"), "decode"
+    )

@@ -67,6 +67,12 @@ class Fleet:
     ails: list[list[str]] = field(default_factory=list)
     """What each look at its health finds; the last one stays."""
     stuck_pool: str = ""
+    no_room: str = ""
+    stillborn: str = ""
+    """Why replicas that are to replace others do not start."""
+    built_from: DeploymentConfig | None = None
+    """What replicas were replaced by last."""
+    replacing: list[dict[str, int]] = field(default_factory=list)
     overtaken: bool = False
     pools: dict[str, int] = field(default_factory=lambda: {"p": 2, "d": 3})
     told: list[LiveConfig] = field(default_factory=list)
@@ -96,7 +102,7 @@ class Fleet:
         return self.ails.pop(0) if len(self.ails) > 1 else [*self.ails, []][0]
 
     def sizes(self) -> Mapping[str, int]:
-        return self.pools
+        return dict(self.pools)
 
     def resize(self, pool: str, replicas: int) -> None:
         self.resized.append((pool, replicas))
@@ -104,6 +110,18 @@ class Fleet:
             self.stuck_pool = ""
             raise RuntimeError("no such deployment")
         self.pools[pool] = replicas
+
+    def cannot_replace(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
+        assert pools
+        return [self.no_room] if self.no_room else []
+
+    def replace(
+        self, config: DeploymentConfig, sizes: Mapping[str, int], timeout_s: float
+    ) -> Sequence[str]:
+        self.built_from = config
+        self.replacing.append(dict(sizes))
+        stillborn, self.stillborn = self.stillborn, ""
+        return [stillborn] if stillborn else []
 
     def apply(self, config: DeploymentConfig, *, dry_run: bool = False) -> Applied:
         return apply_config(
@@ -131,13 +149,46 @@ def test_nothing_new_is_nothing_to_do(make: Make) -> None:
     assert fleet.told == []
 
 
-def test_what_takes_new_replicas_is_refused_before_anybody_is_asked(make: Make) -> None:
+def test_what_takes_a_restart_is_refused_before_anybody_is_asked(make: Make) -> None:
     fleet = Fleet(make(), refuses="must not be asked")
-    with pytest.raises(ApplyRefused, match=r"pools.d.resources.cpus: 1.0 -> 2.0 \(rolling\)"):
-        fleet.apply(make("slo.default.ttft=1s", "pools.d.resources.cpus=2"))
     with pytest.raises(ApplyRefused, match=r"server.port: 8000 -> 1 \(restart\)"):
-        fleet.apply(make("server.port=1"))
+        fleet.apply(make("server.port=1", "slo.default.ttft=1s"))
     assert fleet.current().generation == 0
+
+
+ROLLED = ("pools.d.resources.cpus=2", "pools.d.engine.max_num_seqs=9", "pools.p.replicas.start=3")
+
+
+def test_replicas_that_are_built_from_something_else_are_replaced_at_their_present_size(
+    make: Make,
+) -> None:
+    fleet = Fleet(make(), pools={"p": 2, "d": 5})
+    applied = fleet.apply(make(*ROLLED))
+    assert applied.replaced == ("d",)
+    assert fleet.built_from == make(*ROLLED)
+    assert fleet.replacing == [{"p": 3, "d": 5}]
+
+
+def test_replicas_are_not_replaced_where_there_is_no_room_for_it(make: Make) -> None:
+    fleet = Fleet(make(), no_room="no room for pool d")
+    with pytest.raises(ApplyRefused, match="no room for pool d"):
+        fleet.apply(make(*ROLLED))
+    assert (fleet.told, fleet.replacing, fleet.current().generation) == ([], [], 0)
+
+
+def test_replicas_that_do_not_start_are_taken_back(make: Make) -> None:
+    fleet = Fleet(make(), stillborn="engine: no such option")
+    with pytest.raises(ApplyRefused, match=r"taken back, generation 2 .* engine: no such option"):
+        fleet.apply(make(*ROLLED))
+    assert fleet.built_from == make()
+    assert fleet.replacing == [{"p": 3, "d": 3}, {"p": 2, "d": 3}]
+    assert fleet.current() == LiveConfig(generation=2, config=make())
+
+
+def test_live_changes_replace_no_replica(make: Make) -> None:
+    fleet = Fleet(make(), no_room="must not be asked")
+    assert fleet.apply(make("slo.default.ttft=1s")).replaced == ()
+    assert fleet.built_from is None
 
 
 def test_one_refusal_and_nothing_has_changed_anywhere(make: Make) -> None:

@@ -78,6 +78,7 @@ def readable(report: Report) -> list[str]:
         lines += [f"  {change['change']}" for change in changes if change["reload"] == reload]
     for pool, (had, count) in told.get("resized", {}).items():
         lines.append(f"{pool}: {had} -> {count} replicas")
+    lines += [f"{pool}: replicas replaced one by one" for pool in told.get("replaced", [])]
     return [*lines, _outcome(told)]
 
 

@@ -7,8 +7,13 @@ speaks with them over the fleet link.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
+import baton
+from baton.config.render import plain
 from baton.config.schema import DeploymentConfig, PoolConfig
 from baton.serving.controller import Controller
 from baton.serving.ingress import Ingress
@@ -16,7 +21,7 @@ from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.replica import EngineReplica
 
 if TYPE_CHECKING:
-    from ray.serve import Application
+    from ray.serve import Application, Deployment
 
 Options = dict[str, object]
 
@@ -25,26 +30,60 @@ _MARGIN_S = 60.0
 _STARTS = 3
 """An engine that does not start three times in a row will not start the fourth time."""
 _INGRESS_REQUESTS = 4096
+_SURGE_PERCENT = 1
+"""Of a pool, rounded up: one more replica at a time up to a hundred, each of which costs a GPU."""
 _SMALL = 0.01
 """Logical CPUs of actors that do little; on a small machine a whole one would be missed."""
 
 
-def build_app(config: DeploymentConfig) -> Application:
-    """Bind every deployment into one application."""
+def build_app(
+    config: DeploymentConfig, *, sizes: Mapping[str, int] | None = None, surge: bool = True
+) -> Application:
+    """Bind every deployment into one application.
+
+    Serve replaces the replicas of those whose version is another than before, and no others.
+
+    Args:
+        config: what all of them are built from.
+        sizes: how many replicas a pool is to have, where it is not as many as it starts with.
+        surge: whether a replica that is replaced stays until the next one serves.
+    """
     from ray import serve
 
-    pools = {
-        name: serve.deployment(EngineReplica)
-        .options(**pool_options(config, name))
-        .bind(config, name)
-        for name in config.pools
-    }
-    controller = serve.deployment(Controller).options(**controller_options()).bind(config)
-    ingress = serve.deployment(serve.ingress()(Ingress))
+    def deployed(kind: type, options: Options, version: str) -> Deployment:
+        # Serve's own marker: the public call takes no versions, and makes up new ones each time.
+        made: Deployment = serve.deployment(kind).options(**options)
+        return made.options(version=version, _internal=True)
+
+    common = {"max_surge_percent": _SURGE_PERCENT if surge else 0}
+    pools = []
+    for name in config.pools:
+        own = {"num_replicas": sizes[name]} if sizes is not None and name in sizes else {}
+        options = pool_options(config, name) | common | own
+        pools.append(
+            deployed(EngineReplica, options, pool_version(config, name)).bind(config, name)
+        )
+    controller = deployed(Controller, controller_options(), baton.__version__).bind(config)
+    ingress = deployed(serve.ingress()(Ingress), ingress_options(config), baton.__version__)
     # The handles are not used; passing them makes all deployments parts of one application.
-    return ingress.options(**ingress_options(config)).bind(
-        config, tuple(pools.values()), controller
-    )
+    return ingress.bind(config, tuple(pools), controller)
+
+
+def pool_version(config: DeploymentConfig, name: str) -> str:
+    """What the replicas of a pool are built from, as a word: another one means to replace them.
+
+    How many there are and what they cost is no part of it, nor anything that is told while they
+    run.
+    """
+    pool, model = plain(config.pools[name]), plain(config.models[config.pools[name].model])
+    del pool["replicas"], model["engine"]
+    resources = pool["resources"]
+    assert isinstance(resources, dict), "a section is written as a mapping"
+    del resources["price_per_hour"]
+    parts: list[object] = [baton.__version__, pool, model]
+    parts += [plain(config.transfer), plain(config.observability), str(config.router.index)]
+    parts.append(config.admission.timeouts.total_s)
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def ingress_options(config: DeploymentConfig) -> Options:

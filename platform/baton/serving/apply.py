@@ -4,9 +4,10 @@ Theory of operation. First every process that works by the configuration says wh
 the new one (*prepare*); one that cannot, or does not answer, ends it, and nothing has changed. Then
 the new generation is written to the store, which only one of several who apply at once can do
 (*commit*), and every process is told. From then on the store is what holds: a process that dies
-meanwhile, or is not told, finds it there. Pools are resized last. When something cannot be carried
-out, or an ingress ails that was healthy before, the old configuration becomes the next generation,
-and pools get their old sizes again.
+meanwhile, or is not told, finds it there. Pools are resized next, and last the replicas replaced
+that are built from something else now: each stays until another serves, and drains. When something
+cannot be carried out, or an ingress ails that was healthy before, the old configuration becomes the
+next generation, and pools get their old sizes and replicas again.
 
 Sizes: where an autoscaler decides, it is given the new bounds and keeps its counts. Where none
 does, a changed `start` is the new size, and bounds that moved past a pool push it.
@@ -76,6 +77,19 @@ class Running(Protocol):
         """Have exactly so many replicas of a pool, from now on."""
         ...
 
+    def cannot_replace(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
+        """Why replicas of these pools cannot be replaced one by one; empty: they can."""
+        ...
+
+    def replace(
+        self, config: DeploymentConfig, sizes: Mapping[str, int], timeout_s: float
+    ) -> Sequence[str]:
+        """Have replicas replaced that are built from something else now, and wait until they are.
+
+        What went wrong; empty: all of them are there.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
@@ -86,6 +100,8 @@ class Applied:
     changes: tuple[Change, ...] = ()
     resized: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Pools, each with its size before and after."""
+    replaced: tuple[str, ...] = ()
+    """Pools whose replicas were replaced, one after the other."""
     took_s: float = 0.0
     """From the first question to the last answer."""
     dry_run: bool = False
@@ -96,10 +112,13 @@ def apply_config(
     new: DeploymentConfig,
     *,
     dry_run: bool = False,
+    timeout_s: float = 600.0,
     now_s: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Applied:
     """Have a running deployment go by another configuration.
+
+    `timeout_s` is for replicas that have to be replaced.
 
     Raises:
         ApplyRefused: it cannot, and nothing has changed; or it ailed, and went back.
@@ -107,13 +126,15 @@ def apply_config(
     began_s = now_s()
     old = running.current()
     changes = diff(old.config, new)
-    refuse_replacements(changes)
+    refuse_restarts(changes)
     if not changes:
         return Applied(generation=old.generation, took_s=now_s() - began_s, dry_run=dry_run)
     ailed_before = bool(running.problems())
     before = dict(running.sizes())
     wanted = new_sizes(old.config, new, before)
-    if refusals := running.prepare(old.generation, new):
+    replaced = pools_to_replace(changes)
+    refusals = running.cannot_replace(new, replaced) if replaced else []
+    if refusals := refusals or running.prepare(old.generation, new):
         raise ApplyRefused(_joined(refusals), "nothing has changed; put that right, apply again")
     resized = {pool: (before[pool], count) for pool, count in wanted.items()}
     if dry_run:
@@ -121,6 +142,7 @@ def apply_config(
             generation=old.generation,
             changes=changes,
             resized=resized,
+            replaced=replaced,
             took_s=now_s() - began_s,
             dry_run=True,
         )
@@ -129,26 +151,34 @@ def apply_config(
         what = f"generation {live.generation} was applied by somebody else at the same time"
         raise ApplyRefused(what, "nothing of yours has changed; look at --diff and apply again")
     wrong = _carry_out(running, live, wanted)
+    if not wrong and replaced:
+        wrong = running.replace(new, before | wanted, timeout_s)
     if not wrong and not ailed_before:
         wrong = _still_ailing(running, now_s, sleep)
     if wrong:
         _take_back(running, live, old.config, {pool: before[pool] for pool in wanted})
+        if replaced:
+            wrong = [*wrong, *running.replace(old.config, before, timeout_s)]
         raise ApplyRefused(
             f"taken back, generation {live.generation + 1} is as before: {_joined(wrong)}",
             "look at 'baton status' and the replicas' logs",
         )
     return Applied(
-        generation=live.generation, changes=changes, resized=resized, took_s=now_s() - began_s
+        generation=live.generation,
+        changes=changes,
+        resized=resized,
+        replaced=replaced,
+        took_s=now_s() - began_s,
     )
 
 
-def refuse_replacements(changes: Sequence[Change]) -> None:
-    """Refuse what takes more than telling.
+def refuse_restarts(changes: Sequence[Change]) -> None:
+    """Refuse what takes more than telling and replacing.
 
     Raises:
         ApplyRefused: some change cannot be made while the deployment runs.
     """
-    if beyond := beyond_telling(changes):
+    if beyond := restarts(changes):
         lines = [f"{one} ({one.reload})" for one in beyond]
         raise ApplyRefused(
             "not possible while it runs: " + "; ".join(lines),
@@ -157,9 +187,15 @@ def refuse_replacements(changes: Sequence[Change]) -> None:
         )
 
 
-def beyond_telling(changes: Sequence[Change]) -> list[Change]:
-    """Those that no running process can take."""
-    return [one for one in changes if one.reload in {Reload.ROLLING, Reload.RESTART}]
+def restarts(changes: Sequence[Change]) -> list[Change]:
+    """Those that no deployment can take while it runs."""
+    return [one for one in changes if one.reload is Reload.RESTART]
+
+
+def pools_to_replace(changes: Sequence[Change]) -> tuple[str, ...]:
+    """The pools whose replicas are built from something else."""
+    names = [one.path[1] for one in changes if one.reload is Reload.ROLLING]
+    return tuple(dict.fromkeys(names))
 
 
 def report(applied: Applied, outcome: str) -> dict[str, object]:
@@ -172,6 +208,7 @@ def report(applied: Applied, outcome: str) -> dict[str, object]:
             for one in sorted(applied.changes, key=lambda one: list(Reload).index(one.reload))
             if {one.old, one.new} != {None, "null"}  # a section that comes or goes says enough
         ],
+        "replaced": list(applied.replaced),
         "resized": {pool: list(sizes) for pool, sizes in applied.resized.items()},
         "took_s": round(applied.took_s, 3),
     }

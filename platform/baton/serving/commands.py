@@ -26,7 +26,7 @@ from baton.domain.errors import (
     TimedOut,
 )
 from baton.serving import demo as demonstration
-from baton.serving.apply import Applied, ApplyOptions, apply_config, beyond_telling
+from baton.serving.apply import Applied, ApplyOptions, apply_config, restarts
 from baton.serving.apply import report as applied_report
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
@@ -118,8 +118,10 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
         shown = Applied(generation=live.generation, changes=diff(live.config, config.config))
         if options.diff:
             return applied_report(shown, "shown")
-        if not (options.allow_restart and beyond_telling(shown.changes)):
-            applied = apply_config(running, config.config, dry_run=options.dry_run)
+        if not (options.allow_restart and restarts(shown.changes)):
+            applied = apply_config(
+                running, config.config, dry_run=options.dry_run, timeout_s=options.timeout_s
+            )
             return applied_report(applied, "dry run" if options.dry_run else "applied")
     if options.address is not None:
         raise ApplyRefused(

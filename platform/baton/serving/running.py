@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from baton.config.schema import DeploymentConfig
+from baton.config.schema import DeploymentConfig, PoolConfig
 from baton.domain.errors import NotRunning
+from baton.domain.fleet import Role
 from baton.serving import serve_control
+from baton.serving.app import build_app
+from baton.serving.deployment import telling_line
 from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.names import APP, CONTROLLER, INGRESS
 from baton.serving.serve_control import Answers
@@ -17,6 +21,7 @@ from baton.serving.serve_control import Answers
 _ASK_S = 10.0
 """Answers take milliseconds; building a policy of the user's own may import a lot first."""
 _ACT_S = 10.0
+_POLL_S = 0.2
 _TOLD = (INGRESS, CONTROLLER)
 """Who works by the configuration."""
 
@@ -29,6 +34,8 @@ class ServeRunning:
         self._app = app
         self._generations = Generations()
         self._pools: tuple[str, ...] = ()
+        self._surge = True
+        """Whether there is room for a replica beside the one that it replaces."""
 
     def current(self) -> LiveConfig:
         """What holds now: as the store has it, or else as the controller was started.
@@ -94,10 +101,65 @@ class ServeRunning:
             serve_control.scale_soon(self._app, pool, replicas=replicas, timeout_s=_ACT_S)
         )
 
+    def cannot_replace(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
+        """Why replicas of these pools cannot be replaced one by one.
+
+        Without room for one more, a lone replica would have to go before the next one comes; a
+        prefill replica may, since decode replicas prefill, too.
+        """
+        self._surge = not (tight := [name for name in pools if not _has_room(config.pools[name])])
+        sizes = self.sizes()
+        return [
+            f"pool {name} has one replica, and the cluster no room for the one that replaces it;"
+            " add a node or scale the pool up first"
+            for name in tight
+            if sizes.get(name) == 1 and config.pools[name].role is not Role.PREFILL
+        ]
+
+    def replace(
+        self, config: DeploymentConfig, sizes: Mapping[str, int], timeout_s: float
+    ) -> Sequence[str]:
+        """Have replicas replaced that are built from something else now, and wait until they are.
+
+        Serve begins within a tenth of a second and calls the application `DEPLOYING` at once.
+        """
+        from ray import serve
+
+        app = build_app(config, sizes=sizes, surge=self._surge)
+        target = serve.RunTarget(
+            app, name=self._app, route_prefix="/", external_scaler_enabled=True
+        )
+        serve.run_many(
+            [target],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            found = serve.status().applications[self._app]
+            state = str(found.status.value)
+            if state == "RUNNING":
+                return []
+            if state in {"DEPLOY_FAILED", "UNHEALTHY"}:
+                said = [one.message for one in found.deployments.values() if one.message]
+                return [telling_line(said) or f"Ray Serve calls the application {state}"]
+            time.sleep(_POLL_S)
+        return [f"the replicas were not replaced after {timeout_s:.0f} s; see --timeout"]
+
     def _ask(self, deployment: str, method: str, *arguments: object) -> Answers:
         return self._runner.run(
             serve_control.call_all(self._app, deployment, method, *arguments, timeout_s=_ASK_S)
         )
+
+
+def _has_room(pool: PoolConfig) -> bool:
+    """Whether the cluster could hold one more replica; by sums, which a node may still lack."""
+    import ray
+
+    free: Mapping[str, float] = ray.available_resources()
+    resources = pool.resources
+    wanted = {"CPU": resources.cpus, "GPU": float(resources.gpus)}
+    return all(free.get(name, 0.0) >= amount for name, amount in wanted.items() if amount)
 
 
 @contextlib.contextmanager
