@@ -149,7 +149,9 @@ def test_a_flow_has_only_its_share_of_the_rate_when_it_is_seen_who_would_be_late
     queue = queue_of(one("a", 1.0, by_s=1.5), one("b", 1.0, weight=3.0, by_s=9.0))
     hurried = one("a", 1.0, by_s=0.5)
     assert queue.fitted(hurried, now_s=0.0, rate=1.0).begin_by_s == 1.5
-    assert queue.fitted(hurried, now_s=0.0, rate=4.0) == hurried
+    # All of it has a quarter of eight seconds a second: half a second, and twice that is in time.
+    assert queue.fitted(hurried, now_s=0.0, rate=8.0) == hurried
+    assert queue.fitted(hurried, now_s=0.0, rate=4.0).begin_by_s == 1.5
 
 
 def test_one_that_leaves_takes_its_work_along() -> None:

@@ -24,6 +24,11 @@ _KEPT_FLOWS = 1024
 """Flows that are remembered though nobody of them waits; more, and those that owe nothing go."""
 
 
+_SAFE = 2.0
+"""Nobody overtakes one who is left less than twice the time that its turn is predicted to take.
+Found by trying: at 1, an eighth of all refusals came late, to those who had been overtaken."""
+
+
 class Waiting(NamedTuple):
     """Somebody in the queue."""
 
@@ -143,6 +148,8 @@ class FairQueue:
         At the end when somebody behind it would be late because of it, at so much work per second
         for all lines. Earliest deadline first is the best order as long as all can be in time, and
         a bad one when not: each newcomer in a hurry would then ruin one who has waited for long.
+        Where more is asked for than can be done lines are as long as they may be, hence everyone
+        stands in the order in which they came.
         """
         flow = self._flows.get(one.flow)
         if flow is None or not flow.line:
@@ -152,7 +159,7 @@ class FairQueue:
         own_rate = rate * one.weight / weights
         ahead = one.work + sum(self._waiting[who][0].work for _, _, who in flow.line[:place])
         for begin_by_s, _, who in flow.line[place:]:
-            if now_s + ahead / own_rate > begin_by_s:
+            if now_s + _SAFE * ahead / own_rate > begin_by_s:
                 return one._replace(begin_by_s=flow.line[-1][0])
             ahead += self._waiting[who][0].work
         return one
