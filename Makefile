@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-fidelity bench-hybrid bench-loop bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-transfer clean
+.PHONY: help install demo demo-once test check bench-fidelity bench-hybrid bench-loop bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +47,9 @@ bench-routing: install ## how placement policies compare, on simulated engines i
 
 bench-simulator: install ## how long the simulator takes; ARGS="--data FOLDER [--case NAME]"
 	@.venv/bin/python -m benchmarks.simulator_speed $(ARGS)
+
+bench-slo: install ## promises kept and GPUs used (simulated); ARGS="--data FOLDER [--part NAME]"
+	@.venv/bin/python -m benchmarks.slo $(ARGS)
 
 bench-transfer: install ## GB/s of a pull over loopback against NIXL alone and memcpy
 	@.venv/bin/python -m benchmarks.transfer $(ARGS)

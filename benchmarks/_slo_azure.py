@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 
 from baton.control.autoscaler import Autoscaler
 from baton.control.service_rules import ServiceRules
 from baton.domain.slo import Slo
 from baton.perf.hardware import Dtype
+from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.scaling.observation import Demand
 from baton.policy.slo_book import SloBook
@@ -20,9 +19,9 @@ from baton.simulator.scenario import Run, simulate
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads import azure
 from baton.simulator.workloads.trace import Trace, TraceRequest
+from benchmarks._slo_table import figures_of
 from benchmarks._slo_world import (
     ARMS,
-    COLD_STARTS_S,
     GPUS,
     PREFILL,
     ROLES,
@@ -52,10 +51,11 @@ def scenario(
     replicas: Mapping[str, int],
     slo: Slo,
     *,
+    split: Disaggregate = Disaggregate.AUTO,
     autoscaler: Callable[[], Autoscaler] | None = None,
 ) -> Scenario:
     """A split fleet that keeps one promise, by baton's own placement and admission."""
-    options = PredictedOptions(ttft_slo_s=slo.ttft_s, tpot_slo_s=slo.tpot_s)
+    options = PredictedOptions(disaggregate=split, ttft_slo_s=slo.ttft_s, tpot_slo_s=slo.tpot_s)
     return Scenario(
         pools=tuple(
             PoolPlan(
@@ -157,25 +157,4 @@ def figures(folder: Path, name: str, cold_start_s: float) -> dict[str, float]:
     """What one run comes to."""
     made = run(folder, name, cold_start_s)
     good = sum(one.good for one in made.outcomes)
-    return {
-        "attainment": good / len(made.outcomes),
-        "gpu_hours": made.story.gpu_hours,
-        "actions_per_hour": made.story.actions_per_hour,
-        "reversals_per_hour": made.story.reversals_per_hour,
-        "held_ticks": made.story.held,
-    }
-
-
-def table(folder: Path, names: Sequence[str] = tuple(ARMS)) -> list[dict[str, object]]:
-    """Every policy with every cold start; a row each."""
-    jobs = [(folder, name, cold_s) for cold_s in COLD_STARTS_S for name in names]
-    with ProcessPoolExecutor(_PROCESSES, mp_context=get_context("fork")) as pool:
-        found = pool.map(_figures, jobs)
-        return [
-            {"policy": name, "cold_start_s": cold_s} | row
-            for (_, name, cold_s), row in zip(jobs, found, strict=True)
-        ]
-
-
-def _figures(job: tuple[Path, str, float]) -> dict[str, float]:
-    return figures(*job)
+    return figures_of(made.story, good / len(made.outcomes))

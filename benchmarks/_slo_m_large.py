@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 
 from baton.perf.hardware import Dtype
 from baton.policy.scaling.observation import Demand
-from baton.simulator.fluid import FluidOptions, FluidPool, FluidRun, flow, inflows
-from baton.simulator.fluid_pools import Inflow
+from baton.simulator.fluid import FluidOptions, FluidRun, flow, inflows
+from baton.simulator.fluid_pools import FluidPool, Inflow
 from baton.simulator.workloads import rate_series
 from baton.simulator.workloads.rate_series import RateWindow
+from benchmarks._slo_table import figures_of
 from benchmarks._slo_world import (
     ARMS,
-    COLD_STARTS_S,
     GPUS,
     PREFILL,
     ROLES,
@@ -31,10 +29,10 @@ from benchmarks._slo_world import (
 )
 
 SERIES = Path("traces/servegen/m-large_rate_600s.csv")
-INTERVAL_S = 10.0
+INTERVAL_S = 20.0
 _ORACLE_INTERVAL_S = 30.0
 """It loses nothing by looking more rarely."""
-OPTIONS = FluidOptions(interval_s=INTERVAL_S, slo=SERVER)
+OPTIONS = FluidOptions(step_s=2.0, interval_s=INTERVAL_S, slo=SERVER)
 _FORESIGHT_S = 60.0
 """The oracle knows the mean demand of each minute to come, not each request."""
 _PROCESSES = 2
@@ -133,25 +131,4 @@ def run(folder: Path, name: str, cold_start_s: float) -> FluidRun:
 def figures(folder: Path, name: str, cold_start_s: float) -> dict[str, float]:
     """What one run comes to."""
     made = run(folder, name, cold_start_s)
-    return {
-        "attainment": made.attainment,
-        "gpu_hours": made.story.gpu_hours,
-        "actions_per_hour": made.story.actions_per_hour,
-        "reversals_per_hour": made.story.reversals_per_hour,
-        "held_ticks": made.story.held,
-    }
-
-
-def table(folder: Path, names: Sequence[str] = tuple(ARMS)) -> list[dict[str, object]]:
-    """Every policy with every cold start; a row each."""
-    jobs = [(folder, name, cold_s) for cold_s in COLD_STARTS_S for name in names]
-    with ProcessPoolExecutor(_PROCESSES, mp_context=get_context("fork")) as pool:
-        found = pool.map(_figures, jobs)
-        return [
-            {"policy": name, "cold_start_s": cold_s} | row
-            for (_, name, cold_s), row in zip(jobs, found, strict=True)
-        ]
-
-
-def _figures(job: tuple[Path, str, float]) -> dict[str, float]:
-    return figures(*job)
+    return figures_of(made.story, made.attainment)

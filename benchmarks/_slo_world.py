@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
@@ -162,3 +163,8 @@ def bounds(start: Mapping[str, int], most: Mapping[str, int]) -> dict[str, PoolB
 
 
 ROLES = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
+
+
+def say(line: str) -> None:
+    """Report progress."""
+    print(line, file=sys.stderr, flush=True)

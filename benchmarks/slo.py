@@ -1,0 +1,153 @@
+"""How well promises are kept, and on how many GPUs: autoscalers, roles, admission; all simulated.
+
+Parts, each of which may be run by itself (`--part`, repeatable; others' last results are kept):
+
+- `m_large`: two weeks of ServeGen's m-large rates as a fluid, under every autoscaler, with cold
+  starts of 30, 60, 120 and 300 s;
+- `azure_code`: Azure's code completions (gaps with a coefficient of variation of 13), request by
+  request, likewise;
+- `moving_mix`: code, then conversation, then reasoning on a fixed number of GPUs;
+- `overload`: twice the load that can be served;
+- `check`: the same stretch of m-large through the fluid and through the detailed simulator.
+
+Prints one JSON object as the last line of stdout and writes it, with every row, to
+`benchmarks/results/slo.json`. Progress goes to stderr.
+
+    python -m benchmarks.slo --data FOLDER [--part NAME]... [--policy NAME]... [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks import _slo_azure, _slo_check, _slo_m_large, _slo_mix
+from benchmarks._figures import rounded
+from benchmarks._provenance import provenance
+from benchmarks._slo_table import headline, table
+from benchmarks._slo_world import ARMS, COLD_STARTS_S, say
+
+RESULTS = Path(__file__).parent / "results" / "slo.json"
+HEADLINES = (
+    "attainment_m_large",
+    "attainment_azure_code",
+    "gpu_hours_over_oracle_m_large",
+    "gpu_hours_over_oracle_azure_code",
+    "reversals_per_hour",
+    "moving_mix_gain",
+    "overload_goodput_fraction",
+    "wasted_prefill_fraction",
+    "premium_attainment",
+)
+
+Part = Callable[[argparse.Namespace], dict[str, object]]
+
+
+def main() -> int:
+    """Run what was asked for; returns the exit status."""
+    options = _options()
+    kept = _kept(options.out)
+    wanted = options.part or [name for name in PARTS if name not in _NEEDS_DATA or options.data]
+    for name in PARTS:
+        if name in _NEEDS_DATA and not options.data:
+            say(f"{name}: left out, it needs --data, the folder of the traces")
+    for name in wanted:
+        began_s = time.monotonic()
+        say(f"{name} ...")
+        found = PARTS[name](options)
+        took_s = time.monotonic() - began_s
+        kept[name] = {key: rounded(value) for key, value in found.items()}
+        kept[name] |= {"took_s": round(took_s, 1), "from": provenance()}
+        _write(options.out, kept)
+    print(json.dumps(told(kept)))
+    return 0
+
+
+def told(parts: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
+    """The headline figures, and the others that are no tables; None for what has not been run."""
+    flat: dict[str, object] = {}
+    for part in parts.values():
+        flat |= {key: value for key, value in part.items() if isinstance(value, int | float)}
+    flat.pop("took_s", None)
+    undone = [
+        value
+        for key, value in flat.items()
+        if key.startswith("reversals_per_hour_")
+        and not key.endswith("_worst")
+        and isinstance(value, int | float)
+    ]
+    flat["reversals_per_hour"] = max(undone, default=None)
+    return {key: flat.get(key) for key in HEADLINES} | flat | {"simulated": True}
+
+
+def _m_large(options: argparse.Namespace) -> dict[str, object]:
+    measure = partial(_slo_m_large.figures, options.data)
+    return _scaled(options, measure, "m_large")
+
+
+def _azure(options: argparse.Namespace) -> dict[str, object]:
+    measure = partial(_slo_azure.figures, options.data)
+    return _scaled(options, measure, "azure_code")
+
+
+def _scaled(
+    options: argparse.Namespace, measure: Callable[[str, float], dict[str, float]], load: str
+) -> dict[str, object]:
+    rows = table(
+        measure,
+        names=options.policy or tuple(ARMS),
+        cold_starts_s=options.cold_start or COLD_STARTS_S,
+    )
+    return {**headline(rows, load), "rows": rows}
+
+
+def _overload(_: argparse.Namespace) -> dict[str, object]:
+    found = import_module("benchmarks._slo_overload").overload()
+    return dict(found)
+
+
+PARTS: Mapping[str, Part] = {
+    "m_large": _m_large,
+    "azure_code": _azure,
+    "moving_mix": lambda _: _slo_mix.mix(),
+    "overload": _overload,
+    "check": lambda options: _slo_check.compare(options.data),
+}
+_NEEDS_DATA = frozenset({"m_large", "azure_code", "check"})
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="the folder in which traces/ lies")
+    parser.add_argument("--part", action="append", choices=tuple(PARTS), default=[])
+    parser.add_argument("--policy", action="append", choices=tuple(ARMS), default=[])
+    parser.add_argument("--cold-start", action="append", type=float, default=[], metavar="S")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.data is None and any(part in _NEEDS_DATA for part in options.part):
+        parser.error("--data is missing: the folder of the traces")
+    return options
+
+
+def _kept(file: Path) -> dict[str, dict[str, object]]:
+    """The parts' last results."""
+    if not file.exists():
+        return {}
+    found = json.loads(file.read_text())
+    return {name: part for name, part in found["parts"].items() if name in PARTS}
+
+
+def _write(file: Path, parts: Mapping[str, Mapping[str, object]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    whole = {"headline": told(parts), "parts": parts}
+    file.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
