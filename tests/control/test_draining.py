@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from baton.control.limits import CoordinatorLimits
 from baton.domain.fleet import Load, Role
-from baton.domain.handoff import LegKind
+from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.request import Phase
 from tests.control.world import LIMITS, World, request
 
@@ -122,6 +122,33 @@ def test_nobody_is_moved_to_where_there_is_no_room(full: Load) -> None:
     world.load("d1", Load())
     world.wait(0.25)
     assert on(world, "d1") == ["r0"]
+
+
+def test_what_was_just_sent_there_takes_room_too() -> None:
+    world = streams(1)
+    world.load("d1", Load(running_requests=63))
+    world.arrive(request("x", max_tokens=50))
+    assert on(world, "d1") == ["x"]
+    world.wait(10.0)
+    assert on(world, "d0") == ["r0"]
+
+
+def test_nobody_is_moved_to_where_it_has_failed_before() -> None:
+    world = World(PATIENT)
+    world.join("d0", Role.DECODE)
+    world.join("d1", Role.DECODE)
+    world.arrive(request("r", max_tokens=50))
+    ((leg_id, (failed_on, _)),) = world.legs.items()
+    world.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
+    ((leg_id, (runs_on, _)),) = world.legs.items()
+    assert runs_on != failed_on
+    world.step(leg_id)
+    world.drain(runs_on)
+    world.wait(10.0)
+    assert on(world, runs_on) == ["r"]
+    world.join("d2", Role.DECODE)
+    world.wait(0.25)
+    assert on(world, "d2") == ["r"]
 
 
 def test_a_stream_that_cannot_be_carried_over_ends_where_it_is() -> None:

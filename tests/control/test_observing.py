@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.control.latencies import quantile_s
 from baton.control.observing import Observer, ObserverOptions
 from baton.control.pool_views import PoolState
 from baton.control.scaling_doubts import doubts
@@ -195,6 +196,7 @@ def test_a_coordinator_that_repeats_itself_is_missing_after_a_while() -> None:
         {"in_flight": -3},
         {"ttft": LatencyTotals(1, math.inf, ())},
         {"tpot": LatencyTotals(1, 1.0, (1, 2, 3))},
+        {"ttft": LatencyTotals(1, 1.0, (-1, *(0,) * len(EDGES_S)))},
         {"tallies": (tally(judged=-1, good=0),)},
         {"pools": (pool(kv_used_fraction=math.nan),)},
         {"pools": (pool(decode=-1),)},
@@ -267,6 +269,15 @@ def test_latencies_are_those_of_the_window() -> None:
     service = watch.see(report("a", 2.0, ttft=histogram(*old, *new))).service
     assert service.ttft_mean_s == pytest.approx(1.05)
     assert service.ttft_p90_s == pytest.approx(1.8, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("q", "wanted_s"),
+    [(0.5, EDGES_S[3]), (0.25, (EDGES_S[2] + EDGES_S[3]) / 2), (1.0, EDGES_S[40])],
+)
+def test_a_quantile_lies_within_its_bucket(q: float, wanted_s: float) -> None:
+    latencies = histogram(*[EDGES_S[3]] * 5, *[EDGES_S[40]] * 5)
+    assert quantile_s(latencies, q) == pytest.approx(wanted_s)
 
 
 def test_who_waits_is_added_up_and_the_worst_slack_counts_for_a_while() -> None:
