@@ -54,7 +54,7 @@ class SloScalingOptions:
     will be counts anyway, so this need not be as high as the attainment that is wanted."""
     flips: bool = True
     """Whether replicas may play another role than their pool's while it is short of them."""
-    flip_window_s: float = 60.0
+    flip_window_s: float = 30.0
     """For so long a role must have had replicas to spare before one of them is flipped."""
     flip_dwell_s: float = 120.0
     """Between a flip one way and the next the other way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from baton.domain.fleet import Role
 from baton.policy.scaling.observation import Observation
@@ -17,11 +18,22 @@ _GAIN = 1.1
 and a tenth is more than capacities waver."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flips:
+    """What comes of a tick."""
+
+    to: Role
+    made: int = 0
+    awaited: int = 0
+    """More that will be, if what is to spare now still is when the window is over."""
+
+
 class Rebalance:
     """Decides on flips.
 
     Theory of operation. A replica flips to a role that is short when the other one keeps what it
     needs, and has needed at most for `flip_window_s`: a stream that ended just now says nothing.
+    What is to spare now is waited for as long, instead of starting others: a flip takes less.
     Where nothing can be started, for want of GPUs or within bounds, a shortage is shared out: so
     many flip as serve the worse served role best, if that is better by a tenth. Between a flip and
     one in the other direction there is a dwell, so that what a flip costs (the replica's streams
@@ -44,8 +56,8 @@ class Rebalance:
         roster: Roster,
         needs: Mapping[Role, float | None],
         lacking: Mapping[Role, int],
-    ) -> int:
-        """Flip what should be, in the roster; how many were.
+    ) -> Flips:
+        """Flip what should be, in the roster.
 
         Args:
             seen: Of the tick.
@@ -58,25 +70,24 @@ class Rebalance:
         }
         if self._since_s is None or self._since_s > seen.at_s:
             self._since_s = seen.at_s
-        if not self._options.slo.flips or None in needs.values():
-            return 0
-        for role in sorted(lacking, key=lambda role: -lacking[role]):
-            if lacking[role] > 0 and self._may(seen.at_s, role):
-                count = self._count(seen, roster, role, lacking[role], recent)
-                flipped = roster.flip(role, count) if count > 0 else 0
-                if flipped:
-                    self._last = (seen.at_s, role)
-                return flipped
-        return 0
+        short = max(lacking, key=lambda role: lacking[role])
+        if not self._options.slo.flips or None in needs.values() or lacking[short] <= 0:
+            return Flips(to=short)
+        if not self._may(seen.at_s, short):
+            return Flips(to=short)
+        count = self._count(seen, roster, short, lacking[short], recent)
+        made = roster.flip(short, count) if count > 0 else 0
+        if made:
+            self._last = (seen.at_s, short)
+        now = max(1, whole(needs[other(short)] or 0.0))
+        soon = min(lacking[short] - made, roster.players(other(short)) - now)
+        return Flips(to=short, made=made, awaited=max(0, soon))
 
     def _may(self, at_s: float, to: Role) -> bool:
-        """Whether the other role has been watched for long enough, and the last flip is past."""
-        options = self._options.slo
-        if self._since_s is None or at_s - self._since_s < options.flip_window_s:
-            return False
+        """Whether the last flip the other way is long enough ago."""
         if self._last is None or self._last[1] is to:
             return True
-        return not 0 <= at_s - self._last[0] < options.flip_dwell_s
+        return not 0 <= at_s - self._last[0] < self._options.slo.flip_dwell_s
 
     def _count(
         self,
@@ -86,6 +97,8 @@ class Rebalance:
         lacking: int,
         recent: Mapping[Role, float],
     ) -> int:
+        if self._since_s is None or seen.at_s - self._since_s < self._options.slo.flip_window_s:
+            return 0  # who has not been watched for long enough may not be to spare
         giver = other(role)
         spare = roster.players(giver) - max(1, whole(recent[giver]))
         if spare > 0:

@@ -221,14 +221,15 @@ class SloPolicy:
     ) -> None:
         lacking = {role: targets[role] - roster.players(role) for role in SPLIT_ROLES}
         greatest = {role: needs[role].greatest for role in SPLIT_ROLES}
-        flipped = self._rebalance.flip(seen, roster, greatest, lacking)
+        flips = self._rebalance.flip(seen, roster, greatest, lacking)
         for role in SPLIT_ROLES:
             lacks = targets[role] - roster.players(role)
-            gave = flipped > 0 and lacking[other(role)] > 0
-            if lacks > 0 and not gave:
-                roster.grow(role, lacks)
-            elif lacks < 0:
+            if lacks < 0 and not flips.awaited:
                 roster.shrink(role, min(-lacks, roster.players(role) - 1))
+            elif lacks > 0 and role is flips.to:
+                roster.grow(role, max(0, lacks - flips.awaited))
+            elif lacks > 0 and not flips.made:  # else it gave what it could spare
+                roster.grow(role, lacks)
 
     def _is_idle(self, seen: Observation) -> bool:
         """Whether nothing has been asked for, and nothing has run, for a whole window."""

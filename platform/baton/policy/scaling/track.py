@@ -16,10 +16,10 @@ class Track:
 
     Theory of operation. What is had goes up to the need at once. It goes down to the greatest need
     of the last `window_s`, and a little headroom: what is stopped must not be wanted back. And
-    while the last change was upwards, only when enough has been to spare since: the spare share of
-    the pool, added up over time, has to come to `patience_s`. So a quarter too many is kept four
-    times as long as all too many, a need that goes up and down quickly is followed up only, and
-    one that falls for good is followed down without further pauses.
+    while the last change was upwards, only when enough has been to spare since all of it was last
+    needed: the spare share of the pool, added up over time, has to come to `patience_s`. So a
+    quarter too many is kept four times as long as all too many, a need that goes up and down
+    quickly is followed up only, and one that falls for good is followed down without more pauses.
 
     Source: the surplus that is waited for is the rent of ski rental (Karlin et al., Competitive
     snoopy caching, 1988): paying as much for waiting as going back on a change would cost is never
@@ -45,6 +45,7 @@ class Track:
         if whole(need) > have:
             return whole(need)
         if kept >= have:
+            self._spare_s = 0.0  # all of it was needed again
             return have
         self._spare_s += passed_s * (have - kept) / have
         return kept if self._falling or self._spare_s >= self._patience_s else have

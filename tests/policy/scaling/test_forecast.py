@@ -1,0 +1,128 @@
+"""What is forecast of steady, rising, jumping, silent and broken series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.policy.scaling.forecast import Forecast
+
+HORIZON_S = 60.0
+
+
+def fed(rate: Callable[[float], float], *, for_s: float, every_s: float = 5.0) -> Forecast:
+    forecast = Forecast()
+    for tick in range(int(for_s / every_s) + 1):
+        forecast.observe(tick * every_s, rate(tick * every_s), horizon_s=HORIZON_S)
+    return forecast
+
+
+def test_steady_demand_stays_as_it_is() -> None:
+    forecast = fed(lambda _: 100.0, for_s=1200)
+    assert forecast.predict(HORIZON_S) == pytest.approx(100.0)
+    assert forecast.predict(HORIZON_S, quantile=0.9) == pytest.approx(100.0)
+
+
+def test_a_rise_is_carried_on() -> None:
+    forecast = fed(lambda at_s: 100.0 + at_s, for_s=1200)
+    assert 1300.0 < forecast.predict(HORIZON_S, quantile=0.5) < 1400.0
+
+
+def test_a_trend_dies_away() -> None:
+    forecast = fed(lambda at_s: 100.0 + at_s, for_s=600)
+    near, far, farther = (forecast.predict(horizon) for horizon in (60.0, 600.0, 6000.0))
+    assert far - near > farther - far
+
+
+def test_a_fall_never_goes_below_nothing() -> None:
+    forecast = fed(lambda at_s: max(0.0, 1000.0 - 5 * at_s), for_s=199)
+    assert forecast.predict(3600.0) == 0.0
+
+
+def noisy(seed: int, spread: float) -> Callable[[float], float]:
+    rng = Random(seed)
+    return lambda _: max(0.0, rng.gauss(100.0, spread))
+
+
+def test_jumpy_demand_gets_more_headroom_than_steady_demand() -> None:
+    headroom = [
+        fed(noisy(1, spread), for_s=3600).predict(HORIZON_S, quantile=0.9) for spread in (2, 20, 60)
+    ]
+    assert headroom[0] < headroom[1] < headroom[2]
+
+
+def test_a_quantile_covers_its_share_of_what_comes() -> None:
+    rate = noisy(7, 20.0)
+    forecast = Forecast()
+    due: list[tuple[float, float]] = []
+    covered: list[bool] = []
+    for tick in range(1000):
+        at_s, now = tick * 15.0, rate(0)
+        covered += [now <= predicted for due_s, predicted in due[-4:] if due_s == at_s]
+        forecast.observe(at_s, now, horizon_s=HORIZON_S)
+        due.append((at_s + HORIZON_S, forecast.predict(HORIZON_S, quantile=0.9)))
+    assert sum(covered) / len(covered) == pytest.approx(0.9, abs=0.03)
+
+
+def test_a_higher_quantile_forecasts_no_less() -> None:
+    forecast = fed(noisy(3, 30.0), for_s=3600)
+    values = [forecast.predict(HORIZON_S, quantile=one / 10) for one in range(11)]
+    assert values == sorted(values)
+    assert values[0] < values[-1]
+
+
+def test_a_burst_after_silence_is_believed_within_a_minute() -> None:
+    forecast = fed(lambda at_s: 0.0 if at_s < 600 else 500.0, for_s=660)
+    assert forecast.predict(HORIZON_S, quantile=0.6) > 450.0
+
+
+def test_what_falls_into_a_gap_teaches_nothing() -> None:
+    forecast = fed(lambda _: 100.0, for_s=1200)
+    forecast.observe(1e6, 5.0, horizon_s=HORIZON_S)
+    assert forecast.predict(HORIZON_S, quantile=0.9) == pytest.approx(5.0, rel=0.1)
+
+
+def test_a_clock_that_goes_back_begins_anew() -> None:
+    forecast = fed(lambda _: 100.0, for_s=1200)
+    forecast.observe(10.0, 7.0, horizon_s=HORIZON_S)
+    assert forecast.predict(HORIZON_S) == 7.0
+
+
+def test_garbage_is_passed_over() -> None:
+    forecast = fed(lambda _: 100.0, for_s=1200)
+    for bad in (math.nan, math.inf, -1.0):
+        forecast.observe(1300.0, bad, horizon_s=HORIZON_S)
+    assert forecast.predict(HORIZON_S) == pytest.approx(100.0)
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(-10.0, 1e5), st.floats(0.0, 1e9)), min_size=1, max_size=40),
+    horizon_s=st.floats(0.0, 1e5),
+    quantile=st.floats(0.0, 1.0),
+)
+def test_a_forecast_is_always_a_number_and_never_negative(
+    steps: list[tuple[float, float]], horizon_s: float, quantile: float
+) -> None:
+    forecast, at_s = Forecast(), 0.0
+    for step_s, rate in steps:
+        at_s += step_s
+        forecast.observe(at_s, rate, horizon_s=horizon_s)
+        assert 0 <= forecast.predict(horizon_s, quantile=quantile) < math.inf
+
+
+@given(factor=st.floats(0.01, 100.0))
+def test_demand_of_another_scale_is_forecast_at_that_scale(factor: float) -> None:
+    rates = noisy(5, 30.0)
+    one, other = Forecast(), Forecast()
+    for tick in range(100):
+        rate = rates(0)
+        one.observe(tick * 10.0, rate, horizon_s=HORIZON_S)
+        other.observe(tick * 10.0, rate * factor, horizon_s=HORIZON_S)
+    assert other.predict(HORIZON_S, quantile=0.8) == pytest.approx(
+        factor * one.predict(HORIZON_S, quantile=0.8)
+    )

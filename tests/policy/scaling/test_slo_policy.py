@@ -1,0 +1,275 @@
+"""baton's own scaling policy: alone on single observations, and in a closed loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.fleet import Role
+from baton.policy.scaling.actions import FlipReplicas, StartReplicas
+from baton.policy.scaling.observation import Demand, PoolObservation, Service
+from baton.policy.scaling.options import SloScalingOptions
+from baton.policy.scaling.slo import SloPolicy
+from baton.policy.scaling.wants import ScalingReason, Want
+from tests.policy.scaling.body import Body, decodes, demand, options, pool, prefills, seen
+
+loads = st.floats(0.0, 15.0)
+
+
+def once(
+    asked: Demand,
+    *pools: PoolObservation,
+    service: Service | None = None,
+    names: tuple[str, ...] = ("prefill", "decode"),
+) -> Mapping[str, Want]:
+    """What a policy that has seen nothing else wants."""
+    return SloPolicy(options(names=names)).wants(seen(10.0, asked, *pools, service=service))
+
+
+def mixed(name: str, count: int, *, strength: float | None = 1.0) -> PoolObservation:
+    return pool(name, Role.MIXED, {Role.MIXED: count}, strength=strength)
+
+
+# ------------------------------------------------------------------ one observation
+
+
+@given(prompts=loads, outputs=loads)
+def test_there_is_more_than_the_mean_takes_of_each_role(prompts: float, outputs: float) -> None:
+    wants = once(demand(prompts, outputs), prefills(1), decodes(1))
+    assert wants["prefill"].replicas >= math.ceil(prompts) >= 0
+    assert wants["decode"].replicas >= math.ceil(outputs) >= 0
+    assert wants["prefill"].replicas <= prompts + 3
+    assert wants["decode"].replicas <= 1.4 * outputs + 2
+
+
+@given(prompts=loads, outputs=loads, more=st.floats(0.0, 5.0))
+def test_more_demand_never_wants_fewer(prompts: float, outputs: float, more: float) -> None:
+    size = 1000.0
+    before = once(demand(prompts, outputs, mean_tokens=size), prefills(2), decodes(2))
+    after = once(demand(prompts + more, outputs + more, mean_tokens=size), prefills(2), decodes(2))
+    for name in before:
+        assert after[name].replicas >= before[name].replicas
+
+
+@given(prompts=loads, outputs=loads, count=st.integers(1, 9))
+def test_the_order_of_pools_does_not_matter(prompts: float, outputs: float, count: int) -> None:
+    pools = (prefills(count), decodes(count), mixed("both", count))
+    names = ("prefill", "decode", "both")
+    asked = demand(prompts, outputs)
+    assert once(asked, *pools, names=names) == once(asked, *reversed(pools), names=names)
+
+
+def test_each_want_says_why_and_from_what() -> None:
+    want = once(demand(3.0, 1.0), prefills(1), decodes(1))["prefill"]
+    assert want.reason is ScalingReason.DEMAND
+    assert "prefill needs" in want.why
+    assert want.inputs["prompt_tokens_per_s"] == 30_000.0
+    assert want.inputs["need_now"] > 3.0
+
+
+def test_one_pool_that_does_both_needs_enough_for_both() -> None:
+    both = once(demand(2.0, 3.0), mixed("both", 1), names=("both",))["both"]
+    apart = once(demand(2.0, 3.0), prefills(1), decodes(1))
+    assert 6 <= both.replicas <= apart["prefill"].replicas + apart["decode"].replicas
+
+
+def test_pools_of_one_role_alone_do_both() -> None:
+    alone = once(demand(2.0, 3.0), decodes(1), names=("decode",))
+    both = once(demand(2.0, 3.0), mixed("both", 1), names=("both",))
+    assert alone["decode"].replicas == both["both"].replicas
+
+
+def test_what_the_others_may_not_grow_large_enough_for_goes_to_pools_that_do_both() -> None:
+    names = ("prefill", "decode", "both")
+    little = once(demand(3.0, 3.0), prefills(1), decodes(1), mixed("both", 1), names=names)
+    much = once(demand(30.0, 3.0), prefills(1), decodes(1), mixed("both", 1), names=names)
+    assert little["both"].replicas == 1
+    assert much["prefill"].replicas == 20
+    assert 10 <= much["both"].replicas <= 13
+
+
+def test_of_pools_of_one_role_the_one_that_does_most_for_its_gpus_grows() -> None:
+    strong = replace(prefills(1), name="strong", prefill_tokens_per_s=30_000.0)
+    wants = once(
+        demand(6.0, 1.0), prefills(1), strong, decodes(1), names=("prefill", "strong", "decode")
+    )
+    assert wants["prefill"].replicas == 1
+    assert wants["strong"].replicas == 3
+
+
+def test_a_pool_of_unknown_capacity_grows_by_one_only_while_somebody_is_late() -> None:
+    unknown = mixed("both", 2, strength=None)
+    late = Service(slack_s=-1.0)
+    assert once(demand(9.0, 9.0), unknown, names=("both",))["both"].replicas == 2
+    want = once(demand(9.0, 9.0), unknown, service=late, names=("both",))["both"]
+    assert want.replicas == 3
+    waits = once(demand(9.0, 9.0), replace(unknown, starting=1), service=late, names=("both",))[
+        "both"
+    ]
+    assert waits.replicas == 3
+
+
+def test_the_first_request_wakes_pools_of_unknown_capacity() -> None:
+    nobody = mixed("both", 0, strength=None)
+    assert once(demand(0.0, 0.0), nobody, names=("both",))["both"].replicas == 0
+    held = Service(held=1)
+    assert once(demand(0.0, 0.0), nobody, service=held, names=("both",))["both"].replicas == 1
+
+
+def test_a_backlog_that_would_be_late_takes_what_clears_it() -> None:
+    late = Service(slack_s=-5.0, held=1500)
+    calm = Service(slack_s=5.0, held=1500)
+    asked = demand(3.0, 1.0)
+    rush = once(asked, prefills(4), decodes(2), service=late)["prefill"]
+    # 1.5 M tokens wait, and of each second's 40,000 10,000 are left for them: 0.85 M in 65 s
+    assert rush.reason is ScalingReason.SLACK
+    assert rush.replicas == math.ceil(3.0 + 0.85e6 / 10.0 / 10_000.0)
+    assert once(asked, prefills(4), decodes(2), service=calm)["prefill"].replicas == 4
+
+
+def test_a_backlog_that_clears_before_a_replica_would_be_ready_starts_none() -> None:
+    late = Service(slack_s=-0.5, held=100)
+    want = once(demand(3.0, 1.0), prefills(6), decodes(3), service=late)["prefill"]
+    assert want.replicas == 6
+
+
+def test_streams_under_way_are_not_stopped() -> None:
+    policy = SloPolicy(options())
+    for tick in range(400):
+        running = replace(decodes(6), running_requests=80.0)  # 480 streams: five replicas' worth
+        wants = policy.wants(seen(tick * 5.0, demand(0.5, 0.5), prefills(2), running))
+    assert wants["decode"].replicas >= 5
+
+
+# ------------------------------------------------------------------ in a closed loop
+
+
+def test_a_step_up_is_answered_in_one_go() -> None:
+    body = Body(options())
+    body.run(300.0, lambda _: demand(1.0, 0.5))
+    body.run(5.0, lambda _: demand(6.0, 3.0))
+    starts = [each for each in body.ticks[-1].actions if isinstance(each, StartReplicas)]
+    assert {each.pool for each in starts} == {"prefill", "decode"}
+    assert body.size("prefill") >= 6
+    assert body.size("decode") >= 3
+
+
+def test_it_comes_down_again_and_stays() -> None:
+    body = Body(options())
+    body.run(600.0, lambda _: demand(6.0, 3.0))
+    body.run(3600.0, lambda _: demand(1.0, 0.5))
+    assert (body.size("prefill"), body.size("decode")) == (2, 1)
+    assert body.reversals() == 2
+
+
+def test_a_rise_is_met_before_it_comes() -> None:
+    """A replica takes a minute to start; demand grows by one replica's worth every two."""
+    body = Body(options())
+    body.run(1800.0, lambda at_s: demand(1.0 + at_s / 120.0, 1.0))
+    assert any(
+        decision.reason is ScalingReason.FORECAST
+        for tick in body.ticks
+        for decision in tick.decisions
+    )
+    for _ in range(20):
+        body.run(5.0, lambda at_s: demand(1.0 + at_s / 120.0, 1.0))
+        assert body.players(Role.PREFILL) >= 1.0 + body.now_s / 120.0
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_noisy_steady_demand_reverses_twice_an_hour_at_most(seed: int) -> None:
+    rng = Random(seed)
+    body = Body(options())
+    body.run(3 * 3600.0, lambda _: demand(rng.gauss(4.0, 0.5), rng.gauss(3.0, 0.3)))
+    assert body.reversals() <= 2 * 3
+    assert body.players(Role.PREFILL) >= 5
+
+
+def test_replicas_flip_before_others_are_started() -> None:
+    """The mix moves from prompts to outputs, the sum stays."""
+    body = Body(options())
+    body.run(600.0, lambda _: demand(6.0, 1.5))
+    before = body.size("prefill") + body.size("decode")
+    body.run(200.0, lambda _: demand(1.5, 5.0))
+    flips = [each for tick in body.ticks for each in tick.actions if isinstance(each, FlipReplicas)]
+    assert {(each.pool, each.to) for each in flips} == {("prefill", Role.DECODE)}
+    assert body.players(Role.DECODE) >= 5
+    assert body.size("prefill") + body.size("decode") <= before + 1
+    assert any(
+        decision.reason is ScalingReason.BALANCE
+        for tick in body.ticks
+        for decision in tick.decisions
+    )
+
+
+def test_who_flipped_comes_home_when_the_mix_moves_back() -> None:
+    body = Body(options())
+    body.run(600.0, lambda _: demand(6.0, 1.5))
+    body.run(200.0, lambda _: demand(1.5, 5.0))
+    body.run(900.0, lambda _: demand(6.0, 1.5))
+    assert body.players(Role.PREFILL) >= 7
+    assert body.roles["prefill"][Role.DECODE] == 0
+
+
+def test_nobody_flips_when_that_is_switched_off() -> None:
+    body = Body(options(slo=SloScalingOptions(flips=False)))
+    body.run(600.0, lambda _: demand(6.0, 1.5))
+    body.run(600.0, lambda _: demand(1.5, 5.0))
+    assert not any(isinstance(each, FlipReplicas) for tick in body.ticks for each in tick.actions)
+
+
+def test_a_role_keeps_a_player_however_short_the_other_is() -> None:
+    body = Body(options(most=3))
+    body.run(900.0, lambda _: demand(3.0, 0.1))
+    body.run(900.0, lambda _: demand(12.0, 0.1))
+    assert body.players(Role.DECODE) >= 1
+
+
+def test_when_no_gpus_are_left_a_shortage_is_shared_out() -> None:
+    body = Body(options(gpu_budget=8.0))
+    body.run(600.0, lambda _: demand(4.5, 2.4))
+    assert body.size("prefill") + body.size("decode") == 8
+    body.run(900.0, lambda _: demand(2.0, 9.0))
+    assert body.size("prefill") + body.size("decode") == 8
+    assert body.players(Role.DECODE) == 6
+
+
+def test_requests_that_are_late_although_there_should_be_enough_raise_the_need() -> None:
+    body = Body(options())
+    body.run(300.0, lambda _: demand(4.0, 2.0))
+    before = body.size("prefill")
+    wrong = Service(attainment=0.8, ttft_p90_s=4.0, tpot_p90_s=0.03)
+    body.run(600.0, lambda _: demand(4.0, 2.0), service=wrong)
+    assert before < body.size("prefill") <= 2 * before
+    assert body.size("decode") == 3
+    right = Service(attainment=1.0, ttft_p90_s=0.5, tpot_p90_s=0.03)
+    body.run(2 * 3600.0, lambda _: demand(4.0, 2.0), service=right)
+    assert body.size("prefill") == before
+
+
+def test_the_last_replicas_go_when_nothing_was_asked_for_and_come_back() -> None:
+    body = Body(options(least=0, scale_to_zero=True))
+    body.run(300.0, lambda _: demand(2.0, 1.0))
+    body.run(1200.0, lambda _: Demand())
+    assert (body.size("prefill"), body.size("decode")) == (0, 0)
+    body.run(5.0, lambda _: demand(0.5, 0.5))
+    assert min(body.size("prefill"), body.size("decode")) >= 1
+
+
+def test_the_last_replicas_stay_while_anything_is_under_way() -> None:
+    body = Body(options(least=0, scale_to_zero=True))
+    body.run(300.0, lambda _: demand(2.0, 1.0))
+    body.run(1200.0, lambda _: Demand(), service=Service(in_flight=1))
+    assert min(body.size("prefill"), body.size("decode")) >= 1
+
+
+def test_the_last_replicas_stay_where_zero_is_not_wanted() -> None:
+    body = Body(options(least=0))
+    body.run(1200.0, lambda _: Demand())
+    assert (body.size("prefill"), body.size("decode")) == (1, 1)

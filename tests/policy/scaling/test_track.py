@@ -1,0 +1,72 @@
+"""A need is followed up at once, and down when that is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.policy.scaling.track import Track, whole
+
+
+def followed(
+    need: Callable[[float], float], for_s: float, *, have: int = 1, patience_s: float = 240.0
+) -> list[tuple[float, int]]:
+    """Every change of what is had, by whoever follows at once."""
+    track = Track(120.0, headroom_fraction=0.2, patience_s=patience_s)
+    changes = []
+    for tick in range(int(for_s / 10)):
+        target = track.target(tick * 10.0, have=have, need=need(tick * 10.0))
+        if target != have:
+            changes.append((tick * 10.0, target))
+        have = target
+    return changes
+
+
+def test_it_goes_up_at_once_and_all_the_way() -> None:
+    assert followed(lambda at_s: 1.0 if at_s < 100 else 7.3, 200) == [(100.0, 8)]
+
+
+def test_a_need_that_is_met_changes_nothing() -> None:
+    assert followed(lambda _: 3.7, 3600, have=4) == []
+
+
+def test_it_goes_down_only_when_enough_has_been_to_spare() -> None:
+    """Of ten, nine are to spare from the end of the window on: 0.9 of the pool a second."""
+    ((at_s, left),) = followed(lambda at_s: 9.5 if at_s < 100 else 0.5, 3600, have=10)
+    assert left == 1
+    assert 100 + 120 + 240 / 0.9 - 10 <= at_s <= 100 + 120 + 240 / 0.9 + 10
+
+
+def test_a_small_part_too_many_is_kept_longer() -> None:
+    ((some_s, _),) = followed(lambda at_s: 9.5 if at_s < 100 else 6.4, 7200, have=10)
+    ((all_s, _),) = followed(lambda at_s: 9.5 if at_s < 100 else 0.5, 7200, have=10)
+    assert some_s > all_s + 400
+
+
+def test_what_falls_on_is_followed_without_waiting_again() -> None:
+    changes = followed(lambda at_s: max(1.0, 10.0 - at_s / 200), 7200, have=10)
+    times = [at_s for at_s, _ in changes]
+    assert len(changes) > 3
+    assert all(later - sooner <= 200 for sooner, later in pairwise(times))
+
+
+def test_a_need_that_swings_quickly_is_only_followed_up() -> None:
+    assert followed(lambda at_s: 9.5 if at_s % 200 < 50 else 2.0, 7200) == [(0.0, 10)]
+
+
+def test_a_need_that_wavers_about_a_whole_number_stops_nothing() -> None:
+    assert followed(lambda at_s: 3.98 if at_s % 600 < 300 else 4.02, 7200, have=5) == []
+
+
+@given(needs=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=80), have=st.integers(0, 30))
+def test_there_is_never_less_than_what_is_needed_nor_more_than_was_had_or_needed(
+    needs: list[float], have: int
+) -> None:
+    track = Track(120.0, headroom_fraction=0.2, patience_s=240.0)
+    for tick, need in enumerate(needs):
+        target = track.target(tick * 10.0, have=have, need=need)
+        assert whole(need) <= target <= max(have, whole(need))
+        have = target
