@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from baton.bench.report import (
     Curve,
+    Scaling,
     Study,
     Table,
     Trade,
@@ -24,6 +26,7 @@ from baton.bench.report.images import PlotsMissing
 from baton.bench.report.plots import panels_of
 from baton.bench.report.tables import objectives_text, tables_of
 from baton.bench.report.write import ReportUnwritable
+from baton.bench.words import NOTHING
 from baton.simulator.outcome import Objectives
 from tests.bench.studies import NEVER, failure, outcome, result, steady, study
 
@@ -215,3 +218,39 @@ def test_without_what_draws_plots_the_error_names_the_extra(
         write_report(SWEPT, tmp_path / "a.html")
     assert "baton[report]" in caught.value.remedy
     assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------ classes, tenants, autoscalers
+
+
+def test_classes_and_tenants_have_a_table_of_their_own_where_there_are_several() -> None:
+    base = outcome(0.0)
+    mixed = result(
+        base._replace(tenant="acme", slo_class="fast", good=False),
+        base._replace(tenant="acme", slo_class="fast"),
+        base,
+    )
+    (table,) = [one for one in tables_of(study(mixed)) if "class and tenant" in one.title]
+    assert table.columns == ("class", "tenant", "requests", "predicted")
+    assert table.rows == (("default", "default", "1", "100 %"), ("fast", "acme", "2", "50.0 %"))
+    assert not [one for one in tables_of(study(steady())) if "class and tenant" in one.title]
+
+
+def test_what_an_autoscaler_did_stands_among_the_figures() -> None:
+    scaling = Scaling(
+        device_hours=12.5,
+        actions=6,
+        actions_per_hour=3.0,
+        reversals_per_hour=0.5,
+        ticks=100,
+        held_ticks=2,
+    )
+    scaled = replace(steady("hpa"), scaling=scaling)
+    shown = study(scaled, steady("alone"))
+    figures = rows(shown, "Figures")
+    assert figures["GPU-hours"] == ["12.5", NOTHING]
+    assert figures["scaling actions/h"] == ["3", NOTHING]
+    assert figures["that undo the last"] == ["0.5", NOTHING]
+    told = json.loads(json.dumps(plain(shown)))["results"]
+    assert told[0]["scaling"]["held_ticks"] == 2
+    assert told[1]["scaling"] is None

@@ -1,0 +1,112 @@
+"""The scaling benchmark: its tables and headlines, and that its fleets are what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from baton.policy.scaling.observation import Demand
+from baton.simulator.scaling_story import Change, Direction, Story
+from baton.simulator.workloads.rate_series import RateWindow
+from baton.simulator.workloads.trace import Trace, TraceRequest
+from benchmarks import _slo_azure, _slo_check, _slo_m_large, _slo_mix, slo
+from benchmarks._slo_table import figures_of, headline, table
+from benchmarks._slo_world import SERVER, Strength, bounds, needed
+
+STRENGTH = Strength(
+    prefill_tokens_per_s=10_000.0,
+    decode_tokens_per_s=5_000.0,
+    streams=200.0,
+    least_step_s=0.01,
+    mean_prompt_tokens=1000.0,
+)
+
+
+def measured(name: str, cold_start_s: float) -> Mapping[str, float]:
+    hours = {"oracle": 10.0, "static_peak": 40.0, "baton": 11.0 + cold_start_s / 30}
+    return {"attainment": 0.99 - cold_start_s / 1e4, "gpu_hours": hours[name]} | {
+        "reversals_per_hour": cold_start_s / 30
+    }
+
+
+def test_ours_is_set_beside_the_oracle_and_a_fleet_for_the_peak() -> None:
+    rows = table(measured, names=("oracle", "static_peak", "baton"), cold_starts_s=(30.0, 60.0))
+    assert [(row["policy"], row["cold_start_s"]) for row in rows] == [
+        ("oracle", 30.0),
+        ("static_peak", 30.0),
+        ("baton", 30.0),
+        ("oracle", 60.0),
+        ("static_peak", 60.0),
+        ("baton", 60.0),
+    ]
+    assert [row["over_oracle"] for row in rows] == pytest.approx([1, 4, 1.2, 1, 4, 1.3])
+    assert rows[4]["attainment"] == rows[1]["attainment"]  # a fixed fleet starts nothing
+    told = headline(rows, "load")
+    assert told["gpu_hours_over_oracle_load"] == pytest.approx(1.25)
+    assert told["gpu_hours_over_oracle_load_worst"] == pytest.approx(1.3)
+    assert told["gpu_hours_over_peak_static_load"] == pytest.approx(0.3125)
+    assert told["attainment_load"] == pytest.approx(0.9855)
+    assert told["attainment_load_worst"] == pytest.approx(0.984)
+    assert told["reversals_per_hour_load"] == pytest.approx(1.5)
+
+
+def test_what_was_not_run_is_said_to_be_missing_and_nothing_else_is_lost() -> None:
+    parts: dict[str, dict[str, object]] = {
+        "m_large": {"attainment_m_large": 0.98, "reversals_per_hour_m_large": 0.5, "rows": []},
+        "azure_code": {"reversals_per_hour_azure_code": 1.5, "took_s": 9.0},
+    }
+    told = slo.told(parts)
+    assert list(told)[: len(slo.HEADLINES)] == list(slo.HEADLINES)
+    assert told["attainment_m_large"] == 0.98
+    assert told["reversals_per_hour"] == 1.5
+    assert told["moving_mix_gain"] is None
+    assert "rows" not in told
+    assert "took_s" not in told
+
+
+def test_a_run_s_figures_are_those_of_its_story() -> None:
+    changes = tuple(Change(float(at), "a", Direction.UP, 1) for at in range(4))
+    story = Story(span_s=1800.0, ticks=9, held=1, changes=changes, gpu_seconds=7200.0)
+    figures = figures_of(story, 0.9)
+    assert figures["gpu_hours"] == 2.0
+    assert figures["actions_per_hour"] == 8.0
+    assert figures["reversals_per_hour"] == 0.0
+
+
+def test_more_is_needed_of_a_pool_for_more_of_its_demand_only() -> None:
+    few = needed(Demand(prompt_tokens_per_s=30_000, output_tokens_per_s=9_000), STRENGTH, SERVER)
+    more = needed(Demand(prompt_tokens_per_s=90_000, output_tokens_per_s=9_000), STRENGTH, SERVER)
+    assert few["prefill"] >= 4
+    assert more["prefill"] >= few["prefill"] + 5
+    assert more["decode"] == few["decode"] >= 2
+    limits = bounds(few, more)
+    assert (limits["prefill"].start, limits["prefill"].max) == (few["prefill"], more["prefill"])
+
+
+def test_demand_in_bins_is_per_second_and_nothing_is_lost() -> None:
+    requests = (TraceRequest(0.5, 100, 10), TraceRequest(9.0, 300, 30), TraceRequest(31.0, 50, 5))
+    found = _slo_azure.bins(Trace(name="t", requests=requests), 10.0)
+    assert [one.prompt_tokens_per_s for one in found] == [40.0, 0.0, 0.0, 5.0]
+    assert found[0].mean_uncached_tokens == 200.0
+    assert _slo_azure.peak_of(found).output_tokens_per_s == 4.0
+    assert _slo_azure.mean_lengths(Trace(name="t", requests=requests)) == (150.0, 15.0)
+
+
+def test_lengths_of_a_series_are_weighted_by_its_rates() -> None:
+    windows = [RateWindow(0.0, 10.0, 100.0, 50.0), RateWindow(600.0, 30.0, 200.0, 10.0)]
+    assert _slo_m_large.means(windows) == (175.0, 20.0)
+    assert _slo_m_large.peak(windows).prompt_tokens_per_s == 6000.0
+
+
+def test_the_fluid_is_checked_with_the_very_same_requests() -> None:
+    requests = (TraceRequest(0.5, 100, 10), TraceRequest(0.9, 300, 30), TraceRequest(2.0, 50, 5))
+    steps = _slo_check.inflow_of(Trace(name="t", requests=requests), 1.0)
+    assert steps == [(2.0, 400.0, 40.0), (0.0, 0.0, 0.0), (1.0, 50.0, 5.0)]
+
+
+def test_every_static_split_is_tried_on_the_same_number_of_replicas() -> None:
+    names = [arm.name for arm in _slo_mix.STATIC]
+    assert names == ["static 1P5D", "static 2P4D", "static 3P3D", "static 4P2D", "static 5P1D"]
+    assert _slo_mix.BATON.name == "baton 3P3D"
+    assert not any(arm.flips for arm in (*_slo_mix.STATIC, *_slo_mix.HYBRID))
