@@ -33,7 +33,7 @@ class ServeRunning:
         self._runner = runner
         self._app = app
         self._generations = Generations()
-        self._pools: tuple[str, ...] = ()
+        self._config: DeploymentConfig | None = None
         self._surge = True
         """Whether there is room for a replica beside the one that it replaces."""
 
@@ -48,7 +48,7 @@ class ServeRunning:
             if isinstance(answer, LiveConfig):
                 newest = self._generations.newest(answer.config)
                 live = newest if newest.generation > answer.generation else answer
-                self._pools = tuple(live.config.pools)
+                self._config = live.config
                 return live
         why = "; ".join(answers.missing) or "there is none"
         raise NotRunning(f"the controller does not answer: {why}", "look at 'baton status'")
@@ -90,8 +90,9 @@ class ServeRunning:
 
     def sizes(self) -> Mapping[str, int]:
         """How many replicas each pool is to have at present."""
+        pools = self._config.pools if self._config is not None else ()
         states = self._runner.run(
-            serve_control.deployment_states(self._app, self._pools, timeout_s=_ASK_S)
+            serve_control.deployment_states(self._app, pools, timeout_s=_ASK_S)
         )
         return {name: state.target for name, state in states.items()}
 
@@ -104,17 +105,16 @@ class ServeRunning:
     def cannot_replace(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
         """Why replicas of these pools cannot be replaced one by one.
 
-        Without room for one more, a lone replica would have to go before the next one comes; a
-        prefill replica may, since decode replicas prefill, too.
+        Without room for one more, a replica goes before its successor comes. So a lone one would
+        leave nobody, unless it only prefills, for decode replicas prefill, too; and the successor
+        must fit where the other was.
         """
-        self._surge = not (tight := [name for name in pools if not _has_room(config.pools[name])])
-        sizes = self.sizes()
-        return [
-            f"pool {name} has one replica, and the cluster no room for the one that replaces it;"
-            " add a node or scale the pool up first"
-            for name in tight
-            if sizes.get(name) == 1 and config.pools[name].role is not Role.PREFILL
-        ]
+        import ray
+
+        free: Mapping[str, float] = ray.available_resources()
+        tight = [name for name in pools if not fits(config.pools[name], free=free)]
+        self._surge = not tight
+        return cramped(config, self._config, self.sizes(), tight)
 
     def replace(
         self, config: DeploymentConfig, sizes: Mapping[str, int], timeout_s: float
@@ -152,14 +152,44 @@ class ServeRunning:
         )
 
 
-def _has_room(pool: PoolConfig) -> bool:
-    """Whether the cluster could hold one more replica; by sums, which a node may still lack."""
-    import ray
+def cramped(
+    new: DeploymentConfig,
+    old: DeploymentConfig | None,
+    sizes: Mapping[str, int],
+    tight: Sequence[str],
+) -> list[str]:
+    """Why replicas of these pools, for which there is no room beside, cannot be replaced."""
+    wrong = []
+    for name in tight:
+        pool = new.pools[name]
+        before = None if old is None else old.pools[name]
+        if sizes.get(name) == 1 and pool.role is not Role.PREFILL:
+            wrong.append(
+                f"pool {name} has one replica, and the cluster no room for the one that replaces"
+                " it; add a node, or scale it up first"
+            )
+        elif before is None or not fits(pool, free=wants(before)):
+            wrong.append(
+                f"pool {name} asks for more than before, and the cluster has no room for it;"
+                " add a node, or scale it down first"
+            )
+    return wrong
 
-    free: Mapping[str, float] = ray.available_resources()
+
+def wants(pool: PoolConfig) -> dict[str, float]:
+    """What one replica takes, by Ray's names."""
     resources = pool.resources
-    wanted = {"CPU": resources.cpus, "GPU": float(resources.gpus)}
-    return all(free.get(name, 0.0) >= amount for name, amount in wanted.items() if amount)
+    taken = {
+        "CPU": resources.cpus,
+        "GPU": float(resources.gpus),
+        "memory": float(resources.memory_bytes or 0),
+    }
+    return {name: amount for name, amount in taken.items() if amount}
+
+
+def fits(pool: PoolConfig, *, free: Mapping[str, float]) -> bool:
+    """Whether one more replica could be had; by sums, which a single node may still lack."""
+    return all(free.get(name, 0.0) >= amount for name, amount in wants(pool).items())
 
 
 @contextlib.contextmanager
