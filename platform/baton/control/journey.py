@@ -16,7 +16,8 @@ from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
 from baton.control.flows import Flows
 from baton.control.knowledge import Knowledge
-from baton.control.ledger import Entry
+from baton.control.leases import granted, release
+from baton.control.ledger import RUNS, Entry
 from baton.control.legs import LegBook, PlacedLeg
 from baton.control.limits import CoordinatorLimits
 from baton.control.tenancy import Tenancy
@@ -27,7 +28,6 @@ from baton.domain.commands import (
     Delivery,
     FailRequest,
     RecordRequest,
-    ReleaseLease,
     SubmitLeg,
 )
 from baton.domain.errors import (
@@ -44,11 +44,10 @@ from baton.domain.errors import (
 from baton.domain.handoff import Decision, HandoffMode, Lease, Leg, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.policy.admission import Admit, Hold, Shed
-from baton.policy.placement import NoRoute, PlacementQuery, Placer, place_release
+from baton.policy.placement import NoRoute, PlacementQuery, Placer
 from baton.policy.replica_cost import usable_tokens
 
 BROKEN = frozenset({FinishReason.ERROR, FinishReason.ABORT})
-RUNS = frozenset({Phase.PREFILL, Phase.TRANSFER, Phase.DECODE})
 
 
 class Journeys:
@@ -378,13 +377,9 @@ class Journeys:
         self, request_id: str, leg_id: str, replica_id: str, ticket: Ticket, now_s: float
     ) -> Lease:
         """The lease that comes with a ticket."""
-        return Lease(
-            leg_id=leg_id,
-            request_id=request_id,
-            replica_id=replica_id,
-            ticket=ticket,
-            granted_at_s=now_s,
-            expires_at_s=now_s + self.limits.lease_s,
+        lasts_s = self.limits.lease_s
+        return granted(
+            request_id, leg_id, replica_id=replica_id, ticket=ticket, now_s=now_s, lasts_s=lasts_s
         )
 
     def release(self, entry: Entry, now_s: float) -> None:
@@ -395,13 +390,8 @@ class Journeys:
 
     def release_lease(self, lease: Lease, now_s: float) -> None:
         """Have the blocks freed now; where nobody can, the lease runs out by itself."""
-        fleet = self._fleet.view(now_s)
-        source = fleet.replicas.get(lease.replica_id)
-        if source is None or now_s >= lease.expires_at_s:
-            return
-        via = place_release(source, fleet)
-        if via is not None:
-            self.commands.append(ReleaseLease(lease=lease, via_replica_id=via))
+        if (order := release(lease, self._fleet.view(now_s))) is not None:
+            self.commands.append(order)
 
     def leases(self) -> dict[str, int]:
         """Leases that are held, by the replica that keeps the blocks."""
@@ -515,30 +505,22 @@ class Journeys:
         return self.waiters.retry_after_s(otherwise_s=self.limits.queue_wait_s)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when phases, legs, leases, queue and deadlines disagree."""
+        """Raise AssertionError when the books disagree."""
         running = frozenset(one.leg_id for one in self.entries.values() if one.leg_id is not None)
         self.accounts.check_integrity(self.entries, running)
         self._knowledge.prompts.check_integrity(running)
+        self.waiters.check_integrity()
+        self.tenancy.check_integrity(
+            Counter(e.tenant.name for e in self.entries.values() if e.charged_tokens is not None)
+        )
         for request_id, entry in self.entries.items():
             queued = entry.phase is Phase.QUEUED
-            assert queued or entry.phase in RUNS, f"{request_id} rests in {entry.phase}"
             assert queued == (request_id in self.waiters), f"{request_id}: queue and phase differ"
-            assert queued == (entry.leg_id is None), f"{request_id}: leg and phase differ"
-            assert (entry.lease is not None) == (entry.phase is Phase.TRANSFER), (
-                f"{request_id}: lease in phase {entry.phase}"
-            )
-            assert (entry.flow is not None) == (entry.phase is Phase.TRANSFER), (
-                f"{request_id}: flow in phase {entry.phase}"
-            )
             assert request_id in self.deadlines, f"{request_id} waits without a deadline"
+            entry.check_integrity()
             if entry.leg_id is not None:
                 placed = self._legs.running(entry.leg_id)
                 assert placed is not None, f"{request_id}: leg {entry.leg_id} does not run"
                 assert placed.replica_id in self._fleet, f"{request_id} runs on a lost replica"
-        self.waiters.check_integrity()
-        in_flight = Counter(
-            entry.tenant.name for entry in self.entries.values() if entry.charged_tokens is not None
-        )
-        self.tenancy.check_integrity(in_flight)
         assert self.entries.keys() >= set(self.waiters.ids()), "the queue holds ended requests"
         assert len(self.deadlines) == len(self.entries), "there are deadlines of ended requests"

@@ -16,6 +16,8 @@ from baton.domain.tenant import Tenant
 from baton.policy.block_hash import chain, chain_root
 from baton.policy.fair_queue import Waiting
 
+RUNS = frozenset({Phase.PREFILL, Phase.TRANSFER, Phase.DECODE})
+"""Phases in which a leg runs."""
 _ATTEMPT_MARK = "~"
 _ANYBODY = Tenant()
 _NO_BAND = Band(0, can_be_met=True)
@@ -153,6 +155,15 @@ class Entry:
             cache_salt=request.cache_salt,
             payload=request.payload,
         )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when its phase, its leg, its lease and its transfer disagree."""
+        who, queued = self.request_id, self.phase is Phase.QUEUED
+        assert queued or self.phase in RUNS, f"{who} rests in {self.phase}"
+        assert queued == (self.leg_id is None), f"{who}: leg and phase differ"
+        moves = self.phase is Phase.TRANSFER
+        assert (self.lease is not None) == moves, f"{who}: lease in phase {self.phase}"
+        assert (self.flow is not None) == moves, f"{who}: flow in phase {self.phase}"
 
     def record(self, outcome: Phase, reason: str, now_s: float) -> RequestRecord:
         """The story to keep once the request has ended."""
