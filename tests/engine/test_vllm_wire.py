@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from baton.domain.commands import Delivery
 from baton.domain.handoff import Leg, LegKind, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
+from baton.policy.block_hash import chain, chain_root
 from baton.runtime.link import codec, frames
 
 pytest.importorskip("vllm")
@@ -31,13 +32,17 @@ with warnings.catch_warnings():
         SamplingParams,
         StructuredOutputsParams,
     )
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
     from vllm.v1.engine import FinishReason as EngineFinishReason
     from vllm.v1.engine.parallel_sampling import ParentRequest
     from vllm.v1.metrics.stats import PrefillStats
     from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+    from vllm.v1.request import Request as EngineSideRequest
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+    from baton.engine.vllm.callers import Caller, with_caller
     from baton.engine.vllm.salts import MAX_SALT_CHARS
     from baton.engine.vllm.wire import (
         PREFILL_KV_PARAMS,
@@ -647,3 +652,53 @@ def test_cached_tokens_are_said_once_and_reach_the_usage_of_the_client() -> None
     found = delivered(output).prefill_stats
     assert (found.num_prompt_tokens, found.num_cached_tokens) == (len(PROMPT), 24)
     assert delivered(EngineCoreOutput("leg-1", [7])).prefill_stats is None
+
+
+def of_caller(caller: Caller, **changes: object) -> Request:
+    params = SamplingParams(max_tokens=4, extra_args=with_caller({"mine": 1}, caller))
+    prompt = list(range(64))
+    return split(engine_request(sampling_params=params, prompt_token_ids=prompt, **changes))
+
+
+def test_a_request_is_its_callers_and_says_so_to_no_engine() -> None:
+    request = of_caller(Caller("acme", "batch", None))
+    assert (request.tenant, request.slo_class) == ("acme", "batch")
+    params = EngineWire().join_leg(received(leg_of(request))).sampling_params
+    assert params is not None
+    assert params.extra_args == {"mine": 1}
+    assert b"acme" not in request.payload
+
+
+def cached_as(request: Request) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
+    """The names of its blocks: in an engine of vLLM's, and in the index of a coordinator."""
+    leg = EngineWire().join_leg(received(leg_of(request)))
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(16, sha256)
+    engine_blocks = tuple(EngineSideRequest.from_engine_core_request(leg, hasher).block_hashes)
+    root = chain_root(model="m", block_size_tokens=16, salt=request.cache_salt)
+    return engine_blocks, tuple(chain(root, request.prompt_token_ids, 16))
+
+
+@pytest.mark.parametrize("salt", [None, "mine"])
+def test_a_prompt_is_found_again_within_a_tenant_and_not_across(salt: str | None) -> None:
+    """At the engine and in the index alike: neither tells one tenant what another has asked."""
+    acme, beta = Caller("acme", None, "acme"), Caller("beta", None, "beta")
+    first, second = of_caller(acme, cache_salt=salt), of_caller(beta, cache_salt=salt)
+    again = of_caller(acme._replace(slo_class="batch"), cache_salt=salt)
+    shared = of_caller(Caller("gamma"), cache_salt=salt)
+    also_shared = of_caller(Caller("delta"), cache_salt=salt)
+    assert cached_as(first) == cached_as(again)
+    assert cached_as(shared) == cached_as(also_shared)
+    three = [cached_as(request) for request in (first, second, shared)]
+    for side in (0, 1):
+        blocks = [set(one[side]) for one in three]
+        assert all(len(names) == 4 for names in blocks)
+        assert len(set.union(*blocks)) == 12
+
+
+def test_a_salt_that_looks_like_a_tenants_is_of_no_use() -> None:
+    victim = of_caller(Caller("acme", None, "acme"))
+    thief = of_caller(Caller("gamma"), cache_salt=victim.cache_salt)
+    engine_blocks, index_blocks = cached_as(victim)
+    assert not set(engine_blocks) & set(cached_as(thief)[0])
+    assert not set(index_blocks) & set(cached_as(thief)[1])

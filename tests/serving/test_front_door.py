@@ -1,0 +1,169 @@
+"""The front door of an ingress: it follows the configuration and the key files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from baton.config import DeploymentConfig, load_config
+from baton.domain.errors import ConfigInvalid
+from baton.engine.vllm.callers import Caller
+from baton.engine.vllm.frontend_access import Access
+from baton.engine.vllm.frontend_errors import Problem
+from baton.runtime.key_files import editing
+from baton.runtime.keys import mint
+from baton.serving import front_door
+from baton.serving.front_door import FrontDoor, frontend_limits
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def config(*sets: str) -> DeploymentConfig:
+    return load_config([CONFIGS / "sim.yaml"], env={}, sets=list(sets)).config
+
+
+def with_keys(path: Path, *sets: str) -> DeploymentConfig:
+    return config(f"tenants.acme.keys_file={path}", *sets)
+
+
+def new_key(path: Path, tenant: str = "acme") -> str:
+    with editing(path, create=True) as document:
+        key, token = mint(tenant, now=datetime.now(UTC))
+        document.add(key)
+    return token
+
+
+def revoke(path: Path, token: str) -> None:
+    with editing(path) as document:
+        document.revoke(token.split("_")[1], datetime.now(UTC))
+
+
+def caller(access: Access, token: str | None) -> Caller | Problem:
+    return access.caller([] if token is None else [(b"x-api-key", token.encode())])
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - it comes from a thread that reads a file
+            await asyncio.sleep(0)
+
+
+def written(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(str(vars(record)) for record in caplog.records)
+
+
+def test_what_one_request_may_ask_for_is_as_configured() -> None:
+    limits = frontend_limits(
+        config(
+            "admission.max_n=3",
+            "admission.max_body=64KiB",
+            "admission.max_tokens=9",
+            "admission.default_max_tokens=7",
+            "admission.max_messages=5",
+        )
+    )
+    assert (limits.max_n, limits.max_body_bytes, limits.max_messages) == (3, 65536, 5)
+    assert (limits.max_tokens, limits.default_max_tokens) == (9, 7)
+
+
+async def test_without_tenants_everybody_is_let_in_whatever_they_send() -> None:
+    door = FrontDoor(config())
+    await door.start()
+    access = door.access(config())
+    assert caller(access, None) == caller(access, "bt_x_y") == Caller()
+    await door.close()
+    await door.close()
+
+
+async def test_with_keys_a_tenant_is_known_by_them_and_has_a_cache_of_its_own(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "acme.keys"
+    token = new_key(path)
+    for sets, scope in (((), "acme"), (("tenants.acme.cache=shared",), None)):
+        wanted = with_keys(path, *sets)
+        door = FrontDoor(wanted)
+        await door.start()
+        access = door.access(wanted)
+        assert caller(access, token) == Caller("acme", None, scope)
+        assert isinstance(caller(access, None), Problem)
+        await door.close()
+
+
+async def test_callers_without_a_key_are_let_in_where_that_is_said(tmp_path: Path) -> None:
+    wanted = with_keys(tmp_path / "none", "tenants.default.anonymous=true")
+    assert caller(FrontDoor(wanted).access(wanted), None) == Caller()
+
+
+async def test_keys_are_followed_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(front_door, "_POLL_S", 0.0)
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "acme.keys"
+    wanted = with_keys(path)
+    door = FrontDoor(wanted)
+    await door.start()
+    access = door.access(wanted)
+    token = new_key(path)
+    await until(lambda: isinstance(caller(access, token), Caller))
+    path.write_text(path.read_text() + "nonsense\n")
+    await until(lambda: "acme.keys:2" in written(caplog))
+    assert isinstance(caller(access, token), Caller)
+    path.write_text(path.read_text().removesuffix("nonsense\n"))
+    revoke(path, token)
+    await until(lambda: isinstance(caller(access, token), Problem))
+    await door.close()
+    assert token.rpartition("_")[2] not in written(caplog)
+    assert "nonsense" not in written(caplog)
+
+
+async def test_another_configuration_counts_at_once(tmp_path: Path) -> None:
+    paths = {name: tmp_path / f"{name}.keys" for name in ("acme", "beta")}
+    tokens = {name: new_key(path, name) for name, path in paths.items()}
+    door = FrontDoor(with_keys(paths["acme"]))
+    await door.start()
+    new = config(f"tenants.beta.keys_file={paths['beta']}")
+    door.check(new)
+    await door.reconfigure(new)
+    access = door.access(new)
+    assert caller(access, tokens["beta"]) == Caller("beta", None, "beta")
+    assert isinstance(caller(access, tokens["acme"]), Problem)
+    await door.close()
+
+
+def test_key_files_that_cannot_be_read_are_found_before_they_count(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.keys"
+    bad.write_text("nonsense\n")
+    door = FrontDoor(config())
+    with pytest.raises(ConfigInvalid, match=r"bad\.keys:1"):
+        door.check(with_keys(bad))
+    with pytest.raises(ConfigInvalid, match="cannot be read"):
+        door.check(with_keys(tmp_path / "none"))
+
+
+async def test_a_disk_that_hangs_is_said_and_takes_no_more_than_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipe that nobody writes to: whoever opens it waits."""
+    monkeypatch.setattr(front_door, "_READ_DEADLINE_S", 0.01)
+    path = tmp_path / "acme.keys"
+    os.mkfifo(path)
+    wanted = with_keys(path)
+    door = FrontDoor(wanted)
+    await door.start()
+    threads = threading.active_count()
+    for _ in range(3):
+        await door.reconfigure(wanted)
+    assert threading.active_count() == threads
+    assert caplog.text.count("key_files_slow") == 4
+    await door.close()
+    with path.open("wb"):
+        pass  # the read that waits finds the end of the file
