@@ -29,7 +29,7 @@ from benchmarks._slo_world import (
 )
 
 SERIES = Path("traces/servegen/m-large_rate_600s.csv")
-INTERVAL_S = 20.0
+INTERVAL_S = 30.0
 _ORACLE_INTERVAL_S = 30.0
 """It loses nothing by looking more rarely."""
 OPTIONS = FluidOptions(step_s=2.0, interval_s=INTERVAL_S, slo=SERVER)

@@ -33,27 +33,26 @@ class FluidWatch:
         self._slo = slo
         self._window_s = window_s
         self._overhead_s = overhead_s
-        self._now = _Totals()
-        self._before: deque[_Totals] = deque([self._now])
+        self._totals = [0.0] * len(_Totals._fields)
+        """As in `_Totals`, in that order."""
+        self._before: deque[_Totals] = deque([_Totals()])
 
     def saw(self, inflow: Inflow, good: float, fleet: FluidFleet, step_s: float) -> None:
         """A step has passed."""
-        now = self._now
-        self._now = _Totals(
-            now.at_s + step_s,
-            now.requests + inflow.requests,
-            now.prompt_tokens + inflow.prompt_tokens,
-            now.output_tokens + inflow.output_tokens,
-            now.good + good,
-            now.prefill_busy_s + fleet.prefill_busy * step_s,
-            # An engine computes as long as it has one stream.
-            now.decode_busy_s + min(1.0, fleet.streams) * step_s,
-            now.wait_s + good * fleet.wait_s,
-        )
+        totals = self._totals
+        totals[0] += step_s
+        totals[1] += inflow[0]
+        totals[2] += inflow[1]
+        totals[3] += inflow[2]
+        totals[4] += good
+        totals[5] += fleet.prefill_busy * step_s
+        # An engine computes as long as it has one stream.
+        totals[6] += min(1.0, fleet.streams) * step_s
+        totals[7] += good * fleet.wait_s
 
     def observation(self, fleet: FluidFleet) -> Observation:
         """What is seen now. Called once a tick."""
-        now, before = self._now, self._before
+        now, before = _Totals(*self._totals), self._before
         while len(before) > 1 and before[1].at_s <= now.at_s - self._window_s:
             before.popleft()
         since = before[0]
