@@ -1,0 +1,285 @@
+"""The scaling rules of others, by their published formulas, and who knows the future."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.errors import ConfigInvalid
+from baton.policy.scaling.baselines.dynamo import Dynamo
+from baton.policy.scaling.baselines.fixed import Static
+from baton.policy.scaling.baselines.hpa import Hpa
+from baton.policy.scaling.baselines.kpa import Kpa
+from baton.policy.scaling.baselines.oracle import Oracle
+from baton.policy.scaling.baselines.wva import StepLine, Wva
+from baton.policy.scaling.catalogue import RULES, scaling_policy
+from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
+from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule
+from baton.policy.scaling.slo import SloPolicy
+from baton.policy.scaling.wants import ScalingPolicy, ScalingReason
+from tests.policy.scaling.body import decodes, demand, options, prefills, seen
+
+NOTHING = Demand()
+
+
+def busy(count: int, fraction: float | None, *, starting: int = 0) -> PoolObservation:
+    return replace(prefills(count, starting=starting), busy_fraction=fraction)
+
+
+def wanted(policy: ScalingPolicy, observation: Observation, name: str = "prefill") -> int:
+    return policy.wants(observation)[name].replicas
+
+
+# ------------------------------------------------------------------ static
+
+
+def test_static_wants_what_is_configured_and_leaves_other_pools_alone() -> None:
+    bounds = {"prefill": PoolBounds(min=1, start=3, max=9)}
+    policy = Static(AutoscalerOptions(bounds=bounds))
+    observation = seen(0.0, NOTHING, prefills(1), decodes(4, starting=1))
+    assert wanted(policy, observation) == 3
+    assert wanted(policy, observation, "decode") == 5
+
+
+# ------------------------------------------------------------------ HPA
+
+
+def test_hpa_takes_utilization_over_target_rounded_up() -> None:
+    assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(5, 1.0))) == math.ceil(5 / 0.8)
+
+
+def test_hpa_tolerates_a_tenth() -> None:
+    assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(10, 0.8 * 1.1))) == 10
+    assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(10, 0.8 * 1.12))) == 12
+
+
+def test_hpa_goes_up_to_double_or_four_more_at_a_time() -> None:
+    policy = Hpa(options(), target=0.1)
+    assert wanted(policy, seen(0.0, NOTHING, busy(2, 1.0))) == 6
+    assert wanted(policy, seen(15.0, NOTHING, busy(6, 1.0))) == 12
+
+
+def test_hpa_decides_once_in_fifteen_seconds() -> None:
+    policy = Hpa(options())
+    assert wanted(policy, seen(0.0, NOTHING, busy(5, 1.0))) == 7
+    assert wanted(policy, seen(14.9, NOTHING, busy(7, 1.0))) == 7
+    assert wanted(policy, seen(15.0, NOTHING, busy(7, 1.0))) == 9
+
+
+def test_hpa_goes_down_to_the_most_of_five_minutes() -> None:
+    policy = Hpa(options())
+    for second in range(0, 301, 15):
+        fraction = 0.4 if second == 15 else 0.08
+        last = wanted(policy, seen(float(second), NOTHING, busy(10, fraction)))
+    assert last == 5
+    assert wanted(policy, seen(330.0, NOTHING, busy(10, 0.08))) == 1
+
+
+def test_hpa_takes_replicas_that_start_for_idle_when_it_would_go_up() -> None:
+    assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(5, 1.0, starting=5))) == 10
+    assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(5, 1.0, starting=1))) == 6
+
+
+def test_hpa_leaves_a_pool_alone_of_which_it_is_not_known_how_busy_it_is() -> None:
+    assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(5, None))) == 5
+
+
+# ------------------------------------------------------------------ KPA
+
+
+def crowded(count: int, streams: float) -> PoolObservation:
+    return replace(decodes(count), running_requests=streams / count)
+
+
+def kpa(policy: Kpa, at_s: float, count: int, streams: float) -> tuple[int, ScalingReason]:
+    want = policy.wants(seen(at_s, NOTHING, crowded(count, streams)))["decode"]
+    return want.replicas, want.reason
+
+
+def test_kpa_divides_the_mean_of_a_minute_by_seven_tenths_of_what_a_replica_takes() -> None:
+    policy = Kpa(options())
+    for second in range(0, 60, 5):
+        last = kpa(policy, float(second), 5, 300.0 + second)
+    assert last == (math.ceil((300.0 + 27.5) / 70.0), ScalingReason.CONCURRENCY)
+
+
+def test_kpa_panics_when_six_seconds_need_twice_as_many() -> None:
+    policy = Kpa(options())
+    for second in range(0, 60, 5):
+        kpa(policy, float(second), 2, 100.0)
+    assert kpa(policy, 60.0, 2, 560.0) == (5, ScalingReason.PANIC), "330 at once in six seconds"
+    # and does not go down before a minute without panic is over
+    assert kpa(policy, 65.0, 5, 10.0) == (5, ScalingReason.PANIC)
+    assert kpa(policy, 120.0, 5, 10.0) == (5, ScalingReason.PANIC)
+    assert kpa(policy, 125.0, 5, 10.0)[1] is ScalingReason.CONCURRENCY
+
+
+def test_kpa_goes_down_to_half_at_a_time() -> None:
+    assert kpa(Kpa(options()), 0.0, 9, 1.0)[0] == 4
+
+
+def test_kpa_takes_one_prompt_at_a_time() -> None:
+    pool = replace(prefills(3), running_requests=1.0, queued_requests=0.5)
+    want = Kpa(options()).wants(seen(0.0, NOTHING, pool))["prefill"]
+    assert want.replicas == math.ceil(4.5 / 0.7)
+
+
+# ------------------------------------------------------------------ Dynamo
+
+
+def dynamo(policy: Dynamo, at_s: float, asked: Demand, service: Service | None = None) -> int:
+    return wanted(policy, seen(at_s, asked, prefills(3), decodes(3), service=service))
+
+
+def test_dynamo_divides_demand_by_throughput_without_headroom() -> None:
+    wants = Dynamo(options()).wants(seen(0.0, demand(4.0, 2.5), prefills(3), decodes(3)))
+    assert (wants["prefill"].replicas, wants["decode"].replicas) == (4, 3)
+
+
+def test_dynamo_moves_by_eight_at_most() -> None:
+    assert dynamo(Dynamo(options()), 0.0, demand(19.0, 1.0)) == 11
+
+
+def test_dynamo_adds_one_while_the_mean_is_late_and_takes_one_away_when_it_is_not() -> None:
+    late, early = Service(ttft_mean_s=2.1), Service(ttft_mean_s=0.5)
+    policy = Dynamo(options())
+    dynamo(policy, 0.0, demand(1.0, 1.0))
+    assert dynamo(policy, 5.0, demand(1.0, 1.0), late) == 4
+    assert dynamo(policy, 8.0, demand(1.0, 1.0), late) == 3, "not within five seconds"
+    assert dynamo(policy, 10.0, demand(1.0, 1.0), early) == 2
+
+
+def test_dynamo_does_nothing_while_replicas_start() -> None:
+    policy = Dynamo(options())
+    dynamo(policy, 0.0, demand(1.0, 1.0))
+    late = Service(ttft_mean_s=2.1)
+    observation = seen(5.0, demand(1.0, 1.0), prefills(2, starting=1), decodes(3), service=late)
+    assert wanted(policy, observation) == 3
+
+
+def test_dynamos_throughput_is_the_floor_of_its_load_loop() -> None:
+    policy = Dynamo(options())
+    dynamo(policy, 0.0, demand(3.0, 1.0))
+    assert dynamo(policy, 5.0, demand(3.0, 1.0), Service(ttft_mean_s=0.1)) == 3
+
+
+# ------------------------------------------------------------------ WVA
+
+
+def test_a_line_of_steps_is_learned_from_batches_that_differ() -> None:
+    line = StepLine()
+    for batch in (10, 40, 80, 20, 60) * 20:
+        line.learn(batch, 0.010 + batch * 2e-4)
+    assert line.alpha_s == pytest.approx(0.010, rel=1e-3)
+    assert line.beta_s == pytest.approx(2e-4, rel=1e-3)
+    assert line.batch(0.030) == pytest.approx(100.0, rel=1e-3)
+
+
+def test_batches_that_do_not_differ_teach_no_slope() -> None:
+    line = StepLine()
+    for _ in range(50):
+        line.learn(10.0, 0.02)
+    assert line.batch(0.05) is None
+
+
+def test_wva_wants_as_many_as_the_rate_takes_on_average() -> None:
+    wants = Wva(options()).wants(seen(0.0, demand(5.0, 2.5), prefills(3), decodes(3)))
+    # a prompt takes 0.1 s, of 2 s: 5 / (1 - 0.1 / 2) replicas' worth
+    assert wants["prefill"].replicas == math.ceil(5.0 / 0.95)
+    assert wants["decode"].replicas == 3
+
+
+def test_wva_goes_down_as_slowly_as_what_carries_it_out() -> None:
+    policy = Wva(options())
+    policy.wants(seen(0.0, demand(5.0, 2.5), prefills(6), decodes(3)))
+    assert wanted(policy, seen(290.0, demand(1.0, 1.0), prefills(6), decodes(3))) == 6
+    assert wanted(policy, seen(310.0, demand(1.0, 1.0), prefills(6), decodes(3))) == 2
+
+
+# ------------------------------------------------------------------ the oracle
+
+
+def test_the_oracle_has_ready_what_will_be_needed_and_no_longer() -> None:
+    policy = Oracle(options(), lambda at_s: demand(6.0 if 300 <= at_s < 400 else 1.0, 1.0))
+    needs = {
+        at_s: wanted(policy, seen(at_s, NOTHING, prefills(3), decodes(3)))
+        for at_s in (200.0, 240.0, 390.0, 410.0)
+    }
+    assert needs == {200.0: 2, 240.0: 7, 390.0: 7, 410.0: 2}
+
+
+def test_the_oracle_needs_no_less_than_the_present_takes() -> None:
+    asked = demand(6.0, 3.0)
+    oracle = Oracle(options(), lambda _: asked).wants(seen(0.0, asked, prefills(1), decodes(1)))
+    ours = SloPolicy(options()).wants(seen(0.0, asked, prefills(1), decodes(1)))
+    assert {name: want.replicas for name, want in oracle.items()} == {
+        name: want.replicas for name, want in ours.items()
+    }
+
+
+# ------------------------------------------------------------------ all of them
+
+
+@pytest.mark.parametrize("rule", list(ScalingRule))
+def test_every_rule_has_a_policy_of_its_name(rule: ScalingRule) -> None:
+    assert scaling_policy(rule, options()).name == rule
+    assert set(RULES) == set(ScalingRule)
+
+
+@pytest.mark.parametrize("rule", list(ScalingRule))
+def test_every_rule_speaks_of_every_pool_in_whatever_order(rule: ScalingRule) -> None:
+    pools = [busy(3, 0.9), crowded(2, 100.0)]
+    one = scaling_policy(rule, options()).wants(seen(0.0, demand(3.0, 2.0), *pools))
+    two = scaling_policy(rule, options()).wants(seen(0.0, demand(3.0, 2.0), *pools[::-1]))
+    assert one == two
+    assert set(one) == {"prefill", "decode"}
+
+
+@pytest.mark.parametrize("rule", list(ScalingRule))
+def test_every_rule_bears_silence_and_unknown_capacities(rule: ScalingRule) -> None:
+    policy = scaling_policy(rule, options())
+    unknown = [
+        replace(pool, prefill_tokens_per_s=None, decode_tokens_per_s=None, decode_streams=None)
+        for pool in (prefills(0), decodes(2))
+    ]
+    for second in range(0, 400, 10):
+        wants = policy.wants(seen(float(second), NOTHING, *unknown))
+        assert all(want.replicas >= 0 for want in wants.values())
+
+
+class Own:
+    """A user's own policy."""
+
+    name = "own"
+
+    def __init__(self, options: AutoscalerOptions) -> None:
+        self.options = options
+
+    def wants(self, seen: Observation) -> dict[str, object]:
+        return {}
+
+
+def nothing(options: AutoscalerOptions) -> None:
+    """Makes no policy."""
+
+
+def test_a_users_own_policy_is_loaded_with_the_options() -> None:
+    given = options()
+    policy = scaling_policy("tests.policy.scaling.test_rules_of_others:Own", given)
+    assert policy.name == "own"
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("nonsense", "no policy of that name, wanted one of slo"),
+        ("no.such.module:f", "ModuleNotFoundError"),
+        ("tests.policy.scaling.test_rules_of_others:absent", "AttributeError"),
+        ("tests.policy.scaling.test_rules_of_others:nothing", "made a NoneType"),
+    ],
+)
+def test_a_policy_that_cannot_be_used_is_refused_in_words(rule: str, message: str) -> None:
+    with pytest.raises(ConfigInvalid, match=message):
+        scaling_policy(rule, options())
