@@ -162,6 +162,19 @@ async def test_a_dry_run_does_nothing() -> None:
     assert {one.pool: one.want for one in world.loop.history()[-1].decisions}["decode"] == 5
 
 
+async def test_a_dry_run_makes_no_call_again_that_has_failed_before() -> None:
+    world = World()
+    await world.settle()
+    world.fleet.acting_fails = TimeoutError("busy")
+    world.loop.reconfigure(plan(decode=5))
+    await world.turn()
+    world.fleet.acting_fails = None
+    world.fleet.calls.clear()
+    world.loop.reconfigure(plan(decode=5, dry_run=True))
+    await world.turn(2)
+    assert world.fleet.calls == []
+
+
 async def test_a_replica_is_told_to_play_another_role() -> None:
     world = World(plan(rule=FLIP_ONE))
     await world.turn(2)
