@@ -254,11 +254,14 @@ def premium(rate_per_s: float, seed: int) -> dict[str, float]:
 
 
 def fairness(rate_per_s: float, seed: int) -> dict[str, float]:
-    """Three tenants of weights 1, 2 and 4, each of which asks for as much: who got how much."""
+    """Three tenants of weights 1, 2 and 4, each of which asks for as much: who got how much.
+
+    Three times the plateau in all, so that even the largest share, 4/7, is less than what is asked.
+    """
     weights = {"one": 1.0, "two": 2.0, "four": 4.0}
     by = tuple(Asks(tenant=name, share=1.0) for name in weights)
     tenants = {name: Tenant(name=name, weight=weight) for name, weight in weights.items()}
-    records = served(load(2 * rate_per_s, seed, by=by), AdmissionRule.PREDICTED, tenants=tenants)
+    records = served(load(3 * rate_per_s, seed, by=by), AdmissionRule.PREDICTED, tenants=tenants)
     got: Counter[str] = Counter()
     for one in records:
         got[one.tenant] += one.gpu_s  # type: ignore[assignment]  # a counter of seconds
