@@ -669,7 +669,8 @@ def test_a_configuration_of_defaults_gives_the_coordinator_its_own_defaults(load
 def test_the_coordinator_is_bound_by_what_the_configuration_says(load: Load) -> None:
     text = (
         LEAST + "admission: {max_prompt_tokens: 8, max_queue: 7, max_queue_wait: 1s, timeouts: "
-        "{first_token: 2s, stall: 3s, total: 4s, resume: 5s}}\ntransfer: {deadline: 6s, lease: 7s}"
+        "{first_token: 2s, stall: 3s, total: 4s, resume: 5s,"
+        " drain: 8s}}\ntransfer: {deadline: 6s, lease: 7s}"
     )
     assert coordinator_limits(load(text).config) == CoordinatorLimits(
         max_prompt_tokens=8,
@@ -681,6 +682,7 @@ def test_the_coordinator_is_bound_by_what_the_configuration_says(load: Load) -> 
         resume_wait_s=5.0,
         transfer_s=6.0,
         lease_s=7.0,
+        drain_patience_s=8.0,
     )
 
 

@@ -150,15 +150,11 @@ def _of_field(field: Field, value: object, path: Path) -> Iterator[tuple[Path, s
 
 def _in_order(before: Mapping[Path, str], after: Mapping[Path, str]) -> list[Path]:
     """All paths of both, what only one has beside what it stands near to."""
-    place = {path: float(index) for index, path in enumerate(before)}
-    last = -1.0
+    place = {path: index for index, path in enumerate(before)}
+    last = -1
     for path in after:
-        if path in before:
-            last = place[path]
-        else:
-            last += 1e-6
-            place[path] = last
-    return sorted(place, key=place.__getitem__)
+        last = place.setdefault(path, last)
+    return sorted(place, key=place.__getitem__)  # equal places stay in the order they came in
 
 
 def _is_secret(path: Path) -> bool:
