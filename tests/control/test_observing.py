@@ -364,6 +364,15 @@ def test_the_busy_share_is_of_the_replicas_that_take_work() -> None:
     assert seen.pools["decode"].busy_fraction == 0.75
 
 
+def test_what_replicas_computed_is_booked_once_whoever_reports_it_and_how_often() -> None:
+    watch = Watch()
+    for at_s, busy_s in ((0.0, 100.0), (2.0, 101.0), (4.0, 103.5), (4.0, 103.5), (6.0, 104.0)):
+        told = [report(name, at_s, pools=(pool(busy_s),)) for name in ("a", "b")]
+        watch.see(*told, states={"decode": PoolState(role=Role.DECODE, gpus_per_replica=2.0)})
+    held = watch.observer.ledgers.pools()["decode"]
+    assert (held.busy_s, held.device_s) == (2 * 4.0, 2 * 2 * 8.0)
+
+
 def test_a_capacity_that_the_believed_one_lacks_is_taken_from_another() -> None:
     watch = Watch()
     known = pool(

@@ -110,15 +110,15 @@ def pool(name: str = "decode", **changes: object) -> PoolObservation:
 
 def test_replicas_cost_from_being_asked_for_to_being_gone() -> None:
     ledgers = Ledgers()
-    ledgers.held([pool()], 10.0)
-    ledgers.held([pool(starting=1, draining=2, busy_fraction=0.5)], 20.0)
-    assert ledgers.pools()["decode"] == Held(device_s=5 * 4 * 10.0, busy_s=0.5 * 2 * 4 * 10.0)
+    ledgers.held([pool()], {}, 10.0)
+    ledgers.held([pool(starting=1, draining=2)], {"decode": 7.0}, 20.0)
+    assert ledgers.pools()["decode"] == Held(device_s=5 * 4 * 10.0, busy_s=4 * 7.0)
 
 
 def test_a_clock_that_goes_back_costs_nothing() -> None:
     ledgers = Ledgers()
-    ledgers.held([pool()], 10.0)
-    ledgers.held([pool()], 5.0)
+    ledgers.held([pool()], {}, 10.0)
+    ledgers.held([pool()], {}, 5.0)
     assert ledgers.pools()["decode"].device_s == 0.0
 
 

@@ -69,16 +69,18 @@ class Ledgers:
         while len(self._last) > _MOST_COORDINATORS:
             self._fold(self._last.popitem(last=False)[1])
 
-    def held(self, pools: Iterable[PoolObservation], now_s: float) -> None:
-        """So many replicas there were since the last look."""
+    def held(
+        self, pools: Iterable[PoolObservation], computed_s: Mapping[str, float], now_s: float
+    ) -> None:
+        """So many replicas there were since the last look; `computed_s` is what they computed."""
         gone_s = 0.0 if self._held_at_s is None else max(0.0, now_s - self._held_at_s)
         self._held_at_s = now_s
         for pool in pools:
-            known = self._held.get(pool.name, Held())
-            device_s = (pool.ready + pool.starting + pool.draining) * pool.gpus_per_replica * gone_s
-            busy_s = (pool.busy_fraction or 0.0) * pool.ready * pool.gpus_per_replica * gone_s
+            known, devices = self._held.get(pool.name, Held()), pool.gpus_per_replica
+            there = pool.ready + pool.starting + pool.draining
             self._held[pool.name] = Held(
-                device_s=known.device_s + device_s, busy_s=known.busy_s + busy_s
+                device_s=known.device_s + there * devices * gone_s,
+                busy_s=known.busy_s + computed_s.get(pool.name, 0.0) * devices,
             )
 
     # -------------------------------------------------------------- asked by operators

@@ -162,7 +162,8 @@ class Observer:
             name: self._pool(name, state, sane, now_s, troubles)
             for name, state in sorted(pools.items())
         }
-        self.ledgers.held(seen.values(), now_s)
+        computed_s = {name: self._computed_s(name, pools[name], sane, now_s) for name in pools}
+        self.ledgers.held(seen.values(), computed_s, now_s)
         in_use = self._objectives(rated)
         return Observation(
             at_s=now_s,
@@ -300,6 +301,19 @@ class Observer:
             queued_tokens=found.queued_tokens * each,
             kv_used_fraction=min(1.0, found.kv_used_fraction),
         )
+
+    def _computed_s(
+        self, pool: str, state: PoolState, sane: Sequence[CoordinatorReport], now_s: float
+    ) -> float:
+        """How long its replicas computed, all together, since the report before this one."""
+        best = most_telling(pool, state, sane)
+        if best is None:
+            return 0.0
+        one = self._watched[best[0].coordinator_id]
+        if one.newest_at_s < now_s or one.span_s <= 0:
+            return 0.0
+        now, before = one.samples[-1].busy_s, one.samples[-2].busy_s
+        return max(0.0, now.get(pool, 0.0) - before.get(pool, now.get(pool, 0.0)))
 
     def _busy(self, pool: str, report: CoordinatorReport, working: int) -> float | None:
         """What share of the window its replicas computed, as the one that is believed has it."""
