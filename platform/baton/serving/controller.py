@@ -18,6 +18,7 @@ from baton.serving import live_config
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Member, Membership
+from baton.serving.packing import packed
 from baton.serving.quota_desk import QuotaDesk
 from baton.serving.scaling_loop import ScalingLoop
 from baton.serving.scaling_plan import observer_options, scaling_plan
@@ -200,21 +201,22 @@ class Controller:
         self._holder.follow(generations)
         log_event(_LOGGER, logging.INFO, "controller_started", {"controller": replica_name()})
 
-    async def status(self) -> Told:
-        """See `ControllerBody.status`; also which generation of the configuration holds."""
-        return {**await self._body.status(), "generation": self._holder.live.generation}
+    async def status(self) -> bytes:
+        """See `ControllerBody.status`; also which generation of the configuration holds; packed."""
+        told = await self._body.status()
+        return packed({**told, "generation": self._holder.live.generation})
 
     async def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Told:
         """See `ControllerBody.scale`."""
         return await self._body.scale(pool, replicas, for_s)
 
-    async def usage(self) -> Told:
-        """See `ControllerBody.usage`."""
-        return self._body.usage()
+    async def usage(self) -> bytes:
+        """See `ControllerBody.usage`; packed."""
+        return packed(self._body.usage())
 
-    async def explain_scale(self, ticks: int) -> Told:
-        """See `ControllerBody.explain_scale`."""
-        return self._body.explain_scale(ticks)
+    async def explain_scale(self, ticks: int) -> bytes:
+        """See `ControllerBody.explain_scale`; packed."""
+        return packed(self._body.explain_scale(ticks))
 
     async def config(self) -> LiveConfig:
         """What holds now."""

@@ -19,6 +19,7 @@ from baton.serving.cluster_state import ClusterState
 from baton.serving.front import front_is_direct
 from baton.serving.live_config import forget_all
 from baton.serving.names import APP, INGRESS
+from baton.serving.packing import unpacked
 from baton.serving.preflight import check_cluster
 
 _POLL_S = 0.5
@@ -40,7 +41,7 @@ def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         handle = serve.get_deployment_handle(deployment, APP)
-        return list(handle.broadcast(method, *arguments).results(timeout_s=_ASK_S))
+        answers = handle.broadcast(method, *arguments).results(timeout_s=_ASK_S)
     except TimeoutError as error:
         raise TimedOut(
             f"{deployment} did not answer {method!r} within {_ASK_S:.0f} s", "try again"
@@ -49,6 +50,7 @@ def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
         why = str(error).strip().partition("\n")[0]
         remedy = "it may just be replaced: try again in some seconds"
         raise NotRunning(f"{deployment} cannot be asked: {why}", remedy) from error
+    return [unpacked(answer) for answer in answers]
 
 
 class LocalDeployment:

@@ -34,6 +34,7 @@ from baton.serving.fleet_watch import FleetWatch
 from baton.serving.front_door import FrontDoor, frontend_limits
 from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Membership
+from baton.serving.packing import packed, packed_report
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.records import RecordBook, Story, story
@@ -269,21 +270,21 @@ class Ingress:
         log_event(_LOGGER, logging.INFO, "ingress_started", {"ingress": replica_name()})
         return app
 
-    async def status(self) -> dict[str, object]:
-        """See `IngressBody.status`."""
-        return self._started().status()
+    async def status(self) -> bytes:
+        """See `IngressBody.status`; packed."""
+        return packed(self._started().status())
 
-    async def explain(self, request_id: str) -> list[Story]:
-        """See `IngressBody.explain`."""
-        return self._started().explain(request_id)
+    async def explain(self, request_id: str) -> bytes:
+        """See `IngressBody.explain`; packed."""
+        return packed(self._started().explain(request_id))
 
-    async def links(self) -> list[Row]:
-        """See `IngressBody.links`."""
-        return self._started().links()
+    async def links(self) -> bytes:
+        """See `IngressBody.links`; packed."""
+        return packed(self._started().links())
 
-    async def report(self) -> CoordinatorReport:
-        """See `IngressBody.report`."""
-        return self._started().report()
+    async def report(self) -> bytes:
+        """See `IngressBody.report`; packed."""
+        return packed_report(self._started().report())
 
     async def take_quotas(self, shares: Mapping[str, Mapping[str, QuotaShare]]) -> str | None:
         """See `IngressBody.take_quotas`."""

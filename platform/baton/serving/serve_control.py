@@ -42,6 +42,8 @@ class Answers:
     given: tuple[object, ...] = ()
     missing: tuple[str, ...] = ()
     """For each that gave none, why."""
+    refs: tuple[object, ...] = ()
+    """Ray's references to large answers, to be held for a moment: see `serving.packing`."""
 
 
 def find_controller() -> ActorHandle:
@@ -150,7 +152,7 @@ async def call_all(
             missing.append(f"{deployment}: {_why(failure, timeout_s)}")
         else:
             given.append(call.result())
-    return Answers(given=tuple(given), missing=tuple(missing))
+    return Answers(given=tuple(given), missing=tuple(missing), refs=tuple(results))
 
 
 def _why(error: BaseException, timeout_s: float) -> str:

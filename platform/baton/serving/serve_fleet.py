@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from baton.control.autoscaler import Override
-from baton.domain.demand import CoordinatorReport
 from baton.domain.errors import RoleNotPossible
 from baton.domain.fleet import Role
 from baton.runtime.ports import Clock
 from baton.serving import overrides as kept
 from baton.serving import serve_control
 from baton.serving.names import INGRESS
+from baton.serving.packing import unpacked_report
 from baton.serving.quota_desk import Shares
 from baton.serving.scaling_ports import Reports
 from baton.serving.serve_control import DeploymentState
@@ -40,6 +40,7 @@ class ServeFleet:
     def __init__(self, app: str, pools: Sequence[str]) -> None:
         self._app = app
         self._pools = tuple(pools)
+        self._refs: tuple[object, ...] = ()
 
     async def states(self) -> Mapping[str, DeploymentState]:
         """Every pool that Serve knows."""
@@ -48,8 +49,9 @@ class ServeFleet:
     async def reports(self) -> Reports:
         """What ingresses report, and for each that does not, why."""
         answers = await serve_control.call_all(self._app, INGRESS, "report", timeout_s=_ASK_S)
-        reports = tuple(one for one in answers.given if isinstance(one, CoordinatorReport))
-        return reports, answers.missing
+        self._refs = answers.refs  # until the next round
+        reports = (unpacked_report(one) for one in answers.given)
+        return tuple(one for one in reports if one is not None), answers.missing
 
     async def scale(self, pool: str, replicas: int) -> None:
         """Have exactly so many replicas of a pool."""

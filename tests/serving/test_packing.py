@@ -1,0 +1,41 @@
+"""Answers that are packed say the same, and stay small."""
+
+from __future__ import annotations
+
+from baton.domain.demand import CoordinatorReport, Tally
+from baton.domain.fleet import Role
+from baton.serving.packing import packed, packed_report, unpacked, unpacked_report
+
+INLINE_BYTES = 100 * 1024
+"""What Ray still puts into its own message."""
+
+
+def test_plain_values_come_back_and_others_as_text() -> None:
+    told = {"a": [1, 2.5, None, True], "role": Role.DECODE, "left": {1, 2}.__len__}
+    (number, role, left) = unpacked(packed(told)).values()  # type: ignore[attr-defined]
+    assert (number, role) == ([1, 2.5, None, True], "decode")
+    assert isinstance(left, str)
+
+
+def test_what_was_not_packed_is_left_as_it_is() -> None:
+    assert unpacked({"generation": 3}) == {"generation": 3}
+    assert unpacked_report({"generation": 3}) is None
+    assert unpacked_report(packed_report.__name__) is None
+
+
+def test_six_hundred_ticks_with_all_their_numbers_go_into_a_message() -> None:
+    inputs = {f"input_{number}_tokens_per_s": number * 1.37 for number in range(20)}
+    pools = [{"pool": pool, "have": 2, "want": 3, "inputs": inputs} for pool in ("p", "d")]
+    ticks = [{"age_s": age * 2.013, "held": "", "pools": pools} for age in range(600)]
+    assert len(packed({"ticks": ticks})) < INLINE_BYTES
+
+
+def test_a_report_of_a_thousand_tenants_comes_back_and_goes_into_a_message() -> None:
+    rows = tuple(
+        Tally("default", f"tenant-{number}", "m", "decode", judged=number, gpu_s=number / 7)
+        for number in range(1000)
+    )
+    report = CoordinatorReport(coordinator_id="i", at_s=1.0, tallies=rows)
+    sent = packed_report(report)
+    assert len(sent) < INLINE_BYTES
+    assert unpacked_report(sent) == report
