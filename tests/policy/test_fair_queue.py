@@ -110,6 +110,15 @@ def test_one_that_was_idle_has_saved_up_nothing() -> None:
     assert abs(first_ten.count("a") - first_ten.count("b")) <= 1
 
 
+def test_one_that_was_idle_for_a_while_has_saved_up_nothing_either() -> None:
+    queue = queue_of(one("b"), *[one("a") for _ in range(30)])
+    served(queue, 21)
+    for _ in range(10):
+        queue.push(one("b"))
+    first_ten = [each.flow for each in served(queue, 10)]
+    assert abs(first_ten.count("a") - first_ten.count("b")) <= 1
+
+
 def test_one_that_was_served_at_once_is_charged_for_it() -> None:
     queue = queue_of(one("a"))
     served(queue)
