@@ -126,3 +126,15 @@ def test_demand_of_another_scale_is_forecast_at_that_scale(factor: float) -> Non
     assert other.predict(HORIZON_S, quantile=0.8) == pytest.approx(
         factor * one.predict(HORIZON_S, quantile=0.8)
     )
+
+
+def test_headroom_for_jumps_does_not_lead_beyond_the_most_that_was_seen() -> None:
+    forecast = Forecast()
+    for tick in range(300):
+        burst = (tick // 10) % 5 == 0
+        forecast.observe(2.0 * tick, 1000.0 if burst else 50.0, horizon_s=30.0)
+    for tick in range(300, 310):
+        forecast.observe(2.0 * tick, 1000.0, horizon_s=30.0)
+    mean = forecast.predict(30.0)
+    assert forecast.predict(30.0, quantile=0.95) <= max(mean, 1000.0) * 1.001
+    assert forecast.predict(30.0, quantile=0.95) >= mean

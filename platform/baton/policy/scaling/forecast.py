@@ -4,8 +4,10 @@ Theory of operation. A level and a damped trend are smoothed from the rates that
 time between them, so that uneven ticks and gaps do no harm. Every so often what is predicted for
 one horizon ahead is put aside, and compared when its time comes. The last few dozen of these
 errors, relative to what was predicted, give a quantile that is added to what is predicted next. So
-steady demand costs little headroom and jumpy demand costs much, without anybody setting it. Memory
-is bounded, and nothing is ever negative.
+steady demand costs little headroom and jumpy demand costs much, without anybody setting it. Errors
+of a lull, which are large beside what was predicted then, say little of a burst's: what is added
+never leads beyond the most that has been seen, which is forgotten over an hour. Memory is bounded,
+and nothing is ever negative.
 
 Source: E. Gardner and E. McKenzie, Forecasting trends in time series (1985), for the damped trend,
 written for uneven steps: with smoothing times T the weight of a step dt is 1 - exp(-dt / T).
@@ -45,6 +47,8 @@ class Forecast:
         self._level = 0.0
         self._trend = 0.0
         self._usual = 0.0
+        self._most = 0.0
+        """Seen, falling to what is usual."""
         self._open: deque[tuple[float, float]] = deque()
         self._errors: deque[float] = deque(maxlen=_ERRORS)
 
@@ -66,7 +70,7 @@ class Forecast:
         if quantile is None or len(self._errors) < _FEWEST_ERRORS:
             return mean
         error = _quantile(sorted(self._errors), quantile)
-        return max(0.0, mean + error * self._scale(mean))
+        return max(0.0, min(mean + error * self._scale(mean), max(mean, self._most)))
 
     def _mean(self, horizon_s: float) -> float:
         lasts_s = self._trend_s * -math.expm1(-horizon_s / self._trend_s)
@@ -76,7 +80,8 @@ class Forecast:
         return max(predicted, _FLOOR * self._usual, 1e-9)
 
     def _begin(self, at_s: float, rate: float) -> None:
-        self._at_s, self._level, self._trend, self._usual = at_s, rate, 0.0, rate
+        self._at_s, self._level, self._trend = at_s, rate, 0.0
+        self._usual = self._most = rate
         self._open.clear()
 
     def _smooth(self, step_s: float, rate: float) -> None:
@@ -86,7 +91,9 @@ class Forecast:
         seen_trend = (self._level - before) / step_s
         kept = math.exp(-step_s / self._trend_s)
         self._trend = self._trend * kept + seen_trend * (1.0 - kept)
-        self._usual += (rate - self._usual) * -math.expm1(-step_s / _USUAL_S)
+        forgotten = -math.expm1(-step_s / _USUAL_S)
+        self._usual += (rate - self._usual) * forgotten
+        self._most = max(rate, self._most + (self._usual - self._most) * forgotten)
 
     def _compare(self, at_s: float, rate: float) -> None:
         while self._open and self._open[0][0] <= at_s:
