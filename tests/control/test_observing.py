@@ -129,6 +129,20 @@ def test_a_coordinator_that_began_again_counts_as_new(again: CoordinatorReport) 
     assert any("no rates yet" in one for one in seen.missing)
 
 
+def test_a_clock_that_goes_back_alone_says_that_it_is_another_life() -> None:
+    watch = Watch()
+    watch.see(report("a", 5.0, 100))
+    watch.see(report("a", 7.0, 200))
+    seen = watch.see(report("a", 6.0, 300))
+    assert any("no rates yet" in one for one in seen.missing)
+
+
+def test_a_coordinator_that_answers_twice_is_counted_once() -> None:
+    watch = Watch()
+    twice = report("a", 0.0, in_flight=3)
+    assert watch.see(twice, twice).service.in_flight == 3
+
+
 def test_totals_that_go_back_a_little_are_no_negative_rate() -> None:
     watch = Watch()
     watch.see(report("a", 0.0, 10))

@@ -56,6 +56,13 @@ def test_what_a_coordinator_did_before_it_began_again_is_not_lost() -> None:
     assert ledgers.spent() == (Spent("acme", "d", 9.0),)
 
 
+def test_counts_that_go_back_alone_say_that_it_is_another_life() -> None:
+    ledgers = begun()
+    ledgers.take(report("a", 5.0, tally(judged=7)), LATER_S)
+    ledgers.take(report("a", 9.0, tally(judged=2)), LATER_S + 1)
+    assert [row.judged for row in ledgers.tallies()] == [9]
+
+
 def test_coordinators_that_are_older_than_the_ledgers_count_from_their_first_report() -> None:
     ledgers = Ledgers()
     old = report("a", 500.0, tally(judged=100), spent=(Spent("acme", "d", 50.0),))
