@@ -98,3 +98,10 @@ def test_a_pool_keeps_its_version_whatever_else_changes(change: str) -> None:
     assert pool_version(config("sim.yaml", change), "decode") == pool_version(
         config("sim.yaml"), "decode"
     )
+
+
+def test_what_a_pool_does_not_take_from_its_model_is_no_part_of_its_version() -> None:
+    own = "pools.decode.engine.max_num_seqs=256"
+    assert pool_version(config("sim.yaml", own, "model.engine.max_num_seqs=9"), "decode") == (
+        pool_version(config("sim.yaml", own), "decode")
+    )
