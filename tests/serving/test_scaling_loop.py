@@ -44,9 +44,9 @@ FLIP_ONE = f"{__name__}:FlipOne"
 
 async def test_a_pool_is_told_exactly_how_many_replicas_to_have() -> None:
     world = World(plan(decode=5))
-    await world.settle()
-    await world.turn()
+    await world.turn(2)
     assert world.fleet.targets == {"prefill": 2, "decode": 5}
+    assert world.loop.states["decode"].target == 5, "operators are told at once"
 
 
 async def test_nothing_is_done_again_while_a_pool_has_what_it_should() -> None:
@@ -201,8 +201,8 @@ def test_replicas_that_play_the_role_already_are_not_flipped() -> None:
 
 def test_only_replicas_of_the_pool_are_flipped() -> None:
     world = World()
-    flip = FlipReplicas(pool="decode", replicas=1, to=Role.PREFILL)
-    assert whom_to_flip(flip, (world.fleet.report(),)) == ("decode-0",)
+    flip = FlipReplicas(pool="prefill", replicas=3, to=Role.MIXED)
+    assert whom_to_flip(flip, (world.fleet.report(),)) == ("prefill-0", "prefill-1")
 
 
 # ----------------------------------------------------------------------- an operator's word
@@ -249,21 +249,27 @@ async def test_an_override_survives_a_new_controller() -> None:
     assert override.until_s == pytest.approx(world.clock.at_s - 2.0 + 60.0)
 
 
-async def test_an_override_that_ran_out_while_no_controller_was_there_is_undone() -> None:
+async def test_an_override_that_ran_out_while_no_controller_was_there_is_undone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World(plan(rule="static"))
     world.memory.overrides = {"decode": Override(replicas=6, until_s=50.0)}
     world.fleet.targets["decode"] = 6
     await world.turn()
     assert world.fleet.targets["decode"] == 2
     assert world.memory.overrides == {}
+    assert "override_dropped" not in caplog.messages, "it was kept for as long as it was to be"
 
 
-async def test_a_kept_override_that_is_not_possible_any_more_is_dropped() -> None:
+async def test_a_kept_override_that_is_not_possible_any_more_is_dropped_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World()
     world.memory.overrides = {"decode": Override(replicas=99)}
     await world.turn(2)
     assert world.fleet.targets["decode"] == 2
     assert world.loop.overrides() == world.memory.overrides == {}
+    assert "override_dropped" in caplog.messages
 
 
 async def test_an_override_that_cannot_be_carried_out_yet_is_said_and_tried_again() -> None:
@@ -275,6 +281,19 @@ async def test_an_override_that_cannot_be_carried_out_yet_is_said_and_tried_agai
     world.fleet.acting_fails = None
     await world.turn()
     assert world.fleet.targets["decode"] == 6
+
+
+async def test_what_failed_once_is_no_trouble_when_the_pool_has_what_it_should() -> None:
+    world = World(plan(rule="static"))
+    await world.settle()
+    world.fleet.acting_fails = TimeoutError("busy")
+    with pytest.raises(ScalingRefused):
+        await world.told(asyncio.ensure_future(world.loop.override("decode", 3, for_s=5.0)))
+    world.fleet.targets["decode"] = 3  # somebody has helped
+    await world.told(asyncio.ensure_future(world.loop.override("decode", 3, for_s=5.0)))
+    world.fleet.targets["decode"] = 2
+    await world.turn(4)
+    assert world.memory.overrides == {}
 
 
 @pytest.mark.parametrize(("pool", "replicas"), [("decode", 9), ("decode", -1), ("nobody", 1)])
@@ -307,7 +326,7 @@ async def test_without_an_autoscaler_a_pool_that_nobody_named_is_left_as_it_is(
     rules: object,
 ) -> None:
     world = World(rules)  # type: ignore[arg-type]
-    world.fleet.targets["decode"] = 7  # somebody has used Ray's own means
+    world.fleet.targets["decode"] = 12  # somebody has used Ray's own means, and is above `max`
     await world.turn(4)
     assert world.fleet.calls == []
 

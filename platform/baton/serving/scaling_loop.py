@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from baton.control.autoscaler import Autoscaler, Override
 from baton.control.observing import Observer
 from baton.domain.errors import ScalingRefused
-from baton.policy.scaling.actions import FlipReplicas, ScalingDecision, Tick
+from baton.policy.scaling.actions import FlipReplicas, Tick
 from baton.policy.scaling.observation import Observation
 from baton.runtime.ports import Clock
 from baton.serving.scaling_plan import ScalingPlan
@@ -302,8 +302,8 @@ class ScalingLoop:
             wanted |= {pool: bounds[pool].start for pool in ended & bounds.keys()}
         acted = False
         for pool, replicas in sorted(wanted.items()):
-            if pool in states and states[pool].target != replicas:
-                acted |= await self._scale(pool, states[pool].target, replicas, "operator")
+            if pool in states:
+                acted |= await self._reach(states[pool], replicas, "operator")
         undone = {pool for pool in ended & wanted.keys() if pool in self._failed}
         keep = overrides | {pool: kept[pool] for pool in undone}
         if keep != kept:
@@ -312,25 +312,21 @@ class ScalingLoop:
         return acted
 
     async def _carry_out(self, tick: Tick, looks: Looks) -> None:
-        if tick.held or tick.dry_run:
-            return
         decisions = {decision.pool: decision for decision in tick.decisions}
-        due = set(self._failed)
         for action in tick.actions:
             if isinstance(action, FlipReplicas):
                 await self._flip(action, looks)
-            else:
-                due.add(action.pool)
-        for pool in sorted(due & decisions.keys() & looks.states.keys()):
-            await self._reach(decisions[pool], looks.states[pool])
+            elif (state := looks.states.get(action.pool)) is not None:
+                decision = decisions[action.pool]
+                why = f"{decision.reason}: {decision.why}"
+                await self._reach(state, decision.want, why)
 
-    async def _reach(self, decision: ScalingDecision, state: DeploymentState) -> None:
-        """Have as many replicas as were decided on, unless that is so already."""
-        if state.target == decision.want:
-            self._failed.pop(decision.pool, None)
-        else:
-            why = f"{decision.reason}: {decision.why}"
-            await self._scale(decision.pool, state.target, decision.want, why)
+    async def _reach(self, state: DeploymentState, want: int, why: str) -> bool:
+        """Have exactly so many replicas of a pool; whether that had to be said."""
+        if state.target == want:
+            self._failed.pop(state.name, None)
+            return False
+        return await self._scale(state.name, state.target, want, why)
 
     async def _scale(self, pool: str, had: int, want: int, why: str) -> bool:
         done = await self._guarded(pool, f"scale to {want}", self._fleet.scale(pool, want))
