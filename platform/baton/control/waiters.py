@@ -86,9 +86,9 @@ class Waiters:
         return first
 
     def tried(self, now_s: float, *, again_in_s: float = 0.0) -> None:
-        """The first could not be let in; it may be after so long."""
+        """The first could not be let in; it may be after so long, or when something comes free."""
         self._failed_at_s = now_s
-        self.try_at_s = now_s + min(max(again_in_s, _PAUSE_S), _LOOK_S)
+        self.try_at_s = now_s + min(max(again_in_s or _LOOK_S, _PAUSE_S), _LOOK_S)
 
     def retry_after_s(self, *, otherwise_s: float) -> float:
         """When a client may come back for whom there is no room: once those who wait had turns."""
