@@ -226,7 +226,7 @@ class Autoscaler:
         have = pool.ready + pool.starting
         override, bounds = self._overrides.get(name), self._options.bounds.get(name)
         if override is not None:
-            return _overridden(name, have, override)
+            return _overridden(name, have, override, seen.at_s)
         if held or want is None or bounds is None:
             return _kept(name, have, held or _why_kept(want, bounds))
         pace = self._pools[name]
@@ -290,15 +290,17 @@ class Autoscaler:
                 self._pools[action.pool].changed(tick.at_s)
 
 
-def _overridden(name: str, have: int, override: Override) -> ScalingDecision:
-    until = "it is taken back" if override.until_s is None else f"{override.until_s:.0f} s"
+def _overridden(name: str, have: int, override: Override, at_s: float) -> ScalingDecision:
+    lasts = "until it is taken back"
+    if override.until_s is not None:
+        lasts = f"for {override.until_s - at_s:.0f} s more"
     return ScalingDecision(
         pool=name,
         have=have,
         want=override.replicas,
         asked=override.replicas,
         reason=ScalingReason.OVERRIDE,
-        why=f"set to {override.replicas} by hand until {until}",
+        why=f"set to {override.replicas} by hand, {lasts}",
     )
 
 
