@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -73,6 +74,10 @@ def test_a_replica_takes_the_most_streams_that_meet_the_objective() -> None:
     most = streams(0.02)
     assert TIMING.step_s(running=most, context_tokens=most * 1000) <= 0.02
     assert TIMING.step_s(running=most + 1, context_tokens=(most + 1) * 1000) > 0.02
+
+
+def test_an_objective_that_is_just_met_is_met() -> None:
+    assert streams(TIMING.step_s(running=50, context_tokens=50_000)) == 50
 
 
 def test_the_batch_and_the_cache_bound_the_streams_too() -> None:
@@ -150,6 +155,15 @@ def test_needs_exceed_loads_and_a_stricter_target_needs_more(
     assert load < math.ceil(need)
     crowd = decode_need(load, streams_per_replica=100.0, late_allowed=late)
     assert load < crowd < decode_need(load, streams_per_replica=100.0, late_allowed=late / 2)
+
+
+def test_little_demand_needs_a_small_part_of_a_replica_and_needs_do_not_jump() -> None:
+    def need(load: float) -> float:
+        return prefill_need(load, service_s=0.1, ttft_s=2.0, late_allowed=0.01)
+
+    assert 0 < need(0.01) < 0.25
+    needs = [need(step / 100) for step in range(1, 800)]
+    assert max(later - sooner for sooner, later in pairwise(needs)) < 0.1
 
 
 def test_large_pools_run_fuller_than_small_ones() -> None:
