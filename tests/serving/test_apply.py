@@ -11,7 +11,7 @@ import pytest
 
 from baton.config import DeploymentConfig, load_config
 from baton.domain.errors import ApplyRefused
-from baton.serving.apply import Applied, apply_config, new_sizes
+from baton.serving.apply import Applied, Patience, apply_config, new_sizes
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.live_config import ConfigFollower, Generations, LiveConfig
 
@@ -124,9 +124,8 @@ class Fleet:
         return [stillborn] if stillborn else []
 
     def apply(self, config: DeploymentConfig, *, dry_run: bool = False) -> Applied:
-        return apply_config(
-            self, config, dry_run=dry_run, now_s=lambda: float(self.waited), sleep=self._wait
-        )
+        patience = Patience(now_s=lambda: float(self.waited), sleep=self._wait)
+        return apply_config(self, config, dry_run=dry_run, patience=patience)
 
     def _wait(self, _seconds: float) -> None:
         self.waited += 1

@@ -107,69 +107,97 @@ class Applied:
     dry_run: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long things may take, and by which clock."""
+
+    replace_s: float = 600.0
+    """Until replicas are replaced."""
+    now_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
 def apply_config(
     running: Running,
     new: DeploymentConfig,
     *,
     dry_run: bool = False,
-    timeout_s: float = 600.0,
-    now_s: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    patience: Patience = Patience(),
 ) -> Applied:
     """Have a running deployment go by another configuration.
-
-    `timeout_s` is for replicas that have to be replaced.
 
     Raises:
         ApplyRefused: it cannot, and nothing has changed; or it ailed, and went back.
     """
-    began_s = now_s()
+    began_s = patience.now_s()
+    plan = _planned(running, new)
+    if plan.changes and not dry_run:
+        _make(running, plan, patience)
+    return Applied(
+        generation=plan.old.generation + (1 if plan.changes and not dry_run else 0),
+        changes=plan.changes,
+        resized={pool: (plan.sizes[pool], count) for pool, count in plan.wanted.items()},
+        replaced=plan.replaced,
+        took_s=patience.now_s() - began_s,
+        dry_run=dry_run,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What everybody could take."""
+
+    old: LiveConfig
+    new: DeploymentConfig
+    changes: tuple[Change, ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Of all pools, as they are."""
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    """Of those that change."""
+    replaced: tuple[str, ...] = ()
+    ailed: bool = False
+    """Whether it did before anything was changed."""
+
+
+def _planned(running: Running, new: DeploymentConfig) -> _Plan:
+    """What is to be done, after everybody was asked whether it could."""
     old = running.current()
     changes = diff(old.config, new)
     refuse_restarts(changes)
     if not changes:
-        return Applied(generation=old.generation, took_s=now_s() - began_s, dry_run=dry_run)
-    ailed_before = bool(running.problems())
-    before = dict(running.sizes())
-    wanted = new_sizes(old.config, new, before)
-    replaced = pools_to_replace(changes)
+        return _Plan(old=old, new=new, changes=())
+    ailed, sizes, replaced = bool(running.problems()), running.sizes(), pools_to_replace(changes)
     refusals = running.cannot_replace(new, replaced) if replaced else []
     if refusals := refusals or running.prepare(old.generation, new):
         raise ApplyRefused(_joined(refusals), "nothing has changed; put that right, apply again")
-    resized = {pool: (before[pool], count) for pool, count in wanted.items()}
-    if dry_run:
-        return Applied(
-            generation=old.generation,
-            changes=changes,
-            resized=resized,
-            replaced=replaced,
-            took_s=now_s() - began_s,
-            dry_run=True,
-        )
-    live = LiveConfig(generation=old.generation + 1, config=new)
+    return _Plan(
+        old=old,
+        new=new,
+        changes=changes,
+        sizes=sizes,
+        wanted=new_sizes(old.config, new, sizes),
+        replaced=replaced,
+        ailed=ailed,
+    )
+
+
+def _make(running: Running, plan: _Plan, patience: Patience) -> None:
+    """Commit, tell, resize, replace; or take it back."""
+    live = LiveConfig(generation=plan.old.generation + 1, config=plan.new)
     if not running.commit(live):
         what = f"generation {live.generation} was applied by somebody else at the same time"
         raise ApplyRefused(what, "nothing of yours has changed; look at --diff and apply again")
-    wrong = _carry_out(running, live, wanted)
-    if not wrong and replaced:
-        wrong = running.replace(new, before | wanted, timeout_s)
-    if not wrong and not ailed_before:
-        wrong = _still_ailing(running, now_s, sleep)
+    wrong = _carry_out(running, live, plan.wanted)
+    if not wrong and plan.replaced:
+        wrong = running.replace(plan.new, {**plan.sizes, **plan.wanted}, patience.replace_s)
+    if not wrong and not plan.ailed:
+        wrong = _still_ailing(running, patience)
     if wrong:
-        _take_back(running, live, old.config, {pool: before[pool] for pool in wanted})
-        if replaced:
-            wrong = [*wrong, *running.replace(old.config, before, timeout_s)]
+        wrong = [*wrong, *_take_back(running, plan, live.generation + 1, patience)]
         raise ApplyRefused(
             f"taken back, generation {live.generation + 1} is as before: {_joined(wrong)}",
             "look at 'baton status' and the replicas' logs",
         )
-    return Applied(
-        generation=live.generation,
-        changes=changes,
-        resized=resized,
-        replaced=replaced,
-        took_s=now_s() - began_s,
-    )
 
 
 def refuse_restarts(changes: Sequence[Change]) -> None:
@@ -244,24 +272,24 @@ def _carry_out(running: Running, live: LiveConfig, wanted: Mapping[str, int]) ->
     return []
 
 
-def _still_ailing(
-    running: Running, now_s: Callable[[], float], sleep: Callable[[float], None]
-) -> Sequence[str]:
-    until_s = now_s() + _AILING_S
+def _still_ailing(running: Running, patience: Patience) -> Sequence[str]:
+    until_s = patience.now_s() + _AILING_S
     while problems := running.problems():
-        if now_s() >= until_s:
+        if patience.now_s() >= until_s:
             return problems
-        sleep(_POLL_S)
+        patience.sleep(_POLL_S)
     return []
 
 
-def _take_back(
-    running: Running, live: LiveConfig, config: DeploymentConfig, sizes: Mapping[str, int]
-) -> None:
+def _take_back(running: Running, plan: _Plan, generation: int, patience: Patience) -> Sequence[str]:
     """The old configuration as the next generation, unless somebody has applied another since."""
-    back = LiveConfig(generation=live.generation + 1, config=config)
-    if running.commit(back):
-        _carry_out(running, back, sizes)
+    back = LiveConfig(generation=generation, config=plan.old.config)
+    if not running.commit(back):
+        return ["somebody else has applied another since"]
+    wrong = _carry_out(running, back, {pool: plan.sizes[pool] for pool in plan.wanted})
+    if plan.replaced:
+        wrong = [*wrong, *running.replace(plan.old.config, plan.sizes, patience.replace_s)]
+    return wrong
 
 
 def _joined(lines: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from baton.domain.errors import (
     TimedOut,
 )
 from baton.serving import demo as demonstration
-from baton.serving.apply import Applied, ApplyOptions, apply_config, restarts
+from baton.serving.apply import Applied, ApplyOptions, Patience, apply_config, restarts
 from baton.serving.apply import report as applied_report
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
@@ -120,7 +120,10 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
             return applied_report(shown, "shown")
         if not (options.allow_restart and restarts(shown.changes)):
             applied = apply_config(
-                running, config.config, dry_run=options.dry_run, timeout_s=options.timeout_s
+                running,
+                config.config,
+                dry_run=options.dry_run,
+                patience=Patience(replace_s=options.timeout_s),
             )
             return applied_report(applied, "dry run" if options.dry_run else "applied")
     if options.address is not None:
