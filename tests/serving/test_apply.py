@@ -267,6 +267,12 @@ def test_sizes_follow_the_configuration_where_nothing_else_decides(
     assert new_sizes(make(), make(*sets), sizes) == expected
 
 
+def test_a_pool_whose_counts_nobody_touched_is_left_as_it_is(make: Make) -> None:
+    by_hand = {"p": 2, "d": 9}
+    assert new_sizes(make(), make("slo.default.ttft=1s"), by_hand) == {}
+    assert new_sizes(make(), make("pools.d.replicas.max=8"), by_hand) == {"d": 8}
+
+
 # ------------------------------------------------------------------ the part of one process
 
 
