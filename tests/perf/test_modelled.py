@@ -106,3 +106,17 @@ def test_many_short_prompts_take_less_than_one_as_long_as_all_of_them() -> None:
 @given(st.integers(1, 5000), st.integers(0, 10_000))
 def test_a_queue_of_one_prompt_is_that_prompt(tokens: int, more: int) -> None:
     assert TIMING.prefill_s(tokens, length_tokens=tokens + more) == TIMING.prefill_s(tokens)
+
+
+class OnlyPairs:
+    """Steps that take as long as their pairs of tokens alone need."""
+
+    def step_s(self, batch: StepBatch) -> float:
+        return 1e-9 * batch.prefill_pairs
+
+
+@given(st.integers(2, 40), st.integers(1, 6000))
+def test_tokens_of_a_queue_attend_to_their_own_prompts_only(prompts: int, length: int) -> None:
+    timing = ModelledTiming(steps=OnlyPairs(), max_batched_tokens=2048, host_block_s=0.0)
+    asked = timing.prefill_s(prompts * length, length_tokens=length)
+    assert asked == pytest.approx(1e-9 * prompts * chunk_pairs(length, 0))

@@ -63,6 +63,24 @@ def test_no_stream_stays_where_prompts_take_the_time() -> None:
     assert route.decode_replica_id == "d0"
 
 
+def test_a_stream_does_not_stay_to_save_less_than_half_a_miss() -> None:
+    query = replace(QUERY, prompt_tokens=700)
+    decode = replica_view("d0", load=Load(running_requests=17, queued_tokens=500))
+    source = prefill(inflight_legs=14, inflight_streams=14)
+    decision = placed(source, decode, query=query)
+    assert decision.route.decode_replica_id == "d0"
+    assert 0.5 < decision.options[0].missed < 1
+    alone = placed(prefill(), decode, query=query)  # where nobody is held up by its prompt
+    assert alone.route.reason is RouteReason.DEFLECTED
+
+
+def test_a_stream_stays_where_prompts_take_less_of_the_time() -> None:
+    busier, quieter = prefill("p0"), prefill("p1", Load(queued_tokens=100, queued_requests=1))
+    timings = replace(TIMINGS, shares={"p0": 0.3})
+    route = placed(busier, quieter, replica_view("d0", load=FULL), timings=timings).route
+    assert (route.decode_replica_id, route.reason) == ("p1", RouteReason.DEFLECTED)
+
+
 @pytest.mark.parametrize(("streams", "stays"), [(15, True), (16, False), (40, False)])
 def test_streams_take_no_more_than_their_share_of_a_prefill_replica(
     streams: int, *, stays: bool
@@ -223,6 +241,21 @@ def test_a_mixed_replica_on_which_a_request_has_failed_does_not_prefill_it() -> 
     decision = placed(*views, query=query, options=PredictedOptions(), timings=timings)
     assert decision.route.mode is HandoffMode.LOCAL
     assert decision.route.decode_replica_id == "d0"
+
+
+def test_a_request_that_has_failed_everywhere_is_not_split_again() -> None:
+    views = replica_view("m0", Role.MIXED, Load(running_requests=1)), replica_view("d0", load=BUSY)
+    timings = replace(TIMINGS, by_pool={"mixed": replace(FAST, step=0.05)})
+    query = replace(QUERY, prompt_tokens=1600, avoid=frozenset({"m0", "d0"}))
+    decision = placed(*views, query=query, options=PredictedOptions(), timings=timings)
+    assert decision.route.reason is RouteReason.NO_PREFILL_REPLICA
+
+
+def test_where_all_do_both_none_prefills_for_another_though_the_prefill_pool_has_failed() -> None:
+    views = prefill(), *(replica_view(one, Role.MIXED, BUSY) for one in ("m0", "m1"))
+    query = replace(QUERY, prompt_tokens=1600, avoid=frozenset({"p0"}))
+    decision = placed(*views, query=query, options=PredictedOptions())
+    assert decision.route.reason is RouteReason.NO_PREFILL_REPLICA
 
 
 def around_of(*views: ReplicaView) -> Surroundings:
