@@ -149,6 +149,30 @@ async def test_a_long_prompt_that_would_hold_up_streams_is_prefilled_elsewhere_a
     assert [tokens] == await real.run_apart(prompt, max_tokens=16)
 
 
+async def test_replicas_change_roles_alive_and_serve_the_other_way_round(real: RealFleet) -> None:
+    await real.proven()
+    processes = {name: engine.processes() for name, engine in real.engines.items()}
+    prompt = real.prompt(LONG_TOKENS)
+    async with real.streams(max_tokens=400):
+        await flip(real, p0=Role.DECODE, d0=Role.PREFILL, d1=Role.PREFILL)
+        async with unprobing_ingress(real) as other:
+            tokens, record = await other.run(prompt, max_tokens=16)
+        route = route_of(record)
+        assert (route.mode, route.decode_replica_id) == (HandoffMode.PULL, "p0")
+        assert route.prefill_replica_id in DECODERS
+    await flip(real, p0=Role.PREFILL, d0=Role.DECODE, d1=Role.DECODE)
+    assert {name: engine.processes() for name, engine in real.engines.items()} == processes
+    assert [tokens] == await real.run_apart(prompt, max_tokens=16)
+    await real.proven()
+
+
+async def flip(real: RealFleet, **roles: Role) -> None:
+    """Tell replicas what they are meant for, and wait until an ingress has heard of it."""
+    for name, role in roles.items():
+        assert real.fleet.hosts[name].set_role(role)
+    await real.until(lambda: all(real.facts(one).role is role for one, role in roles.items()))
+
+
 # ------------------------------------------------------------------ all is not
 async def test_one_malformed_packet_costs_the_pairs_of_a_healthy_engine_and_no_request(
     real: RealFleet,

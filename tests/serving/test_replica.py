@@ -9,9 +9,13 @@ import pytest
 
 from baton.config import DeploymentConfig, load_config, probe_options
 from baton.config.schema import Resources
-from baton.runtime.replica_host import HostOptions
+from baton.domain.errors import RoleNotPossible
+from baton.domain.fleet import ReplicaFacts, Role
+from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.side_channel_checks import GRACE_S
-from baton.serving.replica import host_options
+from baton.serving.replica import EngineReplica, host_options
+from tests.fakes.link_rig import hosting
+from tests.fakes.scripted_engine import ScriptedEngine, make_facts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -42,3 +46,52 @@ def test_a_coordinator_waits_until_a_replica_must_have_answered_a_check(deadline
     said = config(f"transfer.probe.deadline={deadline}")
     probing = probe_options(said)
     assert probing.deadline_s + probing.answer_s > host_options(said, "decode").check_s + GRACE_S
+
+
+# ------------------------------------------------------------------ roles
+
+
+class Body:
+    """What Serve makes of `EngineReplica`, without Serve: a running host, and its calls."""
+
+    set_role = EngineReplica.set_role
+    play = EngineReplica.play
+    status = EngineReplica.status
+    record_replica_metadata = EngineReplica.record_replica_metadata
+    _started = EngineReplica._started
+
+    def __init__(self, host: ReplicaHost, facts: ReplicaFacts) -> None:
+        self._host, self._facts, self._pool = host, facts, facts.pool
+
+
+async def test_a_replica_says_what_it_is_meant_for_now_and_what_its_pool_is_for() -> None:
+    facts = replace(make_facts(), side_channel="127.0.0.1:1")
+    async with hosting(ScriptedEngine(facts)) as (host, _):
+        body = Body(host, facts)
+        said = await body.set_role("prefill")  # type: ignore[misc]
+        assert (said["role"], said["pool_role"], said["changed"]) == ("prefill", "decode", True)
+        status = await body.status()  # type: ignore[misc]
+        assert status["pool_role"] == "decode"
+        assert status["facts"]["role"] is Role.PREFILL  # type: ignore[index]
+        assert body.record_replica_metadata()["role"] == "decode"  # type: ignore[misc]
+        again = await body.set_role("prefill")  # type: ignore[misc]
+        assert (again["changed"], again["pid"]) == (False, said["pid"])
+
+
+async def test_only_replicas_that_are_named_play_another_role() -> None:
+    facts = replace(make_facts("r1"), side_channel="127.0.0.1:1")
+    async with hosting(ScriptedEngine(facts)) as (host, _):
+        body = Body(host, facts)
+        assert await body.play(("r0", "r2"), "prefill") is None  # type: ignore[misc]
+        said = await body.play(("r0", "r1"), "mixed")  # type: ignore[misc]
+        assert said is not None
+        assert said["role"] == "mixed"
+
+
+async def test_a_role_that_cannot_be_played_changes_nothing() -> None:
+    async with hosting() as (host, engine):
+        body = Body(host, engine.facts)
+        for role in ("prefill", "chef"):
+            with pytest.raises(RoleNotPossible, match="decode-1 cannot become"):
+                await body.set_role(role)  # type: ignore[misc]
+        assert (await body.status())["facts"]["role"] is Role.DECODE  # type: ignore[index,misc]
