@@ -354,6 +354,13 @@ def test_starts_that_do_not_come_up_are_not_piled_upon() -> None:
     assert only(ready).want == 9
 
 
+def test_asking_for_more_makes_nobody_wait_longer_for_the_first() -> None:
+    scaler = Autoscaler(Asks(prefill=9), options())
+    scaler.tick(seen(0.0, prefill(2, starting=2)))
+    scaler.tick(seen(100.0, prefill(2, starting=3)))
+    assert only(scaler.tick(seen(181.0, prefill(2, starting=3)))).clipped_by == "starting"
+
+
 def test_stops_are_carried_out_while_starts_do_not_come_up() -> None:
     policy = Asks(prefill=9)
     scaler = Autoscaler(policy, options())
