@@ -95,6 +95,14 @@ def test_turns_are_predicted_by_what_has_left_while_somebody_waited() -> None:
     assert turn.after_s == pytest.approx(20.0 / 2.0, rel=0.1)
 
 
+def test_what_goes_straight_to_the_fleet_says_nothing_of_how_fast_turns_come() -> None:
+    here = Holding()
+    for number in range(500):
+        here.let_in(LOW, one(1.0), replicas=1, now_s=number / 100)
+    here.add(LOW, one(3.0), 5.0)
+    assert here.drained_s(replicas=1) == pytest.approx(3.0)
+
+
 def test_time_in_which_nobody_waits_says_nothing_of_how_fast_turns_come() -> None:
     here = Holding()
     for number in range(100):

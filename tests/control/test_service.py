@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from baton.control.admittance import Admittance
+from baton.control.fleet_table import FleetTable
+from baton.control.knowledge import Knowledge
+from baton.control.ledger import Entry
 from baton.control.limits import CoordinatorLimits
 from baton.control.service_rules import ServiceRules
 from baton.domain.errors import Evicted, NotAllowed, QueueFull, RateLimited, TooLate
 from baton.domain.events import QuotasShared
-from baton.domain.fleet import LossReason, Role
+from baton.domain.fleet import Load, LossReason, Role
+from baton.domain.handoff import HandoffMode, HitSource, Option
 from baton.domain.request import Phase, Request
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
-from baton.policy.admission import AdmissionOptions, AdmissionRule
+from baton.policy.admission import AdmissionOptions, AdmissionRule, Prospect
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.prefix_index import PrefixIndex
 from baton.policy.slo_book import SloBook
 from tests.control.world import World, request
 from tests.fakes.placers import placer
@@ -126,6 +132,46 @@ def test_one_whose_turn_does_not_come_in_time_is_evicted_at_that_moment() -> Non
     assert error.http_status == 503
     assert at.records["second"].outcome is Phase.EVICTED
     assert at.records["second"].routes == ()
+
+
+def test_one_that_is_held_and_would_now_be_late_is_evicted_when_its_engine_falls_behind() -> None:
+    at = world()
+    ask(at, "first")
+    ask(at, "second")
+    at.wait(0.01)
+    at.load("m0", Load(queued_requests=3, queued_tokens=2000))
+    assert isinstance(at.errors["second"], Evicted)
+    assert at.records["second"].outcome is Phase.EVICTED
+
+
+def test_one_that_is_held_is_let_in_as_soon_as_a_leg_ends_sooner_than_predicted() -> None:
+    at = world()
+    ask(at, "first")
+    ask(at, "second")
+    at.wait(0.05)
+    at.wait(0.052)
+    run_one(at, "first")
+    assert runs(at) == ["second"]
+    assert at.now_s < 0.11
+
+
+def test_streams_of_lower_priority_may_be_broken_and_others_may_not() -> None:
+    fleet = FleetTable()
+    door = Admittance(fleet=fleet, knowledge=Knowledge(fleet, PrefixIndex(None)), patience_s=1.0)
+    gold, free = (
+        Entry(request=request(name), tenant=Tenant(name=name, priority=priority), slo=CHAT)
+        for name, priority in (("gold", 1), ("free", 0))
+    )
+    for entry in (free, free, free, gold):
+        door.let_in(entry, 0.0)
+    option = Option(
+        HandoffMode.LOCAL, None, "m0", 0, HitSource.NONE, 0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 2.0
+    )
+    seen = Prospect(waited_s=0.0, alone_s=0.1, queue_s=0.0)
+    assert door._breaks(free, option, seen) == 2.0
+    assert door._breaks(gold, option, seen) == 0.5
+    late = seen._replace(waited_s=0.95)
+    assert door._breaks(free, option, late) == 1.0, "its own first token is not a broken stream"
 
 
 def test_higher_priority_comes_first_whoever_came_before() -> None:
