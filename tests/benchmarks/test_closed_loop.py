@@ -1,0 +1,83 @@
+"""The arithmetic of the closed loop's benchmark."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks._load import Exchange
+from benchmarks.closed_loop import Answer, Load, answers, attainment, back_s, started_in_s
+
+
+def requests(*spans: tuple[float, float, bool]) -> list[tuple[float, bool]]:
+    """Two requests a second, good or not, over each span."""
+    return [
+        (begin + half / 2, good)
+        for begin, end, good in spans
+        for half in range(round((end - begin) * 2))
+    ]
+
+
+def row(at_s: float, **pools: tuple[int, int]) -> dict[str, object]:
+    rows = [{"pool": name, "want": want, "ready": ready} for name, (want, ready) in pools.items()]
+    return {"at_s": at_s, "pools": rows}
+
+
+def test_attainment_is_the_share_of_what_was_sent_in_a_span() -> None:
+    got = [(0.0, True), (1.0, False), (2.0, True), (3.0, True)]
+    assert attainment(got, 0.0, 2.0) == 0.5
+    assert attainment(got, 2.0, 9.0) == 1.0
+    assert attainment(got, 5.0, 9.0) is None
+
+
+def test_a_step_is_served_again_from_where_every_window_attains() -> None:
+    got = requests((0, 40, True), (40, 48, False), (48, 100, True))
+    assert back_s(got, 40.0, 100.0, 0.95) == 8.0
+
+
+def test_a_relapse_counts() -> None:
+    got = requests((40, 70, True), (70, 72, False), (72, 100, True))
+    assert back_s(got, 40.0, 100.0, 0.95) == 32.0
+
+
+def test_a_step_that_is_never_served_is_said() -> None:
+    assert back_s(requests((40, 100, False)), 40.0, 100.0, 0.95) is None
+
+
+def test_a_step_that_is_served_at_once_took_no_time() -> None:
+    assert back_s(requests((40, 100, True)), 40.0, 100.0, 0.95) == 0.0
+
+
+def test_a_start_takes_from_being_wanted_until_all_are_ready() -> None:
+    rows = [
+        row(0.0, decode=(1, 1), prefill=(2, 2)),
+        row(1.0, decode=(3, 1), prefill=(2, 2)),
+        row(4.0, decode=(3, 2), prefill=(1, 2)),
+        row(6.0, decode=(3, 3), prefill=(1, 1)),
+        row(9.0, decode=(2, 3), prefill=(1, 1)),
+    ]
+    assert started_in_s(rows) == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("problem", "refused", "failed"),
+    [
+        ("HTTP/1.1 429 Too Many Requests\r\n", True, False),
+        ("HTTP/1.1 503 Service Unavailable\r\n", True, False),
+        ("HTTP/1.1 500 Internal Server Error\r\n", False, True),
+        ("the connection was lost: None", False, True),
+        ("", False, True),
+    ],
+)
+def test_a_request_without_its_tokens_was_refused_or_failed(
+    problem: str, *, refused: bool, failed: bool
+) -> None:
+    (answer,) = answers(Load(), [Exchange(lag_s=0.0, problem=problem)], [3.0])
+    assert (answer.at_s, answer.refused, bool(answer.failed)) == (3.0, refused, failed)
+    assert not answer.attains(10.0, 10.0)
+
+
+def test_both_objectives_have_to_be_met() -> None:
+    answer = Answer(at_s=0.0, ttft_s=1.0, tpot_s=0.1)
+    assert answer.attains(1.0, 0.1)
+    assert not answer.attains(0.9, 0.1)
+    assert not answer.attains(1.0, 0.09)
