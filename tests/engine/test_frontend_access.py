@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baton.domain.tenant import DEFAULT_TENANT
@@ -157,6 +157,11 @@ scopes = st.none() | st.sampled_from(["a", "b", "a.b", "shared", "tenant"])
 
 
 @settings(max_examples=60)
+@example(one=("a", None), other=(None, "baton:tenant:a"))
+@example(one=("a", "x"), other=(None, "baton:tenant:a:x"))
+@example(one=("a", None), other=("a", ""))
+@example(one=(None, None), other=(None, ""))
+@example(one=(None, "baton:x"), other=(None, "baton:shared:baton:x"))
 @given(one=st.tuples(scopes, st.none() | texts), other=st.tuples(scopes, st.none() | texts))
 def test_no_caller_can_write_the_salt_of_another_scope(
     one: tuple[str | None, str | None], other: tuple[str | None, str | None]

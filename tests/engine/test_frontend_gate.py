@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from baton.domain.errors import BatonError, EngineFailed, NoCapacity
+from baton.domain.tenant import DEFAULT_TENANT
+from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp, Gate, Message, Scope
 from baton.engine.vllm.frontend_limits import FrontendLimits
+from baton.runtime.keys import Known, Unknown
 
 CHAT = "/v1/chat/completions"
 START = {
@@ -68,6 +71,7 @@ def gate(
     routes: Iterable[str] = ("chat", "responses", "models", "health"),
     admit: Callable[[int, str], BatonError | None] = lambda _n, _tenant: None,
     healthy: Callable[[], bool] = lambda: True,
+    access: Access | None = None,
 ) -> Gate:
     return Gate(
         app,
@@ -75,6 +79,7 @@ def gate(
         limits=FrontendLimits(max_body_bytes=100),
         healthy=healthy,
         admit=admit,
+        access=access,
     )
 
 
@@ -317,3 +322,109 @@ def test_an_error_event_is_one_event(dialect: Dialect) -> None:
     event = Problem(status=503, message="two\n\nlines").event(dialect)
     assert event.endswith(b"\n\n")
     assert event.count(b"\n\n") == 1
+
+
+def look_up(shown: str) -> Known | Unknown:
+    return Known(key_id="k", tenant="acme") if shown == "good" else Unknown()
+
+
+KEYED = Access(look_up=look_up, anonymous=False, isolated=frozenset({"acme"}))
+
+
+async def test_who_shows_no_good_key_does_not_reach_the_app_nor_have_its_body_read() -> None:
+    for headers in ([], [(b"x-api-key", b"bad")]):
+        client = Client(headers=headers)
+        await client.ask(gate(never, access=KEYED))
+        assert client.status == 401
+        assert len(client.body) == 1
+    health = Client("/health", method="GET")
+    await health.ask(gate(never, access=KEYED))
+    assert health.status == 200
+
+
+async def test_the_app_sees_who_asks_but_not_the_key() -> None:
+    seen: list[object] = []
+    asked: list[str] = []
+
+    async def app(scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        seen.extend([scope["headers"], tuple(current().caller)])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(b"", more=False))
+
+    def admit(_n: int, tenant: str) -> None:
+        asked.append(tenant)
+
+    headers = [(b"host", b"x"), (b"authorization", b"Bearer good"), (b"x-slo-class", b"batch")]
+    await Client(headers=headers).ask(gate(app, access=KEYED, admit=admit))
+    assert seen == [[(b"host", b"x")], ("acme", "batch", "acme")]
+    await Client(headers=headers).ask(gate(app, admit=admit))
+    assert asked == ["acme", DEFAULT_TENANT]
+
+
+async def test_access_and_limits_may_be_replaced_while_requests_come() -> None:
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(b"", more=False))
+
+    door = gate(app)
+    door.access = KEYED
+    refused = Client()
+    await refused.ask(door)
+    assert refused.status == 401
+    door.access, door.limits = Access(), FrontendLimits(max_body_bytes=1)
+    large = Client(headers=[(b"content-length", b"2"), (b"expect", b"100-continue")])
+    await large.ask(door)
+    assert large.status == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "wanted"),
+    [
+        (CHAT, {"detail": "no JSON"}, {"message": "no JSON", "code": 400}),
+        (CHAT, {"error": {"message": "m", "param": "n"}}, {"message": "m", "param": "n"}),
+        (CHAT, {"other": 1}, None),
+        ("/v1/messages", {"detail": "no"}, {"type": "invalid_request_error", "message": "no"}),
+        (
+            "/v1/messages",
+            {"error": {"message": "m", "type": "BadRequestError"}},
+            {"type": "invalid_request_error", "message": "m"},
+        ),
+        (
+            "/v1/messages",
+            {"type": "error", "error": {"type": "BadRequestError", "message": "m"}},
+            {"type": "invalid_request_error", "message": "m"},
+        ),
+        (
+            "/v1/messages",
+            {"type": "error", "error": {"type": "api_error", "message": "m"}},
+            {"type": "invalid_request_error", "message": "m"},
+        ),
+        (
+            "/v1/messages",
+            {"type": "error", "error": {"type": "not_found_error", "message": "m", "x": 1}},
+            {"type": "not_found_error", "message": "m", "x": 1},
+        ),
+    ],
+)
+async def test_the_apps_own_errors_get_the_shape_of_the_api(
+    path: str, body: dict[str, object], wanted: dict[str, object] | None
+) -> None:
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        data = json.dumps(body).encode()
+        headers = [(b"content-length", b"%d" % len(data)), (b"x-kept", b"1")]
+        await send({"type": "http.response.start", "status": 400, "headers": headers})
+        await send(chunk(data[:5]))
+        await send(chunk(data[5:], more=False))
+
+    client = Client(path)
+    await client.ask(gate(app, routes=("chat", "messages")))
+    assert client.status == 400
+    headers = dict(client.said[0]["headers"])
+    assert int(headers[b"content-length"]) == len(client.text)
+    assert headers[b"x-kept"] == b"1"
+    document = json.loads(client.text)
+    if wanted is None:
+        assert document == body
+        return
+    assert wanted.items() <= document["error"].items()
+    assert (document.get("type") == "error") == (path == "/v1/messages")

@@ -280,6 +280,30 @@ def test_a_file_that_is_mended_as_it_was_is_said_to_be_good_again(tmp_path: Path
     assert [notice.why for notice in files.poll()] == [None]
 
 
+def test_a_file_that_was_away_is_read_again_though_it_has_not_changed(tmp_path: Path) -> None:
+    """As with one whose permissions were taken away for a while: nothing of it tells."""
+    path, away = tmp_path / "acme.keys", tmp_path / "away"
+    key, _ = mint("acme", now=NOW)
+    put(path, key)
+    files = KeyFiles({"acme": path})
+    files.poll()
+    path.rename(away)
+    assert [notice.why is None for notice in files.poll()] == [False]
+    away.rename(path)
+    assert [notice.why for notice in files.poll()] == [None]
+
+
+def test_what_is_wrong_again_is_said_again(tmp_path: Path) -> None:
+    path = tmp_path / "acme.keys"
+    files = KeyFiles({"acme": path})
+    key, _ = mint("acme", now=NOW)
+    for _ in range(2):
+        _break(path)
+        assert [notice.why is None for notice in files.poll()] == [False]
+        put(path, key)
+        assert [notice.why for notice in files.poll()] == [None]
+
+
 def test_a_key_of_a_tenant_that_the_file_is_not_for_lets_nobody_in(tmp_path: Path) -> None:
     path = tmp_path / "acme.keys"
     key, token = mint("beta", now=NOW)
