@@ -89,6 +89,21 @@ def test_streams_are_bounded_by_what_replicas_can_have() -> None:
     long = even(300, 20, prompt=1.0, output=100.0)
     assert flow(long, pools(1, 1), None, EXACT).attainment == pytest.approx(0.5, abs=0.05)
     assert flow(long, pools(1, 3), None, EXACT).attainment == 1.0
+    # Who ends makes room for others in the same step.
+    short = even(100, 150, prompt=1.0, output=1.0)
+    assert flow(short, pools(1, 1), None, EXACT).attainment == pytest.approx(2 / 3, abs=0.02)
+
+
+def test_streams_go_the_faster_the_fewer_there_are() -> None:
+    scaler = Scripted()
+    flow(even(60, 6, prompt=1.0, output=100.0), pools(1, 1), scaler, EXACT)
+    service = scaler.seen[-1].service
+    assert service.tpot_mean_s is not None
+    assert service.in_flight == pytest.approx(6 * 100 * service.tpot_mean_s, rel=0.05)
+    least_s, all_of_it_s = 0.02, 0.1
+    assert service.tpot_mean_s == pytest.approx(
+        least_s + (all_of_it_s - least_s) * service.in_flight / 100, rel=0.05
+    )
 
 
 def test_only_a_part_of_what_replicas_can_do_is_of_use() -> None:
@@ -194,7 +209,7 @@ def test_between_the_middles_of_windows_rates_lie_on_a_straight_line() -> None:
         asked = fmean(one.requests for one in part)
         return asked, fmean(one.prompt_tokens for one in part) / asked
 
-    for at, requests, prompt in ((20, 1000, 10), (100, 2000, 20), (180, 3000, 30)):
+    for at, requests, prompt in ((20, 1000, 10), (75, 1500, 15), (100, 2000, 20), (180, 3000, 30)):
         assert about(at)[0] == pytest.approx(requests, rel=0.05)
         assert about(at)[1] == pytest.approx(prompt, rel=0.05)
 

@@ -14,7 +14,7 @@ from baton.policy.scaling.actions import Action, FlipReplicas, StartReplicas, St
 from baton.policy.scaling.observation import Observation
 from baton.policy.slo_book import SloBook
 from baton.simulator.scaling_story import Change, Direction, reversals
-from baton.simulator.scenario import PoolPlan, Run, Scenario, simulate
+from baton.simulator.scenario import PoolPlan, Run, Scenario, Stage, simulate
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.simulator.scenes import ENGINE, pool, scenario, trace
 
@@ -82,6 +82,7 @@ def test_a_stopped_replica_is_paid_for_until_it_has_ended_what_it_has() -> None:
     )
     assert [one.pools["mixed"].draining for one in seen[1:4]] == [1, 1, 1]
     assert seen[1].pools["mixed"].ready == 1
+    assert seen[1].pools["mixed"].starting == 0
     assert [one.ok for one in got.outcomes] == [True, True]
     assert got.replica_seconds["mixed"] > got.ended_at_s + 4.0
 
@@ -96,6 +97,20 @@ def test_a_flip_changes_who_has_the_least_to_do_and_restarts_nobody() -> None:
     assert (flipped.prefill, flipped.decode, flipped.starting) == (1, 1, 0)
     assert [one.ok for one in got.outcomes] == [True]
     assert got.story.changes == (Change(1.0, "decode", Direction.TO_PREFILL, 1),)
+
+
+def test_who_flips_has_the_least_to_do() -> None:
+    asked = Trace(name="t", requests=tuple(TraceRequest(0.1, 50, 900) for _ in range(4)))
+    flip = FlipReplicas(pool="decode", replicas=1, to=Role.PREFILL)
+    scene = scenario(
+        pool(Role.DECODE, 5), autoscaler=lambda: Scripted({2: (flip,)}), scaling_interval_s=1.0
+    )
+    stage = Stage(scene, asked)
+    stage.run(asked.asked(), until_s=3.0)
+    replicas = stage.fleet.replicas.values()
+    (flipped,) = [one for one in replicas if one.facts.role is Role.PREFILL]
+    assert flipped.is_empty()
+    assert sum(one.is_empty() for one in replicas) == 1
 
 
 def test_what_is_stopped_first_plays_another_role_than_its_pool() -> None:
