@@ -77,10 +77,12 @@ async def test_without_limits_nobody_is_told_anything() -> None:
 async def test_what_is_in_force_is_not_sent_again() -> None:
     ingresses = Ingresses("a", "b")
     desk = QuotaDesk([ACME], ingresses.send)
-    await desk.take(ingresses.looks({"a": 200.0, "b": 50.0}))
+    await desk.take(ingresses.looks({"a": 200.0, "b": 20.0}))
     ingresses.sent.clear()
-    await desk.take(ingresses.looks({"a": 200.0, "b": 50.1}))
-    assert ingresses.sent == []
+    await desk.take(ingresses.looks({"a": 200.0, "b": 20.1}))
+    assert ingresses.sent == [], "rates are measured, and never twice the same"
+    await desk.take(ingresses.looks({"a": 200.0, "b": 25.0}))
+    assert rates(ingresses)["b"] == 25.0
 
 
 async def test_nobody_gets_what_another_has_not_given_back() -> None:

@@ -112,6 +112,6 @@ def _close(told: Mapping[str, QuotaShare] | None, shares: Mapping[str, QuotaShar
 
 
 def _near(before: float | None, now: float | None) -> bool:
-    if before is None or now is None or isinstance(now, int):
+    if before is None or now is None:
         return before == now
     return abs(now - before) <= _WORTH_IT * max(abs(before), abs(now))
