@@ -115,6 +115,11 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.world.drain(self.pick(data, list(self.world.alive)))
 
     @precondition(lambda self: self.world.alive)
+    @rule(data=st.data(), role=st.sampled_from(Role))
+    def flip(self, data: st.DataObject, role: Role) -> None:
+        self.world.flip(data.draw(st.sampled_from(sorted(self.world.alive))), role)
+
+    @precondition(lambda self: self.world.alive)
     @rule(data=st.data(), queued=st.integers(0, 3))
     def report(self, data: st.DataObject, queued: int) -> None:
         self.world.load(self.pick(data, list(self.world.alive)), Load(queued_requests=queued))

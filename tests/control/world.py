@@ -31,6 +31,7 @@ from baton.domain.events import (
     ReplicaLost,
     RequestArrived,
     RequestsCancelled,
+    RoleChanged,
     StepProduced,
     TimePassed,
 )
@@ -149,6 +150,10 @@ class World:
 
     def drain(self, replica_id: str) -> None:
         self.tell(ReplicaDraining(replica_id=replica_id))
+
+    def flip(self, replica_id: str, role: Role) -> None:
+        self.alive[replica_id] = role
+        self.tell(RoleChanged(replica_id=replica_id, role=role))
 
     def load(self, replica_id: str, load: Load, *, received_legs: int | None = None) -> None:
         self.tell(LoadReported(replica_id=replica_id, load=load, received_legs=received_legs))
