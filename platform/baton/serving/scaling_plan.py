@@ -36,10 +36,10 @@ class ScalingPlan:
     def automatic(self) -> bool:
         """Whether anything but an operator's word changes the number of replicas.
 
-        Under `static` nothing does, not even what would bring a pool back to the size that it
-        started with: an operator may have scaled it by Ray's own means.
+        Under `static`, which holds where nothing is configured, nothing does, not even what would
+        bring a pool back to its first size: an operator may have scaled it by Ray's own means.
         """
-        return self.configured and self.rule != ScalingRule.STATIC
+        return self.rule != ScalingRule.STATIC
 
     @property
     def text(self) -> str:
