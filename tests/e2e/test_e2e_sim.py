@@ -206,7 +206,7 @@ def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: P
     file = ("-c", str(CONFIGS / "sim.yaml"), "--set", f"server.port={baton.url.rpartition(':')[2]}")
     scaled = tmp_path / "scaled.yaml"
     scaled.write_text(
-        "slo: {default: {ttft: 1s, tpot: 200ms, attainment: 0.9}}\n"
+        "slo: {default: {ttft: 2s, tpot: 500ms, attainment: 0.9}}\n"
         "autoscaler: {interval: 500ms, down: {cooldown: 5s, max_step: 4}}\n"
         "pools: {prefill: {replicas: {start: 1}}, decode: {replicas: {start: 1}}}\n"
     )
