@@ -82,10 +82,10 @@ def test_one_whose_turn_is_yet_to_come_waits_or_goes_by_how_long_that_takes() ->
 
 
 def test_one_that_would_not_get_its_pace_waits_for_streams_to_end() -> None:
-    found = verdict(pace_s=0.047, alone_pace_s=0.02)
+    found = verdict(pace_s=0.0471, alone_pace_s=0.02)
     assert isinstance(found, Hold)
     assert found.reason is Reason.PACE
-    assert isinstance(verdict(pace_s=0.044, alone_pace_s=0.02), Admit)
+    assert isinstance(verdict(pace_s=0.0469, alone_pace_s=0.02), Admit)
 
 
 def test_a_pace_that_an_idle_fleet_has_not_either_keeps_nobody_out() -> None:

@@ -181,10 +181,11 @@ def decide(slo: Slo, seen: Prospect, latest: Limit, *, options: AdmissionOptions
     excess_s = seen.queue_s - seen.step_s - options.engine_queue_s
     if excess_s > 0 and not seen.idle_elsewhere:
         return Hold(Reason.ENGINE_QUEUE, ttft_s, slack_s, excess_s)
-    kept = 1 - options.margin_fraction
-    pace_limit_s = float("inf") if slo.tpot_s is None else slo.tpot_s * kept
-    if seen.pace_s > pace_limit_s >= seen.alone_pace_s:
-        return Hold(Reason.PACE, ttft_s, slack_s)
+    if slo.tpot_s is not None and seen.alone_pace_s <= slo.tpot_s:
+        # Only what others add to its pace is uncertain, so that is what the margin is of.
+        kept_s = options.margin_fraction * (slo.tpot_s - seen.alone_pace_s)
+        if seen.pace_s > slo.tpot_s - kept_s:
+            return Hold(Reason.PACE, ttft_s, slack_s)
     if seen.breaks >= _BREAKS:
         return Hold(Reason.BREAKS, ttft_s, slack_s)
     return Admit(Reason.IN_TIME)
