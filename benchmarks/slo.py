@@ -24,12 +24,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from benchmarks import _slo_azure, _slo_check, _slo_m_large, _slo_mix
 from benchmarks._figures import rounded
 from benchmarks._provenance import provenance
+from benchmarks._slo_overload import overload
 from benchmarks._slo_table import headline, table
 from benchmarks._slo_world import ARMS, COLD_STARTS_S, say
 
@@ -107,16 +107,11 @@ def _scaled(
     return {**headline(rows, load), "rows": rows}
 
 
-def _overload(_: argparse.Namespace) -> dict[str, object]:
-    found = import_module("benchmarks._slo_overload").overload()
-    return dict(found)
-
-
 PARTS: Mapping[str, Part] = {
     "m_large": _m_large,
     "azure_code": _azure,
     "moving_mix": lambda _: _slo_mix.mix(),
-    "overload": _overload,
+    "overload": lambda _: dict(overload()),
     "check": lambda options: _slo_check.compare(options.data),
 }
 _NEEDS_DATA = frozenset({"m_large", "azure_code", "check"})
