@@ -6,7 +6,8 @@ from collections import deque
 from statistics import median
 
 _PAIRS = 40
-_FEWEST_PAIRS = 8
+_FEWEST_PAIRS = 20
+"""A step of the load and its way back spoil four or five pairs; the median is to be of others."""
 _NORMAL_MEDIAN = 0.455
 """The median of the square of a standard normal deviate."""
 _MOST = 16.0
