@@ -42,7 +42,7 @@ RESULTS = Path(__file__).parent / "results"
 _BIN_S = 2.0
 _WINDOW_S = 10.0
 _POLL_S = 1.0
-_SETTLE_S = 90.0
+_SETTLE_S = 100.0
 """How long pools have to shrink again after the load has gone down."""
 
 
@@ -107,14 +107,14 @@ class Watch:
         self._over.set()
         self._thread.join(30.0)
 
-    def settled(self, pools: Mapping[str, int]) -> bool:
-        """Whether every pool has so many replicas, all of them ready and none on its way out."""
-        if not self.rows:
+    def settled(self, step_at_s: float) -> bool:
+        """Whether every pool is back at the size that it had before the step, and none drains."""
+        before = [row for row in self.rows if row["at_s"] < step_at_s]
+        if not before:
             return False
-        last = {row["pool"]: row for row in self.rows[-1]["pools"]}
         return all(
-            (row["want"], row["ready"], row["draining"]) == (pools[name], pools[name], 0)
-            for name, row in last.items()
+            row["want"] <= _of(before[-1], row["pool"], "want") and not row["draining"]
+            for row in self.rows[-1]["pools"]
         )
 
     def _poll(self) -> None:
@@ -333,7 +333,6 @@ def _last(rows: Sequence[Mapping[str, Any]], pool: str) -> float:
 def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
     """One run, from `baton up` to its end."""
     baton = Baton("closed loop", SCENARIO)
-    starts = {name: pool.replicas.start for name, pool in scenario(SCENARIO).pools.items()}
     watch = Watch()
     try:
         baton.start()
@@ -343,7 +342,8 @@ def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
             watch.start()
             began_at_s, got = asyncio.run(drive(baton.url, load))
             until_s = time.perf_counter() + _SETTLE_S
-            while not watch.settled(starts) and time.perf_counter() < until_s:
+            step_at_s = began_at_s + load.before_s
+            while not watch.settled(step_at_s) and time.perf_counter() < until_s:
                 time.sleep(_POLL_S)
             watch.stop()
             (told,) = cast("list[dict[str, Any]]", ask_all(CONTROLLER, "explain_scale", 1000))
@@ -354,7 +354,7 @@ def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
         baton.stop()
     rows = [row | {"at_s": row["at_s"] - began_at_s} for row in watch.rows]
     low_at_s = load.phases()[1][1]
-    settled_s = rows[-1]["at_s"] - low_at_s if watch.settled(starts) else None
+    settled_s = rows[-1]["at_s"] - low_at_s if watch.settled(step_at_s) else None
     drawn = {**timeline(load, got, rows), "acted": acted}
     failures = sorted({one.failed for one in got if one.failed})
     return figures(load, got, rows, settled_s) | {"failures": failures[:5]}, drawn

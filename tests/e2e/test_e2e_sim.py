@@ -207,7 +207,7 @@ def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: P
     scaled = tmp_path / "scaled.yaml"
     scaled.write_text(
         "slo: {default: {ttft: 2s, tpot: 500ms, attainment: 0.9}}\n"
-        "autoscaler: {interval: 500ms, down: {cooldown: 5s, max_step: 4}}\n"
+        "autoscaler: {interval: 500ms, down: {cooldown: 2s, max_step: 4}}\n"
         "pools: {prefill: {replicas: {start: 1}}, decode: {replicas: {start: 1}}}\n"
     )
     assert baton.ask("apply", *file, "-c", str(scaled))["changes"]
