@@ -53,6 +53,8 @@ def test_hpa_takes_utilization_over_target_rounded_up() -> None:
 def test_hpa_tolerates_a_tenth() -> None:
     assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(10, 0.8 * 1.1))) == 10
     assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(10, 0.8 * 1.12))) == 12
+    assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(40, 0.8 * 0.95))) == 40
+    assert wanted(Hpa(options()), seen(0.0, NOTHING, busy(40, 0.8 * 0.85))) == 34
 
 
 def test_hpa_goes_up_to_double_or_four_more_at_a_time() -> None:

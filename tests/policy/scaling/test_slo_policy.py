@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import FlipReplicas, StartReplicas
+from baton.policy.scaling.needs import promise_of
 from baton.policy.scaling.observation import Demand, PoolObservation, Service
 from baton.policy.scaling.options import SloScalingOptions
 from baton.policy.scaling.slo import SloPolicy
@@ -139,6 +140,29 @@ def test_a_backlog_that_clears_before_a_replica_would_be_ready_starts_none() -> 
     assert want.replicas == 6
 
 
+def test_a_backlog_grows_no_larger_in_the_reckoning_than_it_is() -> None:
+    """What arrives meanwhile is demand, and counted as such."""
+    late = Service(slack_s=-5.0, held=500)
+    want = once(demand(6.0, 1.0), prefills(2), decodes(2), service=late)["prefill"]
+    assert want.replicas == math.ceil(6.0 + 0.5e6 / 10.0 / 10_000.0)
+
+
+def test_misses_are_shared_between_the_objectives_that_there_are() -> None:
+    both = replace(seen(0.0, demand(1.0, 1.0)), attainment_target=0.9)
+    assert promise_of(both, 2.0).late_allowed == pytest.approx(0.05)
+    assert promise_of(replace(both, tpot_s=None), 2.0).late_allowed == pytest.approx(0.1)
+    assert promise_of(replace(both, attainment_target=1.0), 2.0).late_allowed > 0
+
+
+def test_lateness_is_no_surprise_while_replicas_start() -> None:
+    policy = SloPolicy(options())
+    wrong = Service(attainment=0.5, ttft_p90_s=4.0, tpot_p90_s=0.03)
+    for tick in range(200):
+        pools = (prefills(4, starting=2), decodes(3))
+        wants = policy.wants(seen(tick * 5.0, demand(4.0, 2.0), *pools, service=wrong))
+    assert wants["prefill"].inputs["correction"] == 1.0
+
+
 def test_streams_under_way_are_not_stopped() -> None:
     policy = SloPolicy(options())
     for tick in range(400):
@@ -215,6 +239,30 @@ def test_who_flipped_comes_home_when_the_mix_moves_back() -> None:
     body.run(900.0, lambda _: demand(6.0, 1.5))
     assert body.players(Role.PREFILL) >= 7
     assert body.roles["prefill"][Role.DECODE] == 0
+
+
+def test_nobody_flips_on_first_sight() -> None:
+    policy = SloPolicy(options())
+    first = policy.wants(seen(0.0, demand(1.0, 5.0), prefills(6), decodes(2)))
+    assert not first["prefill"].flips
+    assert first["decode"].replicas == 2, "what can flip soon is waited for"
+    last = policy.wants(seen(31.0, demand(1.0, 5.0), prefills(6), decodes(2)))
+    assert last["prefill"].flips == {Role.DECODE: 4}
+
+
+def test_nobody_flips_back_before_the_dwell_is_over() -> None:
+    body = Body(options(gpu_budget=9.0))
+    body.run(600.0, lambda _: demand(6.0, 1.5))
+    body.run(60.0, lambda _: demand(1.5, 5.0))
+    body.run(300.0, lambda _: demand(6.0, 1.5))
+    times: dict[Role, list[float]] = {Role.PREFILL: [], Role.DECODE: []}
+    for tick in body.ticks:
+        for action in tick.actions:
+            if isinstance(action, FlipReplicas):
+                times[action.to].append(tick.at_s)
+    assert times[Role.DECODE]
+    assert times[Role.PREFILL]
+    assert min(times[Role.PREFILL]) - max(times[Role.DECODE]) >= 120.0
 
 
 def test_nobody_flips_when_that_is_switched_off() -> None:

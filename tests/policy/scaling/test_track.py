@@ -61,6 +61,15 @@ def test_a_need_that_wavers_about_a_whole_number_stops_nothing() -> None:
     assert followed(lambda at_s: 3.98 if at_s % 600 < 300 else 4.02, 7200, have=5) == []
 
 
+def test_a_need_that_wavers_after_a_fall_is_not_followed_into_every_trough() -> None:
+    def need(at_s: float) -> float:
+        if at_s < 100:
+            return 9.5
+        return 3.98 if at_s % 600 < 300 else 4.02
+
+    assert [left for _, left in followed(need, 7200, have=10)] == [5]
+
+
 @given(needs=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=80), have=st.integers(0, 30))
 def test_there_is_never_less_than_what_is_needed_nor_more_than_was_had_or_needed(
     needs: list[float], have: int
