@@ -22,10 +22,10 @@ from baton.simulator.workloads.trace import Trace, TraceRequest
 from benchmarks._slo_table import figures_of
 from benchmarks._slo_world import (
     ARMS,
+    BURSTS,
     GPUS,
     PREFILL,
     ROLES,
-    SERVER,
     Strength,
     bounds,
     engine,
@@ -128,15 +128,15 @@ def _prepared(folder: Path) -> tuple[Trace, list[Demand], Strength]:
     trace = read(folder)
     prompts, outputs = mean_lengths(trace)
     settings = engines("A100", Dtype.BF16, 60.0)[PREFILL]
-    one = strength(settings, SERVER, prompt_tokens=prompts, output_tokens=outputs)
+    one = strength(settings, BURSTS, prompt_tokens=prompts, output_tokens=outputs)
     return trace, bins(trace, _FORESIGHT_S), one
 
 
 def run(folder: Path, name: str, cold_start_s: float) -> Run:
     """One policy, with one cold start."""
     trace, ahead, one = _prepared(folder)
-    at_peak = needed(peak_of(ahead), one, SERVER)
-    start = at_peak if name == "static_peak" else needed(peak_of(ahead[:6]), one, SERVER)
+    at_peak = needed(peak_of(ahead), one, BURSTS)
+    start = at_peak if name == "static_peak" else needed(peak_of(ahead[:6]), one, BURSTS)
     limits = bounds(start, {pool: 2 * count for pool, count in at_peak.items()})
 
     def known(at_s: float) -> Demand:
@@ -145,7 +145,7 @@ def run(folder: Path, name: str, cold_start_s: float) -> Run:
     scene = scenario(
         engines("A100", Dtype.BF16, cold_start_s),
         start,
-        SERVER,
+        BURSTS,
         autoscaler=lambda: ARMS[name].scaler(
             limits, known, interval_s=INTERVAL_S, every_s=_FORESIGHT_S
         ),
