@@ -15,7 +15,7 @@ from baton.control.holding import Band, Holding
 from baton.control.knowledge import Knowledge
 from baton.control.ledger import Entry
 from baton.control.service_rules import ServiceRules
-from baton.domain.fleet import ReplicaView
+from baton.domain.fleet import ReplicaView, Role
 from baton.domain.handoff import Decision, Option
 from baton.policy.admission import (
     AdmissionOptions,
@@ -212,7 +212,11 @@ class Admittance:
                 output_tokens=self._knowledge.timings.expected_output_tokens(query.max_tokens),
                 prompt_share=self._knowledge.timings.prompt_share(decoder, now_s),
             )
-            seen = seen._replace(pace_s=pace_s(self._outlook(now_s), newcomer, timing))
+            load = self._outlook(now_s)
+            if decoder.facts.role is Role.PREFILL and self._fleet.view(now_s).roster.decode:
+                # It stays where its prompt is computed: the decode pool does not matter to it.
+                load = Outlook(decoders=1, streams=decoder.inflight_streams * self._fleet.crowd)
+            seen = seen._replace(pace_s=pace_s(load, newcomer, timing))
             if seen.pace_s > tpot_s * (1 - self._options.margin_fraction):
                 alone_s = timing.step_s(running=1, context_tokens=query.prompt_tokens)
                 seen = seen._replace(alone_pace_s=alone_s)
