@@ -13,7 +13,9 @@ from baton.domain.handoff import Decision, HandoffMode, RouteReason
 from baton.domain.slo import Slo
 from baton.policy.placement import Disaggregate, PlacementQuery, Surroundings
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.promises import Promises, broken_share
 from baton.policy.replica_cost import replica_cost
+from baton.policy.ways import Ways
 from tests.fakes.timings import FixedTimings, LinearTiming, replica_view, surroundings
 
 FAST = LinearTiming(step=0.01, token=0.0001, stream=0.0005)
@@ -66,12 +68,14 @@ def test_no_stream_stays_where_prompts_take_the_time() -> None:
 def test_a_stream_does_not_stay_to_save_less_than_half_a_miss() -> None:
     query = replace(QUERY, prompt_tokens=700)
     decode = replica_view("d0", load=Load(running_requests=17, queued_tokens=500))
-    source = prefill(inflight_legs=14, inflight_streams=14)
-    decision = placed(source, decode, query=query)
-    assert decision.route.decode_replica_id == "d0"
+    timings = replace(TIMINGS, shares={"p0": 0.8})  # a stream would be too slow there
+    streaming = prefill("p1", inflight_legs=14, inflight_streams=14)
+    decision = placed(prefill("p0"), streaming, decode, query=query, timings=timings)
+    assert decision.route.prefill_replica_id == "p0"
     assert 0.5 < decision.options[0].missed < 1
-    alone = placed(prefill(), decode, query=query)  # where nobody is held up by its prompt
-    assert alone.route.reason is RouteReason.DEFLECTED
+    nobody = prefill("p1")  # to be held up by its prompt
+    alone = placed(prefill("p0"), nobody, decode, query=query, timings=timings)
+    assert (alone.route.decode_replica_id, alone.route.reason) == ("p1", RouteReason.DEFLECTED)
 
 
 def test_a_stream_stays_where_prompts_take_less_of_the_time() -> None:
@@ -169,6 +173,23 @@ def test_streams_of_a_prefill_replica_are_those_that_decode_there() -> None:
     assert cost.step_s == pytest.approx(FAST.step_s(running=4))
     pure = prefill(load=load, inflight_legs=7)
     assert replica_cost(QUERY, pure, FAST, output_tokens=100.0, at_s=0.0).running == 0
+
+
+def test_a_prompt_counts_the_streams_that_it_breaks_on_a_flipped_replica() -> None:
+    query = replace(QUERY, prompt_tokens=1600)
+    flipped = prefill("p0", inflight_legs=12, inflight_streams=12)
+    around = surroundings(flipped, prefill("p1"), replica_view("d0"), timings=TIMINGS)
+    promises = Promises(0.02)
+    ways = Ways(query, around, ttft_slo_s=None, promises=promises)
+    streaming, free = ways.costs(["p0", "p1"])
+    target = ways.costs(["d0"])
+    (over_streams,) = ways.remotes([streaming], target)
+    (over_nobody,) = ways.remotes([free], target)
+    # Each of the twelve has gained 4 ms a token when a prompt of 160 ms comes.
+    wanted = 12 * broken_share(0.16, slack_s=0.02 - FAST.step_s(running=12), life_tokens=100.0)
+    assert over_streams.missed - over_nobody.missed == pytest.approx(wanted, rel=0.01)
+    dearer_s = over_streams.cost_s - over_nobody.cost_s
+    assert dearer_s > wanted * promises.worth_s(target[0])
 
 
 # ------------------------------------------------------------------ prompts that stay away

@@ -61,20 +61,25 @@ class Promises:
         It computes `here_tokens` of the new one's prompt, too. The new one's own first token is not
         looked at.
         """
-        own_s, slo_s, kept = self.tpot_slo_s, self.pace_s, 1.0 - cost.prompt_share
-        pace_s = cost.step_s / kept
+        own_s, pace_s = self.tpot_slo_s, cost.step_s / (1.0 - cost.prompt_share)
         missed = float(own_s is not None and pace_s > own_s)
-        if not cost.running:
-            return missed
-        life, ahead, timing = cost.output_tokens, cost.ahead_tokens, cost.timing
-        without_s = max(0.0, cost.step_s - cost.stream_s) / kept
-        least_s = _LEAST_SLACK * slo_s
+        return missed + (self.broken(cost, here_tokens, pace_s=pace_s) if cost.running else 0.0)
+
+    def broken(self, cost: ReplicaCost, here_tokens: int, *, pace_s: float | None = None) -> float:
+        """How many more of a replica's streams miss their TPOT by such a prompt beside them.
+
+        With the request as another stream among them they go on at `pace_s`; None: it goes away.
+        """
+        slo_s, life, timing = self.pace_s, cost.output_tokens, cost.timing
+        without_s = max(0.0, cost.step_s - cost.stream_s) / (1.0 - cost.prompt_share)
+        pace_s = without_s if pace_s is None else pace_s
+        least_s, ahead = _LEAST_SLACK * slo_s, cost.ahead_tokens
         stalls_s = delay_s(timing, ahead), delay_s(timing, ahead + here_tokens)
         already = broken_share(
             stalls_s[0], slack_s=max(least_s, slo_s - without_s), life_tokens=life
         )
         broken = broken_share(stalls_s[1], slack_s=max(least_s, slo_s - pace_s), life_tokens=life)
-        return missed + cost.running * max(0.0, broken - already)
+        return cost.running * max(0.0, broken - already)
 
     def worth_s(self, cost: ReplicaCost) -> float:
         """What a request that keeps its objectives may take: the price of a miss."""

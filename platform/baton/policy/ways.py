@@ -188,7 +188,13 @@ class Ways:
             harm_s,
         )
         reason = RouteReason.DISAGGREGATED
-        return self._way(option, target, reason, displaced_s=source.displaced_s)
+        way = self._way(option, target, reason, displaced_s=source.displaced_s)
+        if self._promises is None or not source.running:
+            return way
+        # It decodes, too: as a mixed replica, or for what it was meant before it was flipped.
+        broken = self._promises.broken(source, self._query.prompt_tokens - source.hit_tokens)
+        worth_s = broken * self._promises.worth_s(target)
+        return way._replace(cost_s=way.cost_s + worth_s, missed=way.missed + broken)
 
     def _fetch(self, holder: ReplicaCost, target: ReplicaCost) -> Way | None:
         tokens = holder.hit_tokens
