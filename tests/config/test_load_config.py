@@ -239,6 +239,11 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
             "tinny",
             "pools.main.model: no model 'tinny', did you mean 'tiny'?",
         ),
+        (
+            LEAST.replace("{main: {role: mixed}}", "{}"),
+            "pools",
+            "pools: empty, wanted at least one",
+        ),
         (with_key("pools2", "1"), "pools2", "pools2: unknown key, did you mean 'pools'?"),
         (with_key("server", "[]"), "[]", "server: got a list, wanted a mapping"),
         (with_key("server", "{port: true}"), "true", "server.port: got true, wanted a whole"),
