@@ -70,6 +70,13 @@ def test_a_need_that_wavers_after_a_fall_is_not_followed_into_every_trough() -> 
     assert [left for _, left in followed(need, 7200, have=10)] == [5]
 
 
+def test_an_hour_in_which_nothing_could_be_seen_is_no_hour_to_spare() -> None:
+    track = Track(120.0, headroom_fraction=0.2, patience_s=240.0)
+    assert track.target(0.0, have=10, need=9.5) == 10
+    assert track.target(3600.0, have=10, need=1.0) == 10
+    assert track.target(3610.0, have=10, need=1.0) == 10
+
+
 @given(needs=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=80), have=st.integers(0, 30))
 def test_there_is_never_less_than_what_is_needed_nor_more_than_was_had_or_needed(
     needs: list[float], have: int

@@ -29,6 +29,7 @@ class Track:
     def __init__(self, window_s: float, *, headroom_fraction: float, patience_s: float) -> None:
         self._headroom = headroom_fraction
         self._patience_s = patience_s
+        self._window_s = window_s
         self._needs = SlidingMax(window_s)
         self._have: int | None = None
         self._at_s: float | None = None
@@ -38,6 +39,7 @@ class Track:
     def target(self, at_s: float, *, have: int, need: float) -> int:
         """How many to have now."""
         passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
+        passed_s = min(passed_s, self._window_s)  # what was not seen was not to spare
         self._at_s = at_s
         self._note(have)
         raised = need + min(self._headroom * need, _MOST_HEADROOM)
