@@ -143,6 +143,16 @@ def test_streams_of_a_replica_that_stops_end_there() -> None:
     assert made.good <= made.arrived
 
 
+def test_a_step_in_which_nothing_arrives_is_none_too_many_for_a_pool_that_has_shrunk() -> None:
+    scaler = Scripted({2: (StopReplicas(pool="prefill", replicas=1),)})
+    load = [*even(4, 20), *even(4, 0.0), *even(4, 5)]
+    made = flow(load, pools(2, 2), scaler, replace(EXACT, slo=Slo(ttft_s=1.0)))
+    assert made.good == pytest.approx(made.arrived)
+    scaler = Scripted({1: (StopReplicas(pool="prefill", replicas=2),)})
+    made = flow([*even(2, 25), *even(4, 0.0), *even(2, 5)], pools(2, 2), scaler, EXACT)
+    assert made.good == pytest.approx(50)
+
+
 def test_a_flip_moves_capacity_at_once_and_costs_nothing_more() -> None:
     flip = FlipReplicas(pool="decode", replicas=1, to=Role.PREFILL)
     scaler = Scripted({1: (flip,)})

@@ -219,8 +219,8 @@ class FluidFleet:
             full_per_s += (1 - share) * strength.mixed_full_tokens_per_s
         requests, prompts, outputs = inflow
         computed = prompts_per_s * step_s
-        room = longest_wait_s * prompts_per_s + computed - self.queued_tokens
-        share = 1.0 if prompts <= room else max(0.0, room) / prompts
+        room = max(0.0, longest_wait_s * prompts_per_s + computed - self.queued_tokens)
+        share = 1.0 if prompts <= room else room / prompts
         if requests > 0:
             weight = min(1.0, requests / (requests + self.streams))
             self._output_tokens += weight * (outputs / requests - self._output_tokens)
