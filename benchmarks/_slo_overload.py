@@ -54,6 +54,8 @@ LIMITS = CoordinatorLimits(
 )
 """So that without admission nothing ends but by itself: its requests are late, not lost."""
 _WINDOW_S = 1.0
+_FILL_S = 6.0
+"""Until those that count have taken the places of those that came before: longer than most live."""
 _REFUSED = frozenset({Phase.SHED, Phase.EVICTED})
 
 
@@ -183,7 +185,7 @@ def swing(spans_s: Sequence[tuple[float, float]]) -> float:
     of means over windows of a second.
     """
     means = []
-    for number in range(int(WARM_UP_S), int(SPAN_S - COOL_DOWN_S)):
+    for number in range(int(WARM_UP_S + _FILL_S), int(SPAN_S - COOL_DOWN_S)):
         begin_s, end_s = number * _WINDOW_S, (number + 1) * _WINDOW_S
         means.append(sum(max(0.0, min(end_s, b) - max(begin_s, a)) for a, b in spans_s))
     means.sort()
