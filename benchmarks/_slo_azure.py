@@ -13,6 +13,7 @@ from baton.perf.hardware import Dtype
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.scaling.observation import Demand
+from baton.policy.scaling.options import PoolBounds
 from baton.policy.slo_book import SloBook
 from baton.simulator.plans import PoolPlan, Scenario
 from baton.simulator.scenario import Run, simulate
@@ -36,7 +37,9 @@ from benchmarks._slo_world import (
 TRACE = Path("traces/azure/AzureLLMInferenceTrace_code.csv")
 INTERVAL_S = 2.0
 _BUDGETS = {PREFILL: 8192, "decode": 512}
-_FORESIGHT_S = 10.0
+FORESIGHT_S = 10.0
+_FIRST_BINS = 6
+"""Every policy begins with what the first minute needs."""
 _PROCESSES = 2
 
 
@@ -124,30 +127,44 @@ def peak_of(demands: Sequence[Demand]) -> Demand:
 
 
 @lru_cache(maxsize=1)
-def _prepared(folder: Path) -> tuple[Trace, list[Demand], Strength]:
+def prepared(folder: Path) -> tuple[Trace, list[Demand], Strength]:
     trace = read(folder)
     prompts, outputs = mean_lengths(trace)
     settings = engines("A100", Dtype.BF16, 60.0)[PREFILL]
     one = strength(settings, BURSTS, prompt_tokens=prompts, output_tokens=outputs)
-    return trace, bins(trace, _FORESIGHT_S), one
+    return trace, bins(trace, FORESIGHT_S), one
+
+
+def sizes(
+    name: str, ahead: Sequence[Demand], one: Strength
+) -> tuple[Mapping[str, int], dict[str, PoolBounds]]:
+    """How many replicas a policy begins with, and how many it may have."""
+    at_peak = needed(peak_of(ahead), one, BURSTS)
+    first = needed(peak_of(ahead[:_FIRST_BINS]), one, BURSTS)
+    most = {pool: 2 * count for pool, count in at_peak.items()}
+    start = at_peak if name == "static_peak" else first
+    return start, bounds(start, most)
+
+
+def foreseen(ahead: Sequence[Demand], at_s: float) -> Demand:
+    """What the oracle knows of a moment."""
+    return ahead[min(len(ahead) - 1, max(0, int(at_s // FORESIGHT_S)))]
 
 
 def run(folder: Path, name: str, cold_start_s: float) -> Run:
     """One policy, with one cold start."""
-    trace, ahead, one = _prepared(folder)
-    at_peak = needed(peak_of(ahead), one, BURSTS)
-    start = at_peak if name == "static_peak" else needed(peak_of(ahead[:6]), one, BURSTS)
-    limits = bounds(start, {pool: 2 * count for pool, count in at_peak.items()})
+    trace, ahead, one = prepared(folder)
+    start, limits = sizes(name, ahead, one)
 
     def known(at_s: float) -> Demand:
-        return ahead[min(len(ahead) - 1, max(0, int(at_s // _FORESIGHT_S)))]
+        return foreseen(ahead, at_s)
 
     scene = scenario(
         engines("A100", Dtype.BF16, cold_start_s),
         start,
         BURSTS,
         autoscaler=lambda: ARMS[name].scaler(
-            limits, known, interval_s=INTERVAL_S, every_s=_FORESIGHT_S
+            limits, known, interval_s=INTERVAL_S, every_s=FORESIGHT_S
         ),
     )
     return simulate(scene, trace)

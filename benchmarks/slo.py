@@ -6,6 +6,7 @@ Parts, each of which may be run by itself (`--part`, repeatable; others' last re
   starts of 30, 60, 120 and 300 s;
 - `azure_code`: Azure's code completions (gaps with a coefficient of variation of 13), request by
   request, likewise;
+- `azure_code_fluid`: the same as a fluid, in seconds;
 - `moving_mix`: code, then conversation, then reasoning on a fixed number of GPUs;
 - `overload`: twice the load that can be served;
 - `check`: the same stretch of m-large through the fluid and through the detailed simulator.
@@ -26,7 +27,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from benchmarks import _slo_azure, _slo_check, _slo_m_large, _slo_mix
+from benchmarks import _slo_azure, _slo_azure_fluid, _slo_check, _slo_m_large, _slo_mix
 from benchmarks._figures import rounded
 from benchmarks._provenance import provenance
 from benchmarks._slo_overload import overload
@@ -96,6 +97,11 @@ def _azure(options: argparse.Namespace) -> dict[str, object]:
     return _scaled(options, measure, "azure_code")
 
 
+def _azure_fluid(options: argparse.Namespace) -> dict[str, object]:
+    measure = partial(_slo_azure_fluid.figures, options.data)
+    return _scaled(options, measure, "azure_code_fluid")
+
+
 def _scaled(
     options: argparse.Namespace, measure: Callable[[str, float], dict[str, float]], load: str
 ) -> dict[str, object]:
@@ -109,12 +115,13 @@ def _scaled(
 
 PARTS: Mapping[str, Part] = {
     "m_large": _m_large,
+    "azure_code_fluid": _azure_fluid,
     "azure_code": _azure,
     "moving_mix": lambda _: _slo_mix.mix(),
     "overload": lambda _: dict(overload()),
     "check": lambda options: _slo_check.compare(options.data),
 }
-_NEEDS_DATA = frozenset({"m_large", "azure_code", "check"})
+_NEEDS_DATA = frozenset({"m_large", "azure_code_fluid", "azure_code", "check"})
 
 
 def _options() -> argparse.Namespace:

@@ -1,0 +1,53 @@
+"""Azure's code completions as a fluid: the same table as request by request, in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from baton.policy.scaling.observation import Demand
+from baton.simulator.fluid import FluidOptions, FluidRun, flow
+from baton.simulator.fluid_pools import FluidPool
+from benchmarks import _slo_azure as detailed
+from benchmarks._slo_check import inflow_of
+from benchmarks._slo_table import figures_of
+from benchmarks._slo_world import ARMS, BURSTS, GPUS, ROLES
+
+_STEP_S = 0.5
+_DRAIN_S = 3.0
+"""A stream has 28 tokens."""
+
+
+def run(folder: Path, name: str, cold_start_s: float) -> FluidRun:
+    """One policy, with one cold start; the fleet and the policies are those of the detailed run."""
+    trace, ahead, one = detailed.prepared(folder)
+    start, limits = detailed.sizes(name, ahead, one)
+    pools = [
+        FluidPool(
+            name=pool,
+            role=role,
+            replicas=start[pool],
+            prefill_tokens_per_s=one.prefill_tokens_per_s,
+            decode_tokens_per_s=one.decode_tokens_per_s,
+            max_streams=one.streams,
+            least_step_s=one.least_step_s,
+            cold_start_s=cold_start_s,
+            drain_s=_DRAIN_S,
+            gpus_per_replica=GPUS,
+        )
+        for pool, role in ROLES.items()
+    ]
+
+    def known(at_s: float) -> Demand:
+        return detailed.foreseen(ahead, at_s)
+
+    scaler = ARMS[name].scaler(
+        limits, known, interval_s=detailed.INTERVAL_S, every_s=detailed.FORESIGHT_S
+    )
+    options = FluidOptions(step_s=_STEP_S, interval_s=detailed.INTERVAL_S, slo=BURSTS)
+    return flow(inflow_of(trace, _STEP_S), pools, scaler, options)
+
+
+def figures(folder: Path, name: str, cold_start_s: float) -> dict[str, float]:
+    """What one run comes to."""
+    made = run(folder, name, cold_start_s)
+    return figures_of(made.story, made.attainment)
