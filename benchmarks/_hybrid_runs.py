@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from baton.control.service_rules import ServiceRules
 from baton.domain.fleet import Role
+from baton.domain.slo import Slo
 from baton.perf.catalogue import accelerator
 from baton.perf.hardware import Dtype
 from baton.perf.known_models import shape_of
@@ -17,6 +19,7 @@ from baton.perf.roofline import Roofline
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.prefix_index import IndexMode, IndexOptions
+from baton.policy.slo_book import DEFAULT_CLASS, SloBook
 from baton.simulator.outcome import Objectives, Outcome, attainment
 from baton.simulator.plans import PoolPlan, Scenario
 from baton.simulator.scenario import simulate
@@ -42,22 +45,24 @@ class Arm:
     split: Disaggregate
     budget: int = _DECODE_BUDGET
     """Tokens a step, of the others."""
+    admits: bool = False
+    """Whether requests that are predicted to miss their objectives are turned away at once."""
 
     @property
     def name(self) -> str:
         """For people."""
         kind = {"never": "colocated", "always": "static", "auto": "hybrid"}[self.split.value]
         shape = f"{self.prefill}P{REPLICAS - self.prefill}D" if self.prefill else f"{self.budget}"
-        return f"{kind} {shape}"
+        return f"{kind} {shape}{', admission' if self.admits else ''}"
 
 
 COLOCATED = tuple(Arm(0, Disaggregate.NEVER, budget) for budget in (512, 2048))
 STATIC = tuple(Arm(count, Disaggregate.ALWAYS) for count in range(1, REPLICAS))
 
 
-def hybrid(prefill: int, budget: int = _DECODE_BUDGET) -> Arm:
+def hybrid(prefill: int, budget: int = _DECODE_BUDGET, *, admits: bool = False) -> Arm:
     """Baton's own: split where that is predicted to serve better; pools are hints."""
-    return Arm(prefill, Disaggregate.AUTO, budget)
+    return Arm(prefill, Disaggregate.AUTO, budget, admits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +129,14 @@ def scenario(arm: Arm, objectives: Objectives, block_tokens: int) -> Scenario:
         pools=tuple(pool for pool in pools if pool.replicas),
         placer=lambda: PredictedPlacer(options),
         index=IndexOptions(mode=IndexMode.HYBRID),
+        rules=_promising(objectives) if arm.admits else ServiceRules(),
     )
+
+
+def _promising(objectives: Objectives) -> ServiceRules:
+    """Every request is promised the objectives."""
+    slo = Slo(ttft_s=objectives.ttft_s, tpot_s=objectives.tpot_s, attainment_target=TARGET)
+    return ServiceRules(slos=SloBook(classes={DEFAULT_CLASS: slo}))
 
 
 def run(arm: Arm, load: Trace, objectives: Objectives = Objectives()) -> tuple[Outcome, ...]:  # noqa: B008 - a frozen value

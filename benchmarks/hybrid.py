@@ -5,7 +5,8 @@ grid of 6 x 6 objectives, the highest rate at which 90 % of the requests meet bo
 replicas prefill in chunks (the better of 512 and 2,048 tokens a step); static splits send every
 prompt through the prefill pool (the best of 1:3 to 3:1). Hybrid is baton's placement aiming at the
 cell's objectives, with the pools of the best split of its cell, or one prefill replica fewer, or
-none at all; requests are split where that is predicted to be better.
+none at all; requests are split where that is predicted to be better. It is tried without and with
+its admission, which turns away at once who is predicted to miss: those count as missed.
 
 Objectives are multiples of what a request alone takes: of the time to the first token of a prompt
 longer than 90 % of the trace's, and of a step at its mean context. Prints one JSON object as the
@@ -183,8 +184,10 @@ def _compare_levels(asked: Asked) -> Cell:
     def held(arm: Arm, level: float) -> bool:
         return attainment(run(arm, load.at(level * better), cell), cell) >= TARGET
 
-    level, arm = reached(_arms(colocated, static), held) if better else (0.0, static[1])
-    return _told(cell, colocated, static, level * better, hybrid(arm.prefill, arm.budget).name)
+    level, arm = (
+        reached(_arms(colocated, static), held) if better else (0.0, hybrid(static[1].prefill))
+    )
+    return _told(cell, colocated, static, level * better, arm.name)
 
 
 def reached(arms: Sequence[Arm], held: Callable[[Arm, float], bool]) -> tuple[float, Arm]:
@@ -211,7 +214,13 @@ def _arms(colocated: Best, static: Best) -> list[Arm]:
     """Hybrid's pools for a cell, the likeliest first."""
     split, together = static[1], colocated[1]
     fewer = [hybrid(split.prefill - 1)] if split.prefill > 1 else []
-    return [hybrid(split.prefill), hybrid(0, together.budget), *fewer]
+    return [
+        hybrid(split.prefill),
+        hybrid(split.prefill, admits=True),
+        hybrid(0, together.budget),
+        hybrid(0, together.budget, admits=True),
+        *fewer,
+    ]
 
 
 def _told(cell: Objectives, colocated: Best, static: Best, most: float, name: str) -> Cell:
