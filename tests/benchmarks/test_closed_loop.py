@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks._load import Exchange
-from benchmarks.closed_loop import Answer, Load, answers, attainment, back_s, started_in_s
+from benchmarks.closed_loop import Answer, Load, answers, attainment, back_s, started_in_s, steady_s
 
 
 def requests(*spans: tuple[float, float, bool]) -> list[tuple[float, bool]]:
@@ -29,22 +29,31 @@ def test_attainment_is_the_share_of_what_was_sent_in_a_span() -> None:
     assert attainment(got, 5.0, 9.0) is None
 
 
-def test_a_step_is_served_again_from_where_every_window_attains() -> None:
+def test_a_step_is_served_again_from_where_the_next_window_and_the_rest_attain() -> None:
     got = requests((0, 40, True), (40, 48, False), (48, 100, True))
-    assert back_s(got, 40.0, 100.0, 0.95) == 8.0
+    assert back_s(got, 40.0, 100.0, 0.95) == steady_s(got, 40.0, 100.0, 0.95) == 8.0
+
+
+def test_a_burst_that_is_missed_breaks_a_window_and_not_the_rest() -> None:
+    got = requests((40, 70, True), (70, 72, False), (72, 100, True))
+    assert back_s(got, 40.0, 100.0, 0.95) == 0.0
+    assert steady_s(got, 40.0, 100.0, 0.95) == 32.0
 
 
 def test_a_relapse_counts() -> None:
-    got = requests((40, 70, True), (70, 72, False), (72, 100, True))
-    assert back_s(got, 40.0, 100.0, 0.95) == 32.0
+    got = requests((40, 70, True), (70, 80, False), (80, 100, True))
+    assert back_s(got, 40.0, 100.0, 0.95) == steady_s(got, 40.0, 100.0, 0.95) == 40.0
 
 
 def test_a_step_that_is_never_served_is_said() -> None:
-    assert back_s(requests((40, 100, False)), 40.0, 100.0, 0.95) is None
+    got = requests((40, 100, False))
+    assert back_s(got, 40.0, 100.0, 0.95) is None
+    assert steady_s(got, 40.0, 100.0, 0.95) is None
 
 
 def test_a_step_that_is_served_at_once_took_no_time() -> None:
-    assert back_s(requests((40, 100, True)), 40.0, 100.0, 0.95) == 0.0
+    got = requests((40, 100, True))
+    assert back_s(got, 40.0, 100.0, 0.95) == steady_s(got, 40.0, 100.0, 0.95) == 0.0
 
 
 def test_a_start_takes_from_being_wanted_until_all_are_ready() -> None:
