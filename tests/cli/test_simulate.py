@@ -307,6 +307,16 @@ def test_requests_are_served_in_the_classes_and_for_the_tenants_that_the_trace_n
     assert "Attainment by class and tenant" in text
 
 
+def test_a_report_says_whose_limits_refuse_requests() -> None:
+    rate = ("--set", "tenants.default.rate={tokens: 1k/min, burst: 1s}")
+    limited = report_of(*SMALL, *rate, "--set", "tenants.acme={weight: 2}")
+    (note,) = (one for one in limited["notes"] if one.startswith("Limits hold"))
+    assert "(default)" in note
+    assert limited["results"][0]["failed"] > 0
+    free = report_of(*SMALL, "--set", "tenants.acme={weight: 2}")
+    assert not any(one.startswith("Limits hold") for one in free["notes"])
+
+
 def test_a_scaling_policy_that_there_is_not_is_refused() -> None:
     result = simulate(*SMALL, "--autoscaler", "magic")
     assert result.exit_code == 2

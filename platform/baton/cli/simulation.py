@@ -423,6 +423,22 @@ def _service_notes(arms: Sequence[_Arm]) -> Iterator[str]:
             "Figures judge all requests by slo.default; the table by class judges each by its own"
             " class."
         )
+    if limited := _limited_tenants(arms):
+        yield (
+            f"Limits hold for tenants ({limited}): what is beyond them is refused and counts as"
+            " failed. Requests of a trace that name no tenant are of 'default'."
+        )
+
+
+def _limited_tenants(arms: Sequence[_Arm]) -> str:
+    """Tenants with a limit in any of the runs."""
+    found = {
+        name
+        for arm in arms
+        for name, one in arm.config.tenants.items()
+        if (one.rate.requests_per_s, one.rate.tokens_per_s, one.max_in_flight) != (None,) * 3
+    }
+    return ", ".join(sorted(found))
 
 
 def _trace_notes(arm: _Arm, traces: Sequence[Trace]) -> Iterator[str]:
