@@ -134,6 +134,18 @@ def test_one_whose_turn_does_not_come_in_time_is_evicted_at_that_moment() -> Non
     assert at.records["second"].routes == ()
 
 
+def test_when_the_last_one_who_waits_goes_nothing_is_due_at_once_for_ever() -> None:
+    at = world()
+    for number in range(2):
+        ask(at, f"r{number}")
+    assert at.machine.phases()["r1"] is Phase.QUEUED
+    at.cancel("r1")
+    at.wait(1.0)
+    due_at_s = at.machine.next_deadline_at_s()
+    assert due_at_s is not None
+    assert due_at_s > at.now_s
+
+
 def test_one_that_is_held_and_would_now_be_late_is_evicted_when_its_engine_falls_behind() -> None:
     at = world()
     ask(at, "first")

@@ -48,6 +48,7 @@ class Waiters:
         """Somebody is about to be placed."""
         self.queue.pop(entry.request_id, None)
         self.admittance.let_in(entry, now_s)
+        self._rest()
 
     def hold(self, entry: Entry, now_s: float) -> None:
         """Somebody waits for its turn, and may be the first in line."""
@@ -59,6 +60,7 @@ class Waiters:
         """Somebody has ended, whether it waited or not."""
         self.queue.pop(entry.request_id, None)
         self.admittance.leave(entry, now_s)
+        self._rest()
 
     def next_at_s(self) -> float | None:
         """When somebody is to be tried again at the latest."""
@@ -94,9 +96,16 @@ class Waiters:
         """When a client may come back for whom there is no room: once those who wait had turns."""
         return max(_LEAST_RETRY_S, self.admittance.drained_s() or otherwise_s)
 
+    def _rest(self) -> None:
+        """With nobody left to try there is no time for it: a body would wake up for it at once, for
+        ever."""
+        if not self.admittance.holding:
+            self.try_at_s = None
+
     def check_integrity(self) -> None:
         """Raise AssertionError when the books disagree."""
         self.admittance.check_integrity()
         both = [one for one in self.queue if one in self.admittance.holding]
         assert not both, f"{both} wait for a replica and for their turn"
-        assert self.try_at_s is not None or not self.admittance.holding, "nobody will be tried"
+        tries = self.try_at_s is not None
+        assert tries == bool(self.admittance.holding), "somebody is not tried, or nobody is"

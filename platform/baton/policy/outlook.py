@@ -58,7 +58,9 @@ def outlook(fleet: FleetView) -> Outlook:
     for one in prefill if decode else ():
         view = replicas[one]
         load = view.load
-        computing += load.running_requests + load.queued_requests + view.unseen_legs * crowd
+        here = load.running_requests + load.queued_requests + view.unseen_legs * crowd
+        # Streams that stay where they were prefilled will not come.
+        computing += max(0.0, here - view.inflight_streams * crowd)
     for one in decode or prefill:
         view = replicas[one]
         load, facts = view.load, view.facts
