@@ -147,3 +147,8 @@ def test_senseless_rates_count_as_none() -> None:
     dealt = share([tenant], asked)
     for one in dealt.values():
         assert one["t"].requests_per_s == pytest.approx(10 / 3)
+
+
+def test_with_nobody_to_deal_to_nothing_is_dealt() -> None:
+    limited = Tenant(name="acme", rate=RateLimit(requests_per_s=5.0), max_in_flight=3)
+    assert share([limited], {}) == {}

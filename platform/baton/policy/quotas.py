@@ -69,6 +69,8 @@ def share(
     ids = sorted(asked)
     rates = {one: {tenant: rest for tenant, *rest in asked[one]} for one in ids}
     shares: dict[str, dict[str, QuotaShare]] = {one: {} for one in ids}
+    if not ids:
+        return shares  # while a deployment starts there is nobody to deal anything to
     for tenant in tenants:
         rate, most = tenant.rate, tenant.max_in_flight
         if (rate.requests_per_s, rate.tokens_per_s, most) == (None, None, None):
