@@ -158,3 +158,32 @@ def test_those_who_are_not_here_can_be_withdrawn_without_harm() -> None:
     assert len(here) == 0
     assert "nobody" not in here
     assert list(here) == []
+
+
+def test_turns_are_taken_to_last_longer_once_some_waited_in_vain_for_streams_to_end() -> None:
+    here = Holding()
+    for name in ("first", "second"):
+        here.add(LOW, one(name=name), 0.0)
+
+    def after_s(band: Band) -> float:
+        turn = here.turn(band, one(), replicas=1, now_s=0.0)
+        assert turn is not None
+        return turn.after_s
+
+    before_s = after_s(LOW)
+    here.in_vain("second")
+    assert after_s(LOW) == before_s, "it was prompts that they waited for"
+    here.for_streams = True
+    here.in_vain("second")
+    here.in_vain("nobody")
+    stretched_s = after_s(LOW)
+    assert stretched_s == pytest.approx(1.1 * before_s)
+    for _ in range(100):
+        here.in_vain("second")
+    assert after_s(LOW) == pytest.approx(2.5 * before_s)
+    here.add(HIGH, one(name="high", work=2.0), 0.0)
+    here.let_in(LOW, one(name="first"), replicas=1, now_s=0.0)
+    here.withdraw("high", 0.0)
+    here.withdraw("second", 0.0)
+    here.add(LOW, one(name="third"), 0.0)
+    assert after_s(LOW) < 2.5 * before_s

@@ -59,6 +59,17 @@ def test_a_stream_goes_to_the_decode_replica_that_keeps_its_pace() -> None:
     assert route.reason is not RouteReason.DEFLECTED
 
 
+def test_a_stream_stays_where_decode_will_be_full_though_it_is_not_yet() -> None:
+    fleet = prefill(), replica_view("d0", load=Load(running_requests=5))
+    full = replace(QUERY, decode_full=True)
+    route = placed(*fleet, query=full).route
+    assert (route.decode_replica_id, route.reason) == ("p0", RouteReason.DEFLECTED)
+    slow = replace(TIMINGS, shares={"p0": 0.8})
+    assert placed(*fleet, query=full, timings=slow).route.decode_replica_id == "d0"
+    off = replace(AIMS, deflect_streams_fraction=0.0)
+    assert placed(*fleet, query=full, options=off).route.decode_replica_id == "d0"
+
+
 def test_no_stream_stays_where_prompts_take_the_time() -> None:
     timings = replace(TIMINGS, shares={"p0": 0.8})
     route = placed(prefill(), replica_view("d0", load=FULL), timings=timings).route

@@ -36,6 +36,12 @@ def test_a_look_adds_up_who_decodes_and_whose_prompts_are_computed() -> None:
     assert seen.context_tokens == pytest.approx(tokens / 4)
 
 
+def test_streams_that_stay_where_they_were_prefilled_do_not_come_to_decode() -> None:
+    staying = replica_view("p0", role=Role.PREFILL, load=Load(running_requests=5))
+    views = {"p0": replace(staying, inflight_legs=3, inflight_streams=3), "d0": replica_view("d0")}
+    assert outlook(FleetView(at_s=0.0, replicas=views)).computing == 2.0
+
+
 def test_without_a_decode_pool_prefill_replicas_decode() -> None:
     view = replica_view("p0", role=Role.PREFILL, load=Load(running_requests=2))
     seen = outlook(FleetView(at_s=0.0, replicas={"p0": view}))

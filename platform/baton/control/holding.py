@@ -7,7 +7,9 @@ a priority, and in it those who can still get what they are promised, before tho
 How long a turn takes is predicted from the work ahead and from how fast work has left the queue
 while somebody waited: device-seconds per second and replica, forgotten within seconds. What higher
 bands bring meanwhile is taken off. Before anything was measured each replica is taken to do a
-device-second per second.
+device-second per second. Where whoever is first waits for streams to end, work leaves by fits and
+starts, and turns come later than predicted: predictions are then stretched until hardly anybody
+waits in vain.
 
 The store is bounded by its owner, which asks for a `victim` when it is full. Nothing here is lost:
 whoever is added leaves by `let_in` or `withdraw`.
@@ -28,6 +30,14 @@ _PRIOR_S = 0.5
 """
 _LEAST_LEFT = 0.02
 """Of what the fleet does, what at least is taken to be left by higher bands: waits stay finite."""
+
+_STRETCH = 1.1
+"""Each one that waited in vain makes predictions so much longer ..."""
+_RELAX = 0.9998
+"""... and each one that had its turn, so much shorter: with ln 1.1 / -ln 0.9998 = 477 let in for
+each that waited in vain, and as many refused as let in, 0.2 % of those that are refused wait."""
+_MOST_STRETCH = 2.5
+"""A line of two fifths of what there is time for is still long enough to keep the fleet busy."""
 
 
 class Band(NamedTuple):
@@ -58,6 +68,10 @@ class Holding:
         """
         self._came: dict[Band, DecayedSum] = {}
         """Work that was let in or held, by band."""
+        self._stretch: dict[Band, float] = {}
+        """How much longer than predicted turns are taken to last; 1 where nothing is said."""
+        self.for_streams = False
+        """Whether who is first was last seen to wait for streams to end, not for prompts."""
         self._clock_s = 0.0
         self._at_s = 0.0
 
@@ -100,10 +114,19 @@ class Holding:
         found = self._where.pop(one.request_id, None)
         if found is not None:
             self._bands[found].serve(one.request_id)
+            if found in self._stretch:
+                self._stretch[found] = max(1.0, self._stretch[found] * _RELAX)
             return
         self._note_come(band, one.work, now_s)
         if band in self._bands:
             self._bands[band].serve_at_once(one)
+
+    def in_vain(self, request_id: str) -> None:
+        """Somebody waits whose turn will not come in time, though that was predicted."""
+        band = self._where.get(request_id)
+        if band is not None and self.for_streams:
+            longer = self._stretch.get(band, 1.0) * _STRETCH
+            self._stretch[band] = min(_MOST_STRETCH, longer)
 
     def withdraw(self, request_id: str, now_s: float) -> None:
         """Somebody waits no more, and does not go to the fleet; unknown ones are ignored."""
@@ -139,7 +162,7 @@ class Holding:
             one = own.fitted(one, now_s=now_s, rate=rate)
             ahead -= own.work
             ahead += own.work_ahead(one.flow, weight=one.weight, begin_by_s=one.begin_by_s)
-        return Turn(one, ahead / rate)
+        return Turn(one, ahead / rate * self._stretch.get(band, 1.0))
 
     def drained_s(self, *, replicas: int) -> float:
         """How long until all who wait now have had their turns."""

@@ -41,12 +41,23 @@ from baton.domain.errors import (
     Rejected,
     TooLate,
 )
-from baton.domain.handoff import Decision, HandoffMode, Lease, Leg, LegKind, LegOutput, Ticket
+from baton.domain.handoff import (
+    Decision,
+    HandoffMode,
+    Lease,
+    Leg,
+    LegKind,
+    LegOutput,
+    RouteReason,
+    Ticket,
+)
 from baton.domain.request import FinishReason, LocalOnly, Phase
-from baton.policy.admission import Admit, Hold, Shed
+from baton.policy.admission import Admit, Hold, Reason, Shed, Verdict
 from baton.policy.placement import NoRoute, PlacementQuery, Placer
 from baton.policy.replica_cost import usable_tokens
 
+_FOR_STREAMS = frozenset({Reason.PACE, Reason.BREAKS})
+"""Whoever is held for these waits for streams to end."""
 BROKEN = frozenset({FinishReason.ERROR, FinishReason.ABORT})
 
 
@@ -95,6 +106,8 @@ class Journeys:
             self.waiters.retry_at_s = self.waiters.retry_at_s or now_s + self.limits.retry_s
         else:
             verdict = self.waiters.admittance.ask(entry, query, decision, now_s)
+            if isinstance(verdict, Hold) and verdict.reason is Reason.PACE:
+                decision, verdict = self._ask_to_stay(entry, query, (decision, verdict), now_s)
             match verdict:
                 case Admit():
                     self._follow(entry, query, decision, now_s)
@@ -104,6 +117,20 @@ class Journeys:
                     self._turn_away(entry, verdict, now_s)
                 case _:
                     assert_never(verdict)
+
+    def _ask_to_stay(
+        self, entry: Entry, query: PlacementQuery, held: tuple[Decision, Hold], now_s: float
+    ) -> tuple[Decision, Verdict]:
+        """Where decode will be too full for it, see whether it can stay where it is prefilled.
+
+        Placement goes by the streams of now, and does not see those that are on their way.
+        """
+        around = self._knowledge.around(now_s)
+        decision = self._placer.place(replace(query, decode_full=True), around)
+        if isinstance(decision, NoRoute) or decision.route.reason is not RouteReason.DEFLECTED:
+            return held
+        verdict = self.waiters.admittance.ask(entry, query, decision, now_s)
+        return (decision, verdict) if isinstance(verdict, Admit) else held
 
     def _follow(
         self, entry: Entry, query: PlacementQuery, decision: Decision, now_s: float
@@ -174,6 +201,7 @@ class Journeys:
     def _hold(self, entry: Entry, verdict: Hold, now_s: float) -> None:
         """Have it wait for its turn."""
         if entry.request_id in self.waiters.admittance.holding:
+            self.waiters.admittance.holding.for_streams = verdict.reason in _FOR_STREAMS
             self.waiters.tried(now_s, again_in_s=verdict.again_in_s)
             return
         if not self._make_room(entry, now_s):
@@ -191,6 +219,7 @@ class Journeys:
             f"its first token is predicted {verdict.ttft_s:.2f} s after it arrived,"
             f" which for class {entry.slo.name!r} must be at most {verdict.limit_s:.2f} s"
         )
+        self.waiters.admittance.holding.in_vain(entry.request_id)
         retry_s = max(1.0, verdict.retry_after_s)
         kind = TooLate if entry.phase is Phase.ARRIVED else Evicted
         self._refuse(entry, kind(entry.request_id, retry_s, why), now_s)
@@ -425,6 +454,7 @@ class Journeys:
             return
         why = f"no replica took it within {self.limits.queue_wait_s:g} s"
         if entry.request_id in self.waiters.admittance.holding:
+            self.waiters.admittance.holding.in_vain(entry.request_id)
             why = "its turn did not come in time for its first token"
         kind = Evicted if len(self._fleet) else NoCapacity
         self._refuse(entry, kind(entry.request_id, self.retry_after_s(), why), now_s)

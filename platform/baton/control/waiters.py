@@ -97,8 +97,7 @@ class Waiters:
         return max(_LEAST_RETRY_S, self.admittance.drained_s() or otherwise_s)
 
     def _rest(self) -> None:
-        """With nobody left to try there is no time for it: a body would wake up for it at once, for
-        ever."""
+        """With nobody left to try no time is due: a body would wake up for it for ever."""
         if not self.admittance.holding:
             self.try_at_s = None
 

@@ -68,6 +68,9 @@ class PlacementQuery:
     """Since the request arrived: its deadline is that much nearer."""
     slo: Slo | None = None
     """What it is promised; None: what the placer was made with."""
+    decode_full: bool = False
+    """Streams that decode, and prompts that are on their way there, are as many as keep their pace:
+    it stays where it is prefilled, if that keeps its own."""
 
 
 class LinkEstimates(Protocol):

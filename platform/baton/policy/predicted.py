@@ -111,7 +111,10 @@ class PredictedPlacer:
         reason = forced or RouteReason.LOCAL_FASTER
         found += self._locals(ways, decoders, reason, may_skip=bool(found))
         if forced is None and self._options.disaggregate is Disaggregate.AUTO:
-            found += self._deflected(ways, query, prefillers, than=min(found, key=_SECONDS))
+            stay = self._deflected(ways, query, prefillers, than=min(found, key=_SECONDS))
+            if stay and query.decode_full:
+                return self._decide(query, around, stay)
+            found += stay
         if query.local_only is None and self._options.disaggregate is Disaggregate.AUTO:
             used_tokens = min(found, key=_SECONDS).option.hit_tokens
             known = {cost.view.replica_id: cost for cost in (*prefillers, *decoders)}
@@ -184,10 +187,12 @@ class PredictedPlacer:
         """
         most = self._options.deflect_streams_fraction
         ends_there = query.max_tokens == 1
-        if not most or not (than.missed >= _KEEPS or ends_there):
+        if not most or not (than.missed >= _KEEPS or ends_there or query.decode_full):
             return []
         pure = [cost for cost in prefillers if cost.view.facts.role is Role.PREFILL]
         found = ways.deflected(pure, streams_fraction=most)
+        if query.decode_full:
+            return [way for way in found if way.missed < _KEEPS]
         return [way for way in found if ends_there or way.missed <= than.missed - _KEEPS]
 
     def _forced_local(
