@@ -32,11 +32,16 @@ def batches(rng: Random, of: int) -> Callable[[int], float]:
     return work
 
 
-def test_batches_are_as_irregular_as_they_are_large() -> None:
-    small = [measured(batches(Random(seed), 4)) for seed in range(20)]
-    assert sum(small) / 20 == pytest.approx(4.0, rel=0.25)
-    large = [measured(batches(Random(seed), 12)) for seed in range(20)]
-    assert sum(large) / 20 > 8.0
+def test_arrivals_in_pairs_are_more_irregular_than_at_random() -> None:
+    def of_prompts_alike(batch: int) -> float:
+        return sum(measured(batches(Random(seed), batch), 400) for seed in range(20)) / 20
+
+    assert of_prompts_alike(1) == pytest.approx(2.0, rel=0.1)
+    assert 2.1 < of_prompts_alike(2) < of_prompts_alike(3) <= 3.0
+
+
+def test_bursts_of_many_count_no_more_than_requests_by_themselves_can() -> None:
+    assert all(measured(batches(Random(seed), 12)) == 3.0 for seed in range(20))
 
 
 def test_even_demand_counts_as_random_at_least() -> None:
@@ -50,7 +55,7 @@ def test_a_slow_rise_and_a_single_jump_are_no_irregularity() -> None:
 
 def test_there_is_a_most_that_is_believed() -> None:
     rng = Random(1)
-    assert measured(lambda _: rng.choice((0.0, 10_000.0)) * SIZE) == 16.0
+    assert measured(lambda _: rng.choice((0.0, 10_000.0)) * SIZE) == 3.0
 
 
 def test_windows_that_overlap_count_once() -> None:
