@@ -132,7 +132,7 @@ class Coordinator:
         if self._journeys.waiters.admittance.holding:
             if self._legs.ended != ended or isinstance(event, _MAY_FREE):
                 self._journeys.waiters.came_free(now_s)
-            self._journeys.serve_held(now_s)
+            self._journeys.turns.serve_held(now_s)
         for source_id, target_id in self._journeys.flows.take_doubts():
             self._do(self._prober.doubt(source_id, target_id, now_s))
         return self._journeys.commands
@@ -160,10 +160,12 @@ class Coordinator:
         """
         in_flight, waiters = len(self._journeys.entries), self._journeys.waiters
         if in_flight + requests > self._limits.max_requests:
-            return self._journeys.queue_full("-", f"{in_flight} requests are in flight")
+            return self._journeys.turns.queue_full("-", f"{in_flight} requests are in flight")
         over = len(waiters) + requests - self._limits.max_queued
         if over > 0 and waiters.admittance.could_go(self._rules.highest_priority(tenant)) < over:
-            return self._journeys.queue_full("-", f"{len(waiters)} requests wait for a replica")
+            return self._journeys.turns.queue_full(
+                "-", f"{len(waiters)} requests wait for a replica"
+            )
         if tenant is not None and now_s is not None:
             known = self._rules.tenant(tenant)
             if (limited := self._journeys.tenancy.would_limit(known, now_s)) is not None:
@@ -297,7 +299,7 @@ class Coordinator:
         limits = self._limits
         if len(self._journeys.entries) > limits.max_requests:
             why = f"{limits.max_requests} requests are in flight"
-            return self._journeys.queue_full(request.request_id, why)
+            return self._journeys.turns.queue_full(request.request_id, why)
         tokens = len(request.prompt_token_ids)
         if limits.max_prompt_tokens is not None and tokens > limits.max_prompt_tokens:
             why = f"the prompt has {tokens} tokens, at most {limits.max_prompt_tokens} are let in"
@@ -439,7 +441,7 @@ class Coordinator:
         self.knowledge.joined(facts)
         if self._probes_pairs:
             self._do(self._prober.joined(facts, now_s))
-        self._journeys.serve_queue(now_s)
+        self._journeys.turns.serve_queue(now_s)
 
     def _on_role(self, replica_id: str, role: Role, now_s: float) -> None:
         """Other pairs are of interest from now on, and somebody who waits may have a place."""
@@ -448,7 +450,7 @@ class Coordinator:
             if self._probes_pairs:
                 self._do(self._prober.gone(replica_id, now_s))
                 self._do(self._prober.joined(view.facts, now_s))
-            self._journeys.serve_queue(now_s)
+            self._journeys.turns.serve_queue(now_s)
 
     def _on_lost(self, event: ReplicaLost, now_s: float) -> None:
         self._drains.over(event.replica_id)
@@ -478,4 +480,4 @@ class Coordinator:
             self._journeys.move(entry, now_s)
         retry_at_s = self._journeys.waiters.retry_at_s
         if retry_at_s is not None and retry_at_s <= now_s:
-            self._journeys.serve_queue(now_s)
+            self._journeys.turns.serve_queue(now_s)

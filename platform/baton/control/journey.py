@@ -21,6 +21,7 @@ from baton.control.ledger import RUNS, Entry
 from baton.control.legs import LegBook, PlacedLeg
 from baton.control.limits import CoordinatorLimits
 from baton.control.tenancy import Tenancy
+from baton.control.turns import Turns
 from baton.control.waiters import Waiters
 from baton.domain.commands import (
     AbortLegs,
@@ -34,12 +35,7 @@ from baton.domain.errors import (
     BatonError,
     DeadlineExceeded,
     EngineFailed,
-    Evicted,
-    NoCapacity,
     NotResumable,
-    QueueFull,
-    Rejected,
-    TooLate,
 )
 from baton.domain.handoff import (
     Decision,
@@ -56,8 +52,6 @@ from baton.policy.admission import Admit, Hold, Reason, Shed, Verdict
 from baton.policy.placement import NoRoute, PlacementQuery, Placer
 from baton.policy.replica_cost import usable_tokens
 
-_FOR_STREAMS = frozenset({Reason.PACE, Reason.BREAKS})
-"""Whoever is held for these waits for streams to end."""
 BROKEN = frozenset({FinishReason.ERROR, FinishReason.ABORT})
 
 
@@ -87,6 +81,7 @@ class Journeys:
         self.waiters = Waiters(
             Admittance(fleet=fleet, knowledge=knowledge, patience_s=limits.first_token_s)
         )
+        self.turns = Turns(self, fleet=fleet, waiters=self.waiters)
         self.tenancy = tenancy
 
     # -------------------------------------------------------------- placement
@@ -100,9 +95,9 @@ class Journeys:
         query = self._knowledge.query(entry, now_s)
         decision = self._placer.place(query, self._knowledge.around(now_s))
         if isinstance(decision, NoRoute):
-            self.enqueue(entry, now_s, why=decision.reason)
+            self.turns.enqueue(entry, now_s, why=decision.reason)
         elif hold_if_tried and decision.route.decode_replica_id in entry.avoid:
-            self.enqueue(entry, now_s, why="every replica has just failed it")
+            self.turns.enqueue(entry, now_s, why="every replica has just failed it")
             self.waiters.retry_at_s = self.waiters.retry_at_s or now_s + self.limits.retry_s
         else:
             verdict = self.waiters.admittance.ask(entry, query, decision, now_s)
@@ -112,9 +107,9 @@ class Journeys:
                 case Admit():
                     self._follow(entry, query, decision, now_s)
                 case Hold():
-                    self._hold(entry, verdict, now_s)
+                    self.turns.hold(entry, verdict, now_s)
                 case Shed():
-                    self._turn_away(entry, verdict, now_s)
+                    self.turns.turn_away(entry, verdict, now_s)
                 case _:
                     assert_never(verdict)
 
@@ -168,78 +163,6 @@ class Journeys:
         self._knowledge.prompt_sent(leg.leg_id, replica_id, tokens, now_s)
         self.accounts.begun(entry, leg, replica_id)
         self.commands.append(SubmitLeg(replica_id=replica_id, leg=leg))
-
-    def enqueue(self, entry: Entry, now_s: float, *, why: str) -> None:
-        """Wait for a replica: briefly before the first token, for long once a stream is open."""
-        if entry.phase is Phase.QUEUED:
-            return
-        streaming = bool(entry.generated)
-        if not streaming and not self._make_room(entry, now_s):
-            error = self.queue_full(entry.request_id, f"the queue is full ({why})")
-            self._refuse(entry, error, now_s)
-            return
-        entry.move(Phase.QUEUED)
-        self.waiters.queue[entry.request_id] = None
-        wait_s = self.limits.resume_wait_s if streaming else self.limits.queue_wait_s
-        self.wait_until(entry, now_s + wait_s)
-
-    def serve_queue(self, now_s: float) -> None:
-        """Try to place everyone who waits, in order of arrival."""
-        self.waiters.retry_at_s = None
-        for request_id in tuple(self.waiters.queue):
-            self.place(self.entries[request_id], now_s)
-
-    # -------------------------------------------------------------- turns
-
-    def serve_held(self, now_s: float) -> None:
-        """Let in whoever is first in line, one after the other, as long as it can be."""
-        while (request_id := self.waiters.first_due(now_s)) is not None:
-            self.place(self.entries[request_id], now_s)
-            if self.waiters.first_due(now_s) == request_id:
-                self.waiters.tried(now_s)
-
-    def _hold(self, entry: Entry, verdict: Hold, now_s: float) -> None:
-        """Have it wait for its turn."""
-        if entry.request_id in self.waiters.admittance.holding:
-            self.waiters.admittance.holding.for_streams = verdict.reason in _FOR_STREAMS
-            self.waiters.tried(now_s, again_in_s=verdict.again_in_s)
-            return
-        if not self._make_room(entry, now_s):
-            why = f"{len(self.waiters)} requests wait already"
-            self._refuse(entry, self.queue_full(entry.request_id, why), now_s)
-            return
-        if entry.phase is not Phase.QUEUED:
-            entry.move(Phase.QUEUED)
-        self.waiters.hold(entry, now_s)
-        self.wait_until(entry, now_s + verdict.slack_s)
-
-    def _turn_away(self, entry: Entry, verdict: Shed, now_s: float) -> None:
-        """It would be late: say so before anything was computed for it."""
-        why = (
-            f"its first token is predicted {verdict.ttft_s:.2f} s after it arrived,"
-            f" which for class {entry.slo.name!r} must be at most {verdict.limit_s:.2f} s"
-        )
-        self.waiters.admittance.holding.in_vain(entry.request_id)
-        retry_s = max(1.0, verdict.retry_after_s)
-        kind = TooLate if entry.phase is Phase.ARRIVED else Evicted
-        self._refuse(entry, kind(entry.request_id, retry_s, why), now_s)
-
-    def _make_room(self, entry: Entry, now_s: float) -> bool:
-        """Whether one more may wait; for one of a higher band the newest of the lowest goes."""
-        if len(self.waiters) < self.limits.max_queued or entry.request_id in self.waiters:
-            return True
-        victim = self.waiters.admittance.victim(entry)
-        if victim is None:
-            return False
-        why = "the queue is full, and others come before it"
-        error = Evicted(victim, self.retry_after_s(), why)
-        self._refuse(self.entries[victim], error, now_s)
-        return True
-
-    def _refuse(self, entry: Entry, error: Rejected, now_s: float) -> None:
-        """End a request that got nothing."""
-        outcome = Phase.SHED if entry.phase is Phase.ARRIVED else Phase.EVICTED
-        self.end(entry, outcome, now_s, reason=error.why, error=error)
 
     # -------------------------------------------------------------- tokens and handoff
 
@@ -440,24 +363,12 @@ class Journeys:
             why = f"not finished {self.limits.total_s:g} s after it arrived"
             self.fail(entry, DeadlineExceeded(entry.request_id, why), now_s)
         elif entry.phase is Phase.QUEUED:
-            self._leave_queue(entry, now_s)
+            self.turns.leave_queue(entry, now_s)
         elif now_s < (due_at_s := self._transfer_due_at_s(entry, now_s)):
             self.wait_until(entry, due_at_s)
         else:
             assert entry.phase in RUNS, f"no deadline is armed in phase {entry.phase}"
             self.give_up(entry, f"no progress in phase {entry.phase}", now_s)
-
-    def _leave_queue(self, entry: Entry, now_s: float) -> None:
-        if entry.generated:
-            why = f"no replica came to resume it within {self.limits.resume_wait_s:g} s"
-            self.fail(entry, EngineFailed(entry.request_id, why), now_s)
-            return
-        why = f"no replica took it within {self.limits.queue_wait_s:g} s"
-        if entry.request_id in self.waiters.admittance.holding:
-            self.waiters.admittance.holding.in_vain(entry.request_id)
-            why = "its turn did not come in time for its first token"
-        kind = Evicted if len(self._fleet) else NoCapacity
-        self._refuse(entry, kind(entry.request_id, self.retry_after_s(), why), now_s)
 
     def _transfer_due_at_s(self, entry: Entry, now_s: float) -> float:
         """When a transfer must be over whose deadline has passed; `now_s` when it must be already.
@@ -517,22 +428,11 @@ class Journeys:
                 took_s=now_s - entry.taken_in_at_s,
             )
 
-    def queue_full(self, request_id: str, why: str) -> QueueFull:
-        """The refusal of a request for which there is no room to wait."""
-        return QueueFull(request_id, self.retry_after_s(), why)
-
     def reconfigure(self, *, limits: CoordinatorLimits | None, placer: Placer | None) -> None:
         """Go on by others; deadlines that are armed stay as they are."""
         self.limits = limits or self.limits
         self._placer = placer or self._placer
         self.waiters.admittance.patience_s = self.limits.first_token_s
-
-    def retry_after_s(self) -> float:
-        """When a client may come back for whom there is no room to wait.
-
-        Where all wait for a replica to come, that is the longest that one waits for it.
-        """
-        return self.waiters.retry_after_s(otherwise_s=self.limits.queue_wait_s)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books disagree."""
