@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from baton.policy.scaling.observation import Demand
+from baton.simulator.outcome import Outcome
 from baton.simulator.scaling_story import Change, Direction, Story
 from baton.simulator.workloads.rate_series import RateWindow
 from baton.simulator.workloads.trace import Trace, TraceRequest
@@ -110,3 +111,40 @@ def test_every_static_split_is_tried_on_the_same_number_of_replicas() -> None:
     assert names == ["static 1P5D", "static 2P4D", "static 3P3D", "static 4P2D", "static 5P1D"]
     assert _slo_mix.BATON.name == "baton 3P3D"
     assert not any(arm.flips for arm in (*_slo_mix.STATIC, *_slo_mix.HYBRID))
+
+
+def test_every_phase_wants_another_split_and_none_outweighs_the_others() -> None:
+    best = {}
+    for kind in _slo_mix.KINDS:
+        carried = _slo_mix.carried(kind)
+        best[kind] = max(carried, key=carried.__getitem__)
+        assert _slo_mix.rate(kind) * _slo_mix.phase_s(kind) == pytest.approx(_slo_mix.REQUESTS)
+    assert best == {"code": 5, "conversation": 4, "reasoning": 2}
+
+
+def test_requests_count_for_the_phase_in_which_they_came() -> None:
+    begins_s = [0.0, _slo_mix.phase_s("code")]
+    begins_s.append(begins_s[1] + _slo_mix.phase_s("conversation"))
+    outcomes = [_came(at_s) for at_s in (*begins_s, begins_s[2] - 0.001)]
+    found = _slo_mix.by_phase(outcomes)
+    assert [len(part) for part in found.values()] == [1, 2, 1]
+
+
+def test_what_moves_is_measured_against_the_best_that_stays() -> None:
+    rows = [{"arm": arm.name, "good": float(arm.prefill)} for arm in _slo_mix.STATIC]
+    rows.append({"arm": _slo_mix.BATON.name, "good": 6.0})
+    rows.append({"arm": _slo_mix.HYBRID[0].name, "good": 100.0})
+    assert _slo_mix.gain(rows, "good") == pytest.approx(1.2)
+
+
+def _came(at_s: float) -> Outcome:
+    return Outcome(
+        arrived_at_s=at_s,
+        prompt_tokens=1,
+        cached_tokens=0,
+        output_tokens=1,
+        ttft_s=0.1,
+        tpot_s=0.0,
+        e2e_s=0.1,
+        ok=True,
+    )
