@@ -13,7 +13,7 @@ from baton.control.service_rules import ServiceRules
 from baton.domain.errors import Evicted, NotAllowed, QueueFull, RateLimited, TooLate
 from baton.domain.events import QuotasShared
 from baton.domain.fleet import Load, LossReason, Role
-from baton.domain.handoff import HandoffMode, HitSource, Option
+from baton.domain.handoff import HandoffMode, HitSource, LegKind, Option
 from baton.domain.request import Phase, Request
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
@@ -165,6 +165,24 @@ def test_one_that_is_held_is_let_in_as_soon_as_a_leg_ends_sooner_than_predicted(
     run_one(at, "first")
     assert runs(at) == ["second"]
     assert at.now_s < 0.11
+
+
+def test_a_stream_stays_where_it_is_prefilled_when_those_on_their_way_will_fill_decode() -> None:
+    paced = Slo(name="default", ttft_s=1.0, tpot_s=0.0125)
+    quick, slow = (LinearTiming(step=0.01, token=token, stream=0.001) for token in (1e-3, 1e-2))
+    at = World(
+        LIMITS,
+        policy=PredictedPlacer(PredictedOptions(tpot_slo_s=0.0125)),
+        rules=ServiceRules(slos=SloBook(classes={"default": paced})),
+        priors={"prefill": quick, "decode": slow},
+    )
+    for name, role in (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("p2", Role.PREFILL)):
+        at.join(name, role)
+    at.join("d0", Role.DECODE)
+    for number in range(3):
+        ask(at, f"r{number}")
+    kinds = [leg.kind for _, leg in at.legs.values()]
+    assert kinds == [LegKind.PREFILL, LegKind.PREFILL, LegKind.LOCAL]
 
 
 def test_streams_of_lower_priority_may_be_broken_and_others_may_not() -> None:
