@@ -125,18 +125,18 @@ def test_the_oldest_load_report_that_counts_says_how_stale_a_pool_is() -> None:
 # ------------------------------------------------------------------------------ capacity
 
 
-def served(world: World) -> None:
+def served(world: World, *, prompts: bool = True, decoding: bool = True) -> None:
     """Enough reports for the timing to be known, and a request that says what they are like."""
     for number in range(12):
         done = 10 * (number + 1)
         steps = StepTotals(
             steps=done,
             busy_s=0.02 * done,
-            prefill_tokens=40 * done,
-            prefill_steps=done,
-            decode_steps=done,
-            decode_tokens=8 * done,
-            context_tokens=400 * done,
+            prefill_tokens=40 * done * prompts,
+            prefill_steps=done * prompts,
+            decode_steps=done * decoding,
+            decode_tokens=8 * done * decoding,
+            context_tokens=400 * done * decoding,
         )
         world.load("d0", Load(steps=steps))
         world.wait(0.25)
@@ -160,6 +160,18 @@ def test_capacities_are_unknown_until_engines_and_requests_are_known() -> None:
     )
     assert told.decode_streams == view.facts.max_running_requests
     assert told.decode_tokens_per_s is not None
+
+
+def test_what_a_pool_was_never_seen_to_do_is_not_guessed() -> None:
+    decodes, prefills = World(replace(LIMITS, stall_s=1e6)), World(replace(LIMITS, stall_s=1e6))
+    for world in (decodes, prefills):
+        world.join("d0", Role.DECODE)
+    served(decodes, prompts=False)
+    served(prefills, decoding=False)
+    assert pool(decodes).prefill_tokens_per_s is None
+    assert pool(decodes).decode_tokens_per_s is not None
+    assert pool(prefills).prefill_tokens_per_s is not None
+    assert (pool(prefills).decode_tokens_per_s, pool(prefills).decode_streams) == (None, None)
 
 
 def test_a_strict_pace_leaves_room_for_fewer_streams() -> None:

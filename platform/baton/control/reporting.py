@@ -132,11 +132,20 @@ class Reporter:
         )
 
     def _capacity(self, working: Sequence[ReplicaView], tpot_s: float | None) -> _Capacity:
-        """Of one replica, for requests as they have been lately; unknown before there were any."""
+        """Of one replica, for requests as they have been lately; unknown before there were any.
+
+        What a pool has not been seen to do it may do as well as another; that is not for here.
+        """
         recent, timings = self._accounts.recent, self._knowledge.timings
-        if not working or not recent.prompt_tokens or not timings.is_known(working[0].facts.pool):
+        if not working or not recent.prompt_tokens:
             return _Capacity()
         facts, timing = working[0].facts, timings.of(working[0])
+        prefill: float | None = None
+        if timings.knows_prompts(facts.pool):
+            mean = max(1.0, recent.uncached_tokens)
+            prefill = prefill_tokens_per_s(timing, mean_uncached_tokens=mean)
+        if not timings.knows_decoding(facts.pool):
+            return _Capacity(prefill)
         context_tokens = recent.prompt_tokens + recent.output_tokens / 2
         streams = decode_streams(
             timing,
@@ -146,12 +155,7 @@ class Reporter:
             kv_tokens=facts.kv_blocks * facts.block_size_tokens,
         )
         step_s = timing.step_s(running=streams, context_tokens=round(streams * context_tokens))
-        mean = max(1.0, recent.uncached_tokens)
-        return _Capacity(
-            prefill_tokens_per_s(timing, mean_uncached_tokens=mean),
-            streams / max(step_s, _LEAST_STEP_S),
-            float(streams),
-        )
+        return _Capacity(prefill, streams / max(step_s, _LEAST_STEP_S), float(streams))
 
     # -------------------------------------------------------------- who waits
 

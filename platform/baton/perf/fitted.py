@@ -78,10 +78,15 @@ class TimingBook:
         pool = self._pools.get(view.facts.pool)
         return (pool or self._pool(view.facts)).timing
 
-    def is_known(self, pool: str) -> bool:
-        """Whether a pool's timing is more than round figures: modelled, or fitted to reports."""
+    def knows_prompts(self, pool: str) -> bool:
+        """Whether what prompts take there is more than a round figure: modelled, or seen."""
         known = self._pools.get(pool)
-        return pool in self._priors if known is None else known.is_known
+        return pool in self._priors if known is None else known.knows_prompts
+
+    def knows_decoding(self, pool: str) -> bool:
+        """Whether what decoding takes there is more than a round figure: modelled, or seen."""
+        known = self._pools.get(pool)
+        return pool in self._priors if known is None else known.knows_decoding
 
     def prompt_share(self, view: ReplicaView, now_s: float) -> float:
         """What share of its time a replica spends on prompts, while streams wait for it."""
@@ -171,8 +176,13 @@ class _ModelledPool:
         self._refused = 0
 
     @property
-    def is_known(self) -> bool:
-        """It is, from the start."""
+    def knows_prompts(self) -> bool:
+        """It does, from the start."""
+        return True
+
+    @property
+    def knows_decoding(self) -> bool:
+        """It does, from the start."""
         return True
 
     def reshape(self, *, max_batched_tokens: int, host_block_s: float) -> None:
@@ -215,15 +225,21 @@ class _Pool:
                 Coefficient(prior.context_token_s, *_CONTEXT_TOKEN_BOUNDS_S),
             )
         )
-        self._decodes_seen = False
+        self._decode_rows = 0
+        self._prompt_rows = 0
         self._context_seen = False
         self.ttfts = _Ttfts()
         self.timing = FittedTiming(costs=prior, max_batched_tokens=1, host_block_s=0.0)
 
     @property
-    def is_known(self) -> bool:
-        """Whether the fit is in use."""
-        return self._fit.rows >= _ROWS_BEFORE_USE
+    def knows_prompts(self) -> bool:
+        """Whether enough reports spoke of prompts; those of a pool that only decodes do not."""
+        return self._prompt_rows >= _ROWS_BEFORE_USE
+
+    @property
+    def knows_decoding(self) -> bool:
+        """Whether enough reports spoke of decoding."""
+        return self._decode_rows >= _ROWS_BEFORE_USE
 
     def reshape(self, *, max_batched_tokens: int, host_block_s: float) -> None:
         """Take over what a replica of the pool says of its shape; the last one counts."""
@@ -244,9 +260,10 @@ class _Pool:
         )
         if not self._fit.observe(row, done.busy_s, now_s):
             return
-        self._decodes_seen |= done.decode_tokens > 0
+        self._decode_rows += done.decode_tokens > 0
+        self._prompt_rows += done.prefill_tokens > 0
         self._context_seen |= done.context_tokens > 0
-        if self.is_known:
+        if self._fit.rows >= _ROWS_BEFORE_USE:
             self.timing = replace(self.timing, costs=self._costs())
 
     def quality(self, name: str) -> TimingQuality:
@@ -266,5 +283,5 @@ class _Pool:
     def _costs(self) -> StepCosts:
         costs = StepCosts(*self._fit.coefficients)
         # An engine that decodes and never says of how much context has it in the other terms.
-        silent = self._decodes_seen and not self._context_seen
+        silent = self._decode_rows > 0 and not self._context_seen
         return replace(costs, context_token_s=0.0) if silent else costs

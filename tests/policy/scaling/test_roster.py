@@ -45,9 +45,21 @@ def test_replicas_that_start_do_not_flip() -> None:
     assert plan.flip(Role.PREFILL, 5) == 1
 
 
-def test_a_pool_that_cannot_play_the_other_role_does_not() -> None:
-    plan = Roster([prefills(1), replace(decodes(4), prefill_tokens_per_s=None)], BOUNDS)
+def test_a_pool_of_another_shape_does_not_play_what_it_was_never_seen_to_do() -> None:
+    unseen = replace(decodes(4), prefill_tokens_per_s=None, gpus_per_replica=2.0)
+    plan = Roster([prefills(1), unseen], BOUNDS)
     assert plan.flip(Role.PREFILL, 2) == 0
+
+
+def test_a_pool_of_the_same_shape_is_taken_to_do_as_much_as_the_roles_own() -> None:
+    plan = Roster([prefills(1), replace(decodes(4), prefill_tokens_per_s=None)], BOUNDS)
+    assert plan.flip(Role.PREFILL, 2) == 2
+    assert plan.players(Role.PREFILL) == 3
+
+
+def test_nobody_is_sent_to_a_role_of_which_nothing_is_known() -> None:
+    unseen = [replace(one, prefill_tokens_per_s=None) for one in (prefills(1), decodes(4))]
+    assert Roster(unseen, BOUNDS).flip(Role.PREFILL, 2) == 0
 
 
 def test_growth_fills_a_roles_own_pools_and_then_the_others() -> None:

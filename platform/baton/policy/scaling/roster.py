@@ -76,7 +76,7 @@ class Roster:
             seat.away -= home
             left -= home
         for seat in self.seats[other(to)]:
-            if _capacity(seat.pool, to) is not None:
+            if self._may_play(seat, to):
                 sent = min(left, seat.pool.ready - seat.away)
                 seat.away += sent
                 left -= sent
@@ -88,7 +88,7 @@ class Roster:
         A replica that is started in the other role's pool can play this role once it is ready.
         """
         left = _fill(self.seats[role], players, lambda seat: self._weight(seat, role))
-        able = [seat for seat in self.seats[other(role)] if _capacity(seat.pool, role) is not None]
+        able = [seat for seat in self.seats[other(role)] if self._may_play(seat, role)]
         return _fill(able, left, lambda seat: self._weight(seat, role))
 
     def shrink(self, role: Role, players: int) -> None:
@@ -110,6 +110,18 @@ class Roster:
     def _ready_players(self, role: Role) -> int:
         own = sum(seat.pool.ready - seat.away for seat in self.seats[role])
         return own + sum(seat.away for seat in self.seats[other(role)])
+
+    def _may_play(self, seat: Seat, role: Role) -> bool:
+        """Whether it is known, or to be expected, what a pool's replicas do in a role.
+
+        A pool that has never played it is taken to do as much as one of the role's own on as many
+        GPUs; once it plays, it is seen.
+        """
+        if _capacity(seat.pool, role) is not None:
+            return True
+        first = self.seats[role][0].pool
+        alike = first.gpus_per_replica == seat.pool.gpus_per_replica
+        return alike and _capacity(first, role) is not None
 
     def _weight(self, seat: Seat, role: Role) -> float:
         one = _capacity(seat.pool, role)
