@@ -35,8 +35,8 @@ last from two minutes to eight, longer than any pause between flips and any stre
 LOAD = 1.0
 """Of what the best split for a phase alone can just carry, with that phase's mean lengths."""
 PROMISE = Slo(ttft_s=2.0, tpot_s=0.05, attainment_target=0.95)
-"""As quick as people read along, at which balanced splits of these phases are 22:1, 2.4:1 and
-0.25:1. With 200 ms a token, a stream of 1,500 may wait for minutes before anything is late, and a
+"""As quick as people read along, at which balanced splits of these phases are 26:1, 2.6:1 and
+0.3:1. With 200 ms a token, a stream of 1,500 may wait for minutes before anything is late, and a
 wrong split hardly shows."""
 _PROCESSES = 2
 _INTERVAL_S = 2.0
