@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,3 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Hear baton's loggers also where something that ran before has sent them elsewhere."""
+    logger = logging.getLogger("baton")
+    propagated, level = logger.propagate, logger.level
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+    yield caplog
+    logger.propagate = propagated
+    logger.setLevel(level)
