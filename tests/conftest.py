@@ -42,7 +42,7 @@ def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     logger = logging.getLogger("baton")
     propagated, level = logger.propagate, logger.level
     logger.propagate = True
-    logger.setLevel(logging.NOTSET)
+    logger.setLevel(logging.DEBUG)
     yield caplog
     logger.propagate = propagated
     logger.setLevel(level)
