@@ -49,6 +49,14 @@ class Commands(Protocol):
         """
         ...
 
+    def requests(self, count: int, *, order: str, address: str | None) -> Report:
+        """Stories of the last requests, under `requests`; `order` is a `RecordOrder`.
+
+        Raises:
+            NotRunning: there is no deployment.
+        """
+        ...
+
     def links(self, *, address: str | None) -> Report:
         """Every pair of replicas between which KV blocks may move, and what is known of it.
 

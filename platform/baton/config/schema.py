@@ -26,6 +26,7 @@ from baton.config.bounds import (
 )
 from baton.config.fields import Key, NotYet, SecretRef
 from baton.config.leaves import Bounds
+from baton.config.schema_observability import ObservabilityConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
 from baton.config.schema_service import AdmissionConfig, SloConfig, TenantConfig
@@ -33,7 +34,6 @@ from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
 from baton.domain.fleet import Role
 from baton.simulator.engine.settings import SimSettings
-from baton.telemetry.logs import LogFormat
 
 _LIMITS = CoordinatorLimits()
 _PROBE = ProbeOptions()
@@ -97,15 +97,6 @@ class Route(StrEnum):
     TOKENIZE = "tokenize"
     HEALTH = "health"
     METRICS = "metrics"
-
-
-class LogLevel(StrEnum):
-    """The least important events that are written."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,33 +301,6 @@ class ServerConfig:
     ] = FrontendKind.PYTHON
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogsConfig:
-    """What is logged."""
-
-    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"prompts": "prompts are never logged, remove it"}
-    )
-
-    format: LogFormat = LogFormat.JSON
-    level: LogLevel = LogLevel.INFO
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservabilityConfig:
-    """What can be seen from outside."""
-
-    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {
-            "metrics": "metrics have no port of their own, see the route /metrics",
-            "tracing": "nothing is traced, remove it",
-            "console": "there is no console, use 'baton status'",
-        }
-    )
-
-    logs: LogsConfig = field(default_factory=LogsConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from baton.domain.errors import BatonError
@@ -118,6 +119,16 @@ class RequestRecord:
     """How long it was held here before it was placed for the first time."""
     gpu_s: float = 0.0
     """GPU-seconds that it took, as predicted from what was computed for it."""
+
+
+class RecordOrder(StrEnum):
+    """Which of the requests that have ended lately somebody asks for."""
+
+    LATEST = "latest"
+    SLOWEST = "slowest"
+    """By time to first token, as a multiple of what was promised where anything was."""
+    MISSED = "missed"
+    """The latest of those that missed an objective, and no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ import psutil
 
 from baton.config import DeploymentConfig, LoadedConfig, render
 from baton.config.diff import diff
+from baton.domain.commands import RecordOrder
 from baton.domain.errors import (
     ApplyRefused,
     BatonError,
@@ -33,7 +34,7 @@ from baton.serving.cluster_state import ClusterState, running_clusters, state_fo
 from baton.serving.deployment import LocalDeployment, Progress, ask_all
 from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.preflight import check_machine
-from baton.serving.reports import explained, merged_links
+from baton.serving.reports import explained, merged_links, merged_stories
 from baton.serving.running import running_deployment
 
 Report = Mapping[str, object]
@@ -69,6 +70,14 @@ def explain_route(request_id: str, *, address: str | None) -> Report:
     with _attached(address):
         answers = ask_all(INGRESS, "explain", request_id)
     return explained(request_id, cast("list[list[Report]]", answers))
+
+
+def requests(count: int, *, order: str, address: str | None) -> Report:
+    """Stories of the last requests of every ingress; `order` is a `RecordOrder`."""
+    with _attached(address):
+        answers = ask_all(INGRESS, "requests", count, order)
+    stories = merged_stories(cast("list[list[Report]]", answers), count, RecordOrder(order))
+    return {"requests": stories, "ingresses": len(answers)}
 
 
 def links(*, address: str | None) -> Report:

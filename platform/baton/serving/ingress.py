@@ -16,7 +16,7 @@ from baton.config.policies import build_placer, router_rng
 from baton.config.schema import DeploymentConfig
 from baton.control.coordinator import Coordinator
 from baton.control.pair_notices import PairNoticeKind
-from baton.domain.commands import Delivery
+from baton.domain.commands import Delivery, RecordOrder
 from baton.domain.demand import CoordinatorReport
 from baton.domain.errors import BatonError, LinkFailed
 from baton.domain.events import Event, QuotasShared, ReplicaJoined, TimePassed
@@ -156,6 +156,14 @@ class IngressBody:
         """The stories of a request, oldest first; empty when it is unknown or long gone."""
         return [story(record) for record in self._records.find(request_id)]
 
+    def requests(self, count: int, order: RecordOrder) -> list[Story]:
+        """Stories of requests that have ended lately, and how long ago they did."""
+        now_s = self._clock.now_s()
+        return [
+            story(record) | {"age_s": round(now_s - record.ended_at_s, 3)}
+            for record in self._records.pick(count, order)
+        ]
+
     def links(self) -> list[Row]:
         """What this ingress knows of every pair of replicas, one row a pair."""
         return link_report(self._coordinator.knowledge.links.rows(self._clock.now_s()))
@@ -277,6 +285,10 @@ class Ingress:
     async def explain(self, request_id: str) -> bytes:
         """See `IngressBody.explain`; packed."""
         return packed(self._started().explain(request_id))
+
+    async def requests(self, count: int, order: str) -> bytes:
+        """See `IngressBody.requests`; packed."""
+        return packed(self._started().requests(count, RecordOrder(order)))
 
     async def links(self) -> bytes:
         """See `IngressBody.links`; packed."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import nlargest, nsmallest
 from operator import itemgetter
 from types import MappingProxyType
 
+from baton.domain.commands import RecordOrder
 from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
 from baton.perf.fitted import TimingQuality
@@ -83,6 +85,14 @@ def explained(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
             "its log has a request_ended event for each",
         )
     return {"request_id": request_id, "requests": found}
+
+
+def merged_stories(answers: Iterable[Iterable[Row]], count: int, order: RecordOrder) -> list[Row]:
+    """What several ingresses tell of requests that ended lately, as one list in that order."""
+    stories = [story for stories in answers for story in stories]
+    if order is RecordOrder.SLOWEST:
+        return nlargest(count, stories, key=itemgetter("slowness"))
+    return nsmallest(count, stories, key=itemgetter("age_s"))
 
 
 def link_report(links: Iterable[LinkRow]) -> list[Row]:

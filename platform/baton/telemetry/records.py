@@ -6,13 +6,17 @@ import logging
 import math
 import re
 from collections import OrderedDict, deque
+from heapq import nlargest
+from itertools import islice
+from typing import assert_never
 
-from baton.domain.commands import RequestRecord
+from baton.domain.commands import RecordOrder, RequestRecord
 from baton.domain.handoff import Decision, Option, Route
 from baton.domain.request import Phase
-from baton.policy.judging import tpot_s
+from baton.policy.judging import tpot_s, ttft_s
 from baton.telemetry.logs import log_event
 from baton.telemetry.promises import missed, objectives, ttft_parts, verdict
+from baton.telemetry.waterfall import Bar, waterfall
 
 _LOGGER = logging.getLogger(__name__)
 _TROUBLED = frozenset({Phase.FAILED, Phase.EVICTED, Phase.SHED})
@@ -51,11 +55,35 @@ class RecordBook:
         """The last records, oldest first."""
         return list(deque(self._records.values(), maxlen=count))
 
+    def pick(self, count: int, order: RecordOrder) -> list[RequestRecord]:
+        """At most so many of those that are kept, the first in that order first."""
+        newest_first = reversed(self._records.values())
+        match order:
+            case RecordOrder.LATEST:
+                return list(islice(newest_first, count))
+            case RecordOrder.MISSED:
+                return list(islice((one for one in newest_first if missed(one)), count))
+            case RecordOrder.SLOWEST:
+                return nlargest(count, newest_first, key=slowness)
+            case _:
+                assert_never(order)
+
     def totals(self) -> dict[str, int]:
         """How many requests ended in each way since the start, and how often any was resumed."""
         return {str(outcome): count for outcome, count in self._by_outcome.items()} | {
             "resumes": self._resumes
         }
+
+
+def slowness(record: RequestRecord) -> float:
+    """Its time to first token as a multiple of what was promised, or in seconds where nothing was.
+
+    Without a first token, the time that it was waited for counts.
+    """
+    took_s = ttft_s(record)
+    if took_s is None:
+        took_s = record.ended_at_s - record.arrived_at_s
+    return took_s / (record.slo.ttft_s or 1.0)
 
 
 def headline(record: RequestRecord) -> Story:
@@ -103,6 +131,8 @@ def story(record: RequestRecord) -> Story:
     return headline(record) | {
         "objectives": objectives(record),
         "ttft_parts": ttft_parts(record),
+        "slowness": round(slowness(record), 6),
+        "waterfall": [_bar(bar) for bar in waterfall(record)],
         "routes": [_route(route) for route in record.routes],
         "resume_reasons": list(record.resume_reasons),
         "decisions": decisions,
@@ -199,6 +229,16 @@ def _foresight(decision: Decision | None, outcome: RequestRecord | None) -> Stor
 
 
 # --------------------------------------------------------------------------------- plain values
+
+
+def _bar(bar: Bar) -> Story:
+    return {
+        "part": str(bar.part),
+        "replica": bar.replica_id or None,
+        "from_s": round(bar.from_s, 6),
+        "to_s": round(bar.to_s, 6),
+        "predicted_s": _maybe(bar.predicted_s),
+    }
 
 
 def _since(from_s: float, at_s: float | None) -> float | None:

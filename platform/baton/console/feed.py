@@ -1,0 +1,41 @@
+"""What the console shows, and where it gets it from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from baton.domain.commands import RecordOrder
+
+Row = Mapping[str, object]
+
+
+class Feed(Protocol):
+    """Plain values, as `baton ... -o json` prints them; nothing here changes anything.
+
+    Every call has a deadline of its own and raises `BatonError` when it cannot be answered.
+    """
+
+    async def overview(self) -> Row:
+        """Pools, classes, demand, autoscaler, ingresses: what `baton status -o json` prints."""
+        ...
+
+    async def links(self) -> Sequence[Row]:
+        """Every pair of replicas; what `baton links -o json` has under `links`."""
+        ...
+
+    async def requests(self, count: int, order: RecordOrder) -> Sequence[Row]:
+        """Stories of requests that have ended lately (`telemetry.records.story`)."""
+        ...
+
+    async def request(self, request_id: str) -> Sequence[Row]:
+        """The stories of one request; empty when nobody remembers it."""
+        ...
+
+    async def ticks(self, count: int) -> Sequence[Row]:
+        """The autoscaler's last ticks, newest last; see `baton explain scale -o json`."""
+        ...
+
+    async def config(self) -> str:
+        """The configuration that holds, as YAML; secrets are not shown."""
+        ...
