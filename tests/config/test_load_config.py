@@ -197,7 +197,7 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
 ) -> None:
     findings = refuse(
         "version: 1\n"
-        "observability: {tracing: {}}\n"
+        "observability: {logs: {prompts: true}}\n"
         "model: {source: tiny, max_len: many}\n"
         "pools:\n"
         "  p: {role: mixt, gpu: 1, replicas: {min: 3, start: 2}}\n"
@@ -206,7 +206,7 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         sets=["server.prot=1"],
     )
     assert findings == (
-        "x0.yaml:2:17: observability.tracing: not yet: nothing is traced, remove it",
+        "x0.yaml:2:24: observability.logs.prompts: not yet: prompts are never logged, remove it",
         "x0.yaml:3:32: model.max_len: got 'many', wanted a whole number, at least 2",
         "x0.yaml:5:13: pools.p.role: got 'mixt', wanted 'prefill', 'decode' or 'mixed', "
         "did you mean 'mixed'?",
