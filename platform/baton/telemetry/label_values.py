@@ -1,0 +1,74 @@
+"""Values of labels that come from no other enumeration; see `telemetry.catalogue`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class PoolCount(StrEnum):
+    """Which replicas of a pool are counted (`state`)."""
+
+    WANT = "want"
+    READY = "ready"
+    STARTING = "starting"
+    DRAINING = "draining"
+
+
+class PoolBound(StrEnum):
+    """Which of a pool's bounds is meant (`bound`)."""
+
+    MIN = "min"
+    MAX = "max"
+
+
+class EnginePhase(StrEnum):
+    """What an engine's step did (`phase`); one that did both counts for both."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class EngineRequest(StrEnum):
+    """Where a request is within an engine (`state`)."""
+
+    RUNNING = "running"
+    QUEUED = "queued"
+    PULLING = "pulling"
+    """Its KV blocks are on their way."""
+
+
+class Frame(StrEnum):
+    """What became of a frame of the fleet link (`state`)."""
+
+    RECEIVED = "received"
+    SENT = "sent"
+    BAD = "bad"
+    """It could not be read, or was out of place."""
+    DROPPED = "dropped"
+    """Its session was over, or there was no room left to send it."""
+
+
+class ScalingAct(StrEnum):
+    """What was done to replicas (`action`)."""
+
+    START = "start"
+    STOP = "stop"
+    FLIP = "flip"
+
+
+class TurnOutcome(StrEnum):
+    """How a turn of the scaling loop ended (`outcome`)."""
+
+    DECIDED = "decided"
+    HELD = "held"
+    """Something could not be seen, so nothing was changed."""
+    FAILED = "failed"
+
+
+class Window(StrEnum):
+    """Over which time attainment is taken (`window`)."""
+
+    LATELY = "lately"
+    """The last half minute or so: what the autoscaler goes by."""
+    TARGET = "target"
+    """The time over which the class' target counts, as far as this controller has lived."""
