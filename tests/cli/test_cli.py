@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -272,8 +273,15 @@ def test_text_shows_reports_as_lines_and_lists_of_reports_as_tables() -> None:
         (0.99951, "1 s"),
         (1.2351, "1.24 s"),
         (99.96, "100 s"),
-        (1234.0, "1230 s"),
+        (120.0, "2 min"),
+        (1800.0, "30 min"),
+        (1234.0, "20 min 34 s"),
+        (7500.0, "2 h 5 min"),
+        (3605.0, "1 h"),
+        (3 * 86_400 + 4 * 3600 + 59.0, "3 d 4 h"),
+        (math.inf, "never"),
         (-0.25, "-250 ms"),
+        (-600.0, "-10 min"),
     ],
 )
 def test_a_duration_is_said_in_three_digits_with_its_unit(

@@ -54,7 +54,7 @@ def run(*arguments: str, answer: Report | Exception = SCALED) -> tuple[Result, A
 def test_a_number_is_asked_for_with_how_long_it_holds() -> None:
     result, asked = run("decode", "3", "--for", "30m")
     assert (result.exit_code, asked.words) == (0, ["decode", 3, 1800.0, None])
-    assert result.stdout == "decode: 2 -> 3 replicas, 1 starting; stays so for 1800 s\n"
+    assert result.stdout == "decode: 2 -> 3 replicas, 1 starting; stays so for 30 min\n"
 
 
 def test_without_a_time_it_holds_for_good() -> None:
@@ -100,5 +100,16 @@ def test_usage_is_one_table_of_tenants() -> None:
     shown = usage_readable({"since_s": 90.0, "unpriced_pools": ["decode"], "tenants": [row]})
     assert shown["since"] == "90 s ago"
     assert shown["tenants"] == [
-        {"tenant": "acme", "requests": 3, "device_s": "12.3", "cost": "0.12"}
+        {"tenant": "acme", "requests": 3, "device_s": "12.3", "cost": "$0.12"}
     ]
+
+
+@pytest.mark.parametrize(
+    ("cost", "text"),
+    [(0, "$0.00"), (0.0, "$0.00"), (0.004, "< $0.01"), (1234.5, "$1,234.50"), (None, "-")],
+)
+def test_money_is_written_one_way_also_where_there_is_none(cost: float | None, text: str) -> None:
+    row = {"tenant": "lab", "requests": 0, "device_s": 0, "cost": cost}
+    shown = usage_readable({"since_s": 600.0, "unpriced_pools": [], "tenants": [row]})
+    assert shown["since"] == "10 min ago"
+    assert shown["tenants"] == [{"tenant": "lab", "requests": 0, "device_s": "0.0", "cost": text}]

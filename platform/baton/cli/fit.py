@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from baton.cli.judging import ROWS_SUFFIX, Calibrating, in_short, judged_rows
-from baton.cli.logs import LogOrder, is_log, judged_log, log_readable
+from baton.cli.fit_log import LogOrder, is_log, judged_log, log_readable
 from baton.cli.models import AUTO, dtype_of, read_model
 from baton.cli.options import Json, Output, wanted_format
 from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +41,20 @@ class ExitCode(IntEnum):
     TIMEOUT = 4
 
 
+class Paint(StrEnum):
+    """What colour says; never the only thing that does."""
+
+    GOOD = "green"
+    DOUBT = "yellow"
+    BAD = "red"
+    PALE = "dim"
+
+
+_LONG_S = 120.0
+"""From here on, minutes say more than seconds."""
+_LONG_UNITS = {"d": 86_400, "h": 3600, "min": 60, "s": 1}
+_KILO = 1000.0
+_CENT = 0.01
 _NEXT = {
     ExitCode.FAILURE: "look at what is said above, then at 'baton status'",
     ExitCode.USAGE: "correct these lines, then check with 'baton config validate'",
@@ -70,14 +87,29 @@ def reported_errors() -> Iterator[None]:
         remedy: object = getattr(error, "remedy", None)
         for line in str(error if remedy is None else why).splitlines():
             complain(line)
-        typer.secho(f"next: {remedy or _NEXT[code]}", err=True)
+        typer.echo(f"next: {remedy or _NEXT[code]}", err=True)
         raise typer.Exit(code) from error
 
 
 def complain(line: str) -> None:
     """One line of an error."""
-    typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
-    typer.echo(line, err=True)
+    typer.echo(painted("error: ", Paint.BAD, bold=True, err=True) + line, err=True)
+
+
+def painted(text: str, paint: Paint, *, bold: bool = False, err: bool = False) -> str:
+    """Text in a colour, where it goes to a terminal that wants any (https://no-color.org)."""
+    if not wants_colour(err=err):
+        return text
+    if paint is Paint.PALE:
+        return typer.style(text, dim=True, bold=bold)
+    return typer.style(text, fg=str(paint), bold=bold)
+
+
+def wants_colour(*, err: bool = False) -> bool:
+    """Whether what is written there may have colours."""
+    stream = sys.stderr if err else sys.stdout
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not plain and stream.isatty()
 
 
 class ProgressLines:
@@ -88,8 +120,8 @@ class ProgressLines:
 
     def __call__(self, line: str) -> None:
         """Print one line."""
-        typer.secho(f"[{time.monotonic() - self._start_s:6.1f}s] ", dim=True, err=True, nl=False)
-        typer.echo(line, err=True)
+        passed = f"[{time.monotonic() - self._start_s:6.1f}s] "
+        typer.echo(painted(passed, Paint.PALE, err=True) + line, err=True)
 
 
 def print_report(report: Mapping[str, object], output: OutputFormat) -> None:
@@ -128,8 +160,39 @@ def table_lines(rows: Sequence[Mapping[str, object]], indent: str = "") -> Itera
 
 
 def duration_text(duration_s: float | None) -> str:
-    """Seconds as people write them, with their unit: `231 ms`, `1.24 s`, `600 s`; `-` for None."""
-    return seconds_text(duration_s)
+    """Seconds as people write them: `231 ms`, `1.24 s`, `30 min`, `2 h 5 min`; `-` for None."""
+    if duration_s is None or not math.isfinite(duration_s) or abs(duration_s) < _LONG_S:
+        return seconds_text(duration_s)
+    left_s = round(abs(duration_s))
+    counts = []
+    for unit, unit_s in _LONG_UNITS.items():
+        count, left_s = divmod(left_s, unit_s)
+        counts.append((count, unit))
+    first = next(at for at, (count, _) in enumerate(counts) if count)
+    # Two units tell enough: whoever reads "3 d 4 h" does not ask for minutes.
+    said = " ".join(f"{count} {unit}" for count, unit in counts[first : first + 2] if count)
+    return f"-{said}" if duration_s < 0 else said
+
+
+def money_text(dollars: float | None) -> str:
+    """`$0.09`, `$12.00`, `< $0.01`; `-` where nothing has a price."""
+    if dollars is None:
+        return "-"
+    return "< $0.01" if 0 < dollars < _CENT else f"${dollars:,.2f}"
+
+
+def share_text(share: float | None) -> str:
+    """`99.20%`; `-` for None."""
+    return "-" if share is None else f"{share:.2%}"
+
+
+def bytes_text(size_bytes: float) -> str:
+    """`1.5 GB`, `12 MB`, `0 B`: three digits, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < _KILO:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= _KILO
+    return f"{size_bytes:.3g} TB"
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,13 @@ from typing import Any, cast
 import typer
 
 from baton.cli.options import Address, Json, Output, seam_of, wanted_format
-from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
+from baton.cli.output import (
+    OutputFormat,
+    duration_text,
+    money_text,
+    print_report,
+    reported_errors,
+)
 from baton.cli.seam import Report
 
 Told = dict[str, Any]
@@ -37,7 +43,7 @@ def readable(report: Report) -> Report:
 
 
 def _cell(name: str, value: object) -> object:
-    """Money with cents, seconds of devices with one decimal; the rest as it is."""
-    if isinstance(value, float):
-        return f"{value:.2f}" if name.startswith("cost") else f"{value:.1f}"
-    return value
+    """Money as money, seconds of devices with one decimal; the rest as it is."""
+    if name == "cost":
+        return money_text(cast("float | None", value))
+    return f"{value:.1f}" if name == "device_s" else value
