@@ -19,6 +19,7 @@ from baton.domain.demand import Spent, Tally
 IDLE = "(idle)"
 OVERHEAD = "(overhead)"
 """No tenants: names of tenants have no parentheses."""
+NOBODY = frozenset({IDLE, OVERHEAD})
 _HOUR_S = 3600.0
 
 
@@ -50,24 +51,34 @@ def usage_rows(
 
     The device-seconds of all rows together are those of `pools`.
     """
-    charged = _charged(spent, pools)
+    used = device_seconds(spent, pools)
     requests: defaultdict[str, list[int]] = defaultdict(lambda: [0] * 5)
     for row in tallies:
         ended = row.judged + row.excused + row.barred
         figures = (ended, row.good, row.prompt_tokens, row.cached_tokens, row.output_tokens)
         requests[row.tenant] = [a + b for a, b in zip(requests[row.tenant], figures, strict=True)]
-    tenants = sorted(requests.keys() | {tenant for tenant, _ in charged})
-    rows: list[UsageRow] = []
-    for tenant in tenants:
-        by_pool = {pool: charged[tenant, pool] for who, pool in charged if who == tenant}
-        rows.append(_row(tenant, by_pool, price_per_hour, requests[tenant]))
-    taken = {pool: sum(s for (_, of), s in charged.items() if of == pool) for pool in pools}
-    busy = {pool: max(taken[pool], min(held.busy_s, held.device_s)) for pool, held in pools.items()}
-    overhead = {pool: busy[pool] - taken[pool] for pool in pools}
-    idle = {pool: max(0.0, held.device_s - busy[pool]) for pool, held in pools.items()}
-    rows.append(_row(OVERHEAD, overhead, price_per_hour))
-    rows.append(_row(IDLE, idle, price_per_hour))
+    by_user: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for (user, pool), device_s in used.items():
+        by_user[user][pool] = device_s
+    tenants = sorted((requests.keys() | by_user.keys()) - NOBODY)
+    rows = [_row(one, by_user[one], price_per_hour, requests[one]) for one in tenants]
+    rows += [_row(one, by_user[one], price_per_hour) for one in (OVERHEAD, IDLE)]
     return tuple(rows)
+
+
+def device_seconds(
+    spent: Iterable[Spent], pools: Mapping[str, Held]
+) -> Mapping[tuple[str, str], float]:
+    """By tenant and pool; what is nobody's, under `OVERHEAD` and `IDLE`. Of a pool: all it cost."""
+    used = _charged(spent, pools)
+    taken: defaultdict[str, float] = defaultdict(float)
+    for (_, pool), device_s in used.items():
+        taken[pool] += device_s
+    for pool, held in pools.items():
+        busy_s = max(taken[pool], min(held.busy_s, held.device_s))
+        used[OVERHEAD, pool] = busy_s - taken[pool]
+        used[IDLE, pool] = max(0.0, held.device_s - busy_s)
+    return used
 
 
 def _charged(spent: Iterable[Spent], pools: Mapping[str, Held]) -> dict[tuple[str, str], float]:
