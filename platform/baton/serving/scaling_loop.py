@@ -25,7 +25,7 @@ import contextlib
 import contextvars
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from baton.control.autoscaler import Autoscaler, Override
 from baton.control.observing import Observer
@@ -37,6 +37,7 @@ from baton.serving.scaling_plan import ScalingPlan
 from baton.serving.scaling_ports import Looks, Memory, ReportReader, ScaledFleet, whom_to_flip
 from baton.serving.serve_control import DeploymentState
 from baton.telemetry.logs import log_event
+from baton.telemetry.scaling_counters import ScalingCounters
 
 _LOGGER = logging.getLogger(__name__)
 _TURN_S = 20.0
@@ -45,16 +46,6 @@ _TURN_S = 20.0
 
 class Superseded(Exception):
     """Another loop has begun; this one may not act any more."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the loop began."""
-
-    turns: int = 0
-    failed_turns: int = 0
-    failed_calls: int = 0
-    last_failure: str = ""
 
 
 class ScalingLoop:
@@ -70,7 +61,7 @@ class ScalingLoop:
         clock: Clock,
         readers: Sequence[ReportReader] = (),
     ) -> None:
-        self.counters = Counters()
+        self.counters = ScalingCounters()
         self._plan = plan
         self._machine = Autoscaler(plan.policy(), plan.options)
         self._fleet = fleet
@@ -193,11 +184,13 @@ class ScalingLoop:
         if await self._keep_word(looks.states):
             looks = replace(looks, states=await self._fleet.states())
         tick = self._machine.tick(self._seen(looks))
+        self.counters.decided(tick)
         self._say_held(tick)
         if self._plan.automatic:
             await self._carry_out(tick, looks)
         for reader in self._readers:
             await self._guarded("", f"{type(reader).__name__} take reports", reader.take(looks))
+        self.counters.turned(tick)
 
     async def _run(self) -> None:
         """Take turns until another loop has begun, or this one is cancelled."""
@@ -249,10 +242,11 @@ class ScalingLoop:
             troubles.append(f"Serve does not say how many replicas there are: {_text(states)}")
             states = {}
         if isinstance(told, BaseException):
-            troubles.append(f"ingresses could not be asked: {_text(told)}")
-            told = ((), ())
-        reports, missing = told
-        return Looks(states=states, reports=reports, missing=(*troubles, *missing))
+            told = ((), (f"ingresses could not be asked: {_text(told)}",))
+        reports, silent = told
+        return Looks(
+            states=states, reports=reports, missing=(*troubles, *silent), silent=len(silent)
+        )
 
     def _seen(self, looks: Looks) -> Observation:
         """What the autoscaler sees; of pools, what was known last where Serve did not answer."""
@@ -331,6 +325,7 @@ class ScalingLoop:
     async def _scale(self, pool: str, had: int, want: int, why: str) -> bool:
         done = await self._guarded(pool, f"scale to {want}", self._fleet.scale(pool, want))
         if done:
+            self.counters.scaled(pool, had=had, want=want)
             if (known := self._known.get(pool)) is not None:
                 self._known[pool] = replace(known, target=want)
             fields = {"pool": pool, "had": had, "want": want, "why": why}
@@ -347,6 +342,7 @@ class ScalingLoop:
         call = self._fleet.set_role(action.pool, chosen, action.to)
         # A flip that failed shows in the next reports: replicas play their old role still.
         if await self._guarded("", f"flip {', '.join(chosen)} to {action.to}", call):
+            self.counters.flipped(action.pool, len(chosen))
             fields = {"pool": action.pool, "replicas": ",".join(chosen), "role": str(action.to)}
             log_event(_LOGGER, logging.INFO, "replicas_flipped", fields)
 

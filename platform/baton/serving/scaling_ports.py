@@ -24,6 +24,8 @@ class Looks:
     reports: tuple[CoordinatorReport, ...] = ()
     missing: tuple[str, ...] = ()
     """Who gave no answer, and why."""
+    silent: int = 0
+    """Ingresses among them; 1 also where none could be asked."""
 
 
 class ScaledFleet(Protocol):
