@@ -66,6 +66,20 @@ def test_changes_stand_under_what_they_take_and_the_outcome_comes_last() -> None
     ]
 
 
+def test_what_a_model_hands_on_to_its_pools_is_shown_where_it_takes_something() -> None:
+    changes = [
+        {"reload": "live", "change": "models.tiny.engine.max_num_seqs: 64 -> 32"},
+        {"reload": "live", "change": "models.tiny.engine.seed: 1 -> 2"},
+        {"reload": "rolling", "change": "pools.decode.engine.max_num_seqs: 64 -> 32"},
+    ]
+    assert readable({**APPLIED, "changes": changes})[:4] == [
+        "live:",
+        "  models.tiny.engine.seed: 1 -> 2",
+        "rolling:",
+        "  pools.decode.engine.max_num_seqs: 64 -> 32",
+    ]
+
+
 @pytest.mark.parametrize(
     ("report", "last"),
     [

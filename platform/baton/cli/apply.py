@@ -72,7 +72,7 @@ def readable(report: Report) -> list[str]:
     """Each change under what it takes, then what came of it."""
     told = cast("dict[str, Any]", report)
     lines: list[str] = []
-    changes: list[Mapping[str, str]] = told["changes"]
+    changes = _told_once(told["changes"])
     for reload in dict.fromkeys(change["reload"] for change in changes):
         lines.append(f"{reload}:")
         lines += [f"  {change['change']}" for change in changes if change["reload"] == reload]
@@ -80,6 +80,19 @@ def readable(report: Report) -> list[str]:
         lines.append(f"{pool}: {had} -> {count} replicas")
     lines += [f"{pool}: replicas replaced one by one" for pool in told.get("replaced", [])]
     return [*lines, _outcome(told)]
+
+
+def _told_once(changes: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Changes without those of a model's engine that show again in the pools that they reach."""
+    of_pools = {_engine_key(change, "pools") for change in changes} - {None}
+    return [one for one in changes if _engine_key(one, "models") not in of_pools]
+
+
+def _engine_key(change: Mapping[str, str], section: str) -> str | None:
+    """`block_size: 16 -> 32` of `models.tiny.engine.block_size: 16 -> 32`; None for other keys."""
+    first, _, rest = change["change"].partition(".")
+    _, is_engine, key = rest.partition(".engine.")
+    return key if first == section and is_engine else None
 
 
 def _outcome(told: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ def demo(
         bool, typer.Option("--once", help="End after the requests instead of staying up.")
     ] = False,
 ) -> None:
-    """Start a deployment, send it a few streamed requests and show where they ran.
+    """Start a deployment and stream a few requests through it.
 
     The last line of stdout is one JSON object with the figures.
     """

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from baton.cli.judging import ROWS_SUFFIX, Calibrating, in_short, judged_rows
 from baton.cli.fit_log import LogOrder, is_log, judged_log, log_readable
+from baton.cli.judging import ROWS_SUFFIX, Calibrating, in_short, judged_rows
 from baton.cli.models import AUTO, dtype_of, read_model
 from baton.cli.options import Json, Output, wanted_format
 from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
@@ -88,9 +88,10 @@ def fit(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Say whether a model fits so many devices, and how many requests its KV cache holds.
+    """Say whether a model fits so many devices.
 
-    Or compare what is predicted with rows of measured latencies, or with a vLLM engine's log.
+    And how many requests its KV cache holds. Or compare what is predicted with rows of measured
+    latencies, or with a vLLM engine's log.
     """
     output = wanted_format(output, as_json=as_json)
     rows = Path(model)

@@ -21,7 +21,7 @@ def links(
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Show every pair of replicas that KV blocks may move between: transport, speed, failures."""
+    """Show the links that KV blocks move over: speed, failures."""
     with reported_errors():
         report = seam_of(context).commands().links(address=address)
     output = wanted_format(output, as_json=as_json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from baton.cli import (
@@ -11,6 +13,7 @@ from baton.cli import (
     down,
     explain,
     explain_scale,
+    exports,
     fit,
     keys,
     links,
@@ -23,12 +26,14 @@ from baton.cli import (
     usage,
     version,
 )
+from baton.cli.headings import GroupedVerbs
 
 
 def build_app() -> typer.Typer:
     """The command line with all its verbs."""
     app = typer.Typer(
         name="baton",
+        cls=GroupedVerbs,
         help="Serve LLMs with vLLM in separate prefill and decode pools on Ray.",
         no_args_is_help=True,
         add_completion=False,
@@ -50,26 +55,40 @@ def build_app() -> typer.Typer:
     app.command("simulate")(simulate.simulate)
     app.command("replay")(replay.replay)
     app.command("version")(version.version)
-    group = typer.Typer(
-        no_args_is_help=True, rich_markup_mode=None, help="Look at a configuration."
-    )
-    group.command("validate")(config.validate)
-    group.command("show")(config.show)
-    group.command("schema")(config.schema)
-    app.add_typer(group, name="config")
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Manage API keys.")
-    group.command("create")(keys.create)
-    group.command("list")(keys.show)
-    group.command("revoke")(keys.revoke)
-    group.command("rotate")(keys.rotate)
-    app.add_typer(group, name="keys")
-    group = typer.Typer(
-        no_args_is_help=True, rich_markup_mode=None, help="Ask why something was decided."
-    )
-    group.command("route")(explain.route)
-    group.command("scale")(explain_scale.scale)
-    app.add_typer(group, name="explain")
+    _add_groups(app)
     return app
+
+
+def _add_groups(app: typer.Typer) -> None:
+    """Verbs that have verbs of their own."""
+    _group(
+        app,
+        "config",
+        "Look at a configuration.",
+        validate=config.validate,
+        show=config.show,
+        schema=config.schema,
+    )
+    _group(
+        app,
+        "keys",
+        "Manage API keys.",
+        create=keys.create,
+        list=keys.show,
+        revoke=keys.revoke,
+        rotate=keys.rotate,
+    )
+    explained = "Ask why something was decided."
+    _group(app, "explain", explained, route=explain.route, scale=explain_scale.scale)
+    _group(app, "dashboards", "Get the Grafana dashboards.", export=exports.dashboards)
+    _group(app, "rules", "Get the rules for Prometheus.", export=exports.rules)
+
+
+def _group(app: typer.Typer, name: str, text: str, **verbs: Callable[..., None]) -> None:
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text)
+    for verb, action in verbs.items():
+        group.command(verb)(action)
+    app.add_typer(group, name=name)
 
 
 def main() -> None:

@@ -75,10 +75,11 @@ def plan(  # noqa: PLR0913 - each is an option
     report: Annotated[Path | None, _REPORT] = None,
     write: Annotated[Path | None, _WRITE] = None,
 ) -> None:
-    """Find the fleet that carries a traffic within objectives at the least cost.
+    """Find the cheapest fleet that keeps its promises.
 
-    With a rate, the cheapest fleet that carries it; without, what carries most on the GPUs that
-    there are. It is simulated, with the decisions of a live deployment; no GPU is needed.
+    With a rate, the cheapest that carries it within the objectives; without, what carries most on
+    the GPUs that there are. It is simulated, with the decisions of a live deployment; no GPU is
+    needed.
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")

@@ -101,10 +101,10 @@ def replay(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     report: Annotated[Path | None, _REPORT] = None,
 ) -> None:
-    """Send a trace to a running endpoint when it is due, and measure what comes back.
+    """Send a trace to a running endpoint, and measure.
 
-    Requests do not wait for answers to others, so an overloaded endpoint looks overloaded. Ctrl-C
-    ends it early, with what has been measured so far.
+    Requests are sent when they are due. They do not wait for answers to others, so an
+    overloaded endpoint looks overloaded. Ctrl-C ends it early, with what was measured so far.
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of TRACE and --workload", param_hint="TRACE")

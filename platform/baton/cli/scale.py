@@ -29,7 +29,7 @@ def scale(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Set how many replicas a pool has, whatever the autoscaler wants."""
+    """Set a pool's replicas, whatever the autoscaler wants."""
     if auto == (replicas is not None):
         raise typer.BadParameter("wanted either a number of replicas or --auto", param_hint="N")
     if auto and duration is not None:

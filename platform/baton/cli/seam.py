@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 Report = Mapping[str, object]
+Files = Mapping[str, bytes]
 
 
 class Commands(Protocol):
@@ -150,9 +151,23 @@ def _serving() -> Commands:
     return cast(Commands, module)
 
 
+def _dashboards() -> Files:
+    files: Callable[[], Files] = importlib.import_module("baton.telemetry.dashboards").files
+    return files()
+
+
+def _rules(runbook_base: str | None) -> Files:
+    files: Callable[..., Files] = importlib.import_module("baton.telemetry.rules").files
+    return files() if runbook_base is None else files(runbook_base=runbook_base)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
     """Where the verbs get what they do not do themselves."""
 
     commands: Callable[[], Commands] = _serving
+    dashboards: Callable[[], Files] = _dashboards
+    """Files by their path below a folder."""
+    rules: Callable[[str | None], Files] = _rules
+    """Likewise; alerts link to runbooks below the given URL."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

@@ -86,9 +86,9 @@ def simulate(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     report: Annotated[Path | None, _REPORT] = None,
 ) -> None:
-    """Serve a trace or a workload in virtual time, with the decisions of a live deployment.
+    """Serve a trace or a workload in virtual time.
 
-    No GPU is needed: engines are modelled.
+    The decisions are those of a live deployment. No GPU is needed: engines are modelled.
     """
     if (trace is None) == (workload is None):
         raise typer.BadParameter("give one of --trace and --workload", param_hint="--trace")

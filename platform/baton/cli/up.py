@@ -21,7 +21,7 @@ def up(
     timeout: Timeout = "10m",
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Start a deployment and wait until it is healthy; it lives until Ctrl-C."""
+    """Start a deployment, and hold it until Ctrl-C."""
     timeout_s = seconds(timeout)
     seam = seam_of(context)
     with reported_errors():

@@ -26,7 +26,10 @@ def usage(
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Show tokens, device time and money of each tenant; rows add up to all that was paid for."""
+    """Show tokens, device time and money of each tenant.
+
+    The rows add up to all that was paid for.
+    """
     with reported_errors():
         report = seam_of(context).commands().usage(address=address)
     output = wanted_format(output, as_json=as_json)

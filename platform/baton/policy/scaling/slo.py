@@ -249,18 +249,20 @@ def _told(
     seated: list[tuple[Role, Seat]] = [(Role.MIXED, seat) for seat in groups.mixed]
     if groups.roster is not None:
         seated += [(role, seat) for role in SPLIT_ROLES for seat in groups.roster.seats[role]]
+    firsts = {role: pool.name for role, pool in groups.firsts().items()}
     return [
-        (seat.pool.name, _want(role, seat, needs[role], targets[role])) for role, seat in seated
+        (seat.pool.name, _want(seat, needs[role], targets[role], role=role, unit=firsts[role]))
+        for role, seat in seated
     ]
 
 
-def _want(role: Role, seat: Seat, need: _Need, target: int) -> Want:
+def _want(seat: Seat, need: _Need, target: int, *, role: Role, unit: str) -> Want:
     have = seat.pool.ready + seat.pool.starting
     flips = {other(role): seat.away} if role is not Role.MIXED and seat.away else {}
     return Want(
         replicas=seat.size,
         reason=_reason(role, seat, need, have),
-        why=_why(role, seat, need, target),
+        why=_why(seat, need, target, role=role, unit=unit),
         inputs={**need.inputs, "target": float(target)},
         flips=flips,
     )
@@ -274,7 +276,8 @@ def _reason(role: Role, seat: Seat, need: _Need, have: int) -> ScalingReason:
     return ScalingReason.SPARE if seat.size < have else ScalingReason.STEADY
 
 
-def _why(role: Role, seat: Seat, need: _Need, target: int) -> str:
+def _why(seat: Seat, need: _Need, target: int, *, role: Role, unit: str) -> str:
+    """`unit` is the pool in whose replicas the role's needs are counted."""
     if need.now is None:
         return "how much a replica can do is not known yet"
     parts = [
@@ -284,7 +287,7 @@ def _why(role: Role, seat: Seat, need: _Need, target: int) -> str:
         parts.append(f"{need.backlog:.1f} to clear what waits")
     if need.inputs["correction"] > _WORTH_TELLING:
         parts.append(f"raised {need.inputs['correction']:.2f} times, requests were late")
-    parts.append(f"so {target} play it")
+    parts.append(f"so {target}, counted in replicas of {unit}")
     if seat.away != seat.away_before:
         parts.append(f"{seat.away} of this pool's play the other role")
     return ", ".join(parts)

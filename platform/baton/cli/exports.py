@@ -1,0 +1,110 @@
+"""`baton dashboards export`, `baton rules export`: files for Grafana and Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from baton.cli.options import Json, Output, seam_of, wanted_format
+from baton.cli.output import OutputFormat, print_report, reported_errors
+from baton.domain.errors import OperatorError
+
+_Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Where the files go; made where it is missing.")
+]
+_Force = Annotated[
+    bool, typer.Option("--force", help="Also replace files that are there and differ.")
+]
+_MOST_NAMED = 5
+
+
+class FilesDiffer(OperatorError):
+    """Files are there already, and are not what would be written."""
+
+
+def dashboards(
+    context: typer.Context,
+    folder: _Folder,
+    *,
+    force: _Force = False,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Write the Grafana dashboards into a folder.
+
+    With them goes what provisions Grafana, and the scrape configuration of Prometheus.
+    """
+    with reported_errors():
+        report = write_files(seam_of(context).dashboards(), folder, force=force)
+    _say(report, wanted_format(output, as_json=as_json), "import them in Grafana, or provision DIR")
+
+
+def rules(
+    context: typer.Context,
+    folder: _Folder,
+    *,
+    runbook_base: Annotated[
+        str | None,
+        typer.Option(
+            "--runbook-base", metavar="URL", help="Where the runbooks are read that alerts link to."
+        ),
+    ] = None,
+    force: _Force = False,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Write the rules for Prometheus into a folder.
+
+    Recording rules and alerts; a rule file serves every configuration.
+    """
+    with reported_errors():
+        report = write_files(seam_of(context).rules(runbook_base), folder, force=force)
+    _say(report, wanted_format(output, as_json=as_json), "name them under rule_files in Prometheus")
+
+
+def write_files(files: Mapping[str, bytes], folder: Path, *, force: bool) -> Mapping[str, object]:
+    """Put files into a folder, and say which were written and which were there already.
+
+    Raises:
+        FilesDiffer: some are there with other content, and `force` was not given; then nothing
+            was written.
+        OSError: a file or a folder cannot be written.
+    """
+    found = {name: _content(folder / name) for name in files}
+    differ = [name for name, content in found.items() if content not in {None, files[name]}]
+    if differ and not force:
+        named = ", ".join(differ[:_MOST_NAMED]) + (", ..." if differ[_MOST_NAMED:] else "")
+        raise FilesDiffer(
+            f"{folder}: {len(differ)} of {len(files)} files are there and differ: {named}",
+            "write to another folder, or replace them with --force",
+        )
+    wanted = [name for name, content in found.items() if content != files[name]]
+    for name in wanted:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(files[name])
+    unchanged = [name for name in files if name not in wanted]
+    return {"folder": str(folder), "written": wanted, "replaced": differ, "unchanged": unchanged}
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _say(report: Mapping[str, object], output: OutputFormat, then: str) -> None:
+    if output is OutputFormat.JSON:
+        print_report(report, output)
+        return
+    written, unchanged = report["written"], report["unchanged"]
+    assert isinstance(written, list)
+    assert isinstance(unchanged, list)
+    for name in written:
+        typer.echo(str(Path(str(report["folder"])) / name))
+    same = f", {len(unchanged)} were there already" if unchanged else ""
+    typer.echo(f"{len(written)} files written{same}; {then}", err=True)
