@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from prometheus_client import CollectorRegistry
+
 from baton.config.derive import engine_env, sim_settings, wants_cache_events
 from baton.config.schema import DeploymentConfig, EngineConfig, EngineKind, ModelConfig, OnFailure
 from baton.runtime.ports import Engine
@@ -46,14 +48,19 @@ def tiny_model_folder() -> Path:
     return Path(cache) / "baton" / "tiny-model"
 
 
-def build_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
-    """Make the engine of one replica; nothing is started yet."""
+def build_engine(
+    config: DeploymentConfig, site: ReplicaSite, *, series: CollectorRegistry | None = None
+) -> Engine:
+    """Make the engine of one replica; nothing is started yet.
+
+    Where it has series of its own for Prometheus, they will be in `series`.
+    """
     kind = config.pools[site.pool].engine.kind
     match kind:
         case EngineKind.SIM:
             return _sim_engine(config, site)
         case EngineKind.VLLM:
-            return _vllm_engine(config, site)
+            return _vllm_engine(config, site, series)
 
 
 def devices(config: DeploymentConfig, pool: str) -> float:
@@ -75,15 +82,23 @@ def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
     )
 
 
-def _vllm_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
+def _vllm_engine(
+    config: DeploymentConfig, site: ReplicaSite, series: CollectorRegistry | None
+) -> Engine:
     from baton.engine.vllm.adapter import VllmEngine
+    from baton.engine.vllm.series import VllmSeries
     from baton.transfer.peers import Peers
 
     settings = vllm_settings(config, site)
     assert settings.nixl is not None, "every engine of a deployment may hand blocks over"
     peers = Peers(site.replica_id, settings.nixl.address, require_rdma=config.transfer.require_rdma)
     settings = replace(settings, env={**peers.environment(), **settings.env})
-    return VllmEngine(settings, check=peers.check, transport=peers.transport)
+    return VllmEngine(
+        settings,
+        check=peers.check,
+        transport=peers.transport,
+        series=None if series is None else VllmSeries(series),
+    )
 
 
 def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:

@@ -48,6 +48,7 @@ from baton.engine.vllm import process
 from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
 from baton.engine.vllm.kv_events import subscribe
 from baton.engine.vllm.legs import LiveLegs
+from baton.engine.vllm.series import VllmSeries
 from baton.engine.vllm.settings import (
     VllmEngineSettings,
     engine_arguments,
@@ -84,6 +85,7 @@ class VllmEngine:
         *,
         check: SideChannelCheck | None = None,
         transport: Callable[[str], str] = lambda _source_id: "",
+        series: VllmSeries | None = None,
     ) -> None:
         """Take what the engine cannot know by itself.
 
@@ -91,9 +93,11 @@ class VllmEngine:
             settings: What to start it with.
             check: Asks a side channel whether it is in order; without it none is ever asked.
             transport: Says by what means blocks come from a replica; empty where it is not known.
+            series: Is fed what vLLM says of itself for Prometheus.
         """
         self._settings = settings
         self._check = check
+        self._series = series
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-parent")
         self._client: AsyncMPClient | None = None
         self._wire = EngineWire()
@@ -149,6 +153,8 @@ class VllmEngine:
             raise start_failure(settings, error) from error
         if self._client is not None and self._is_closed():
             self._client.shutdown(timeout=_STOP_GRACE_S)
+        elif self._client is not None and self._series is not None:
+            self._series.begin(self._client.vllm_config)
 
     def _launch(self) -> None:
         # No other engine starts meanwhile, so children that appear are this one's.
@@ -278,6 +284,8 @@ class VllmEngine:
                 step.passed.set()
                 continue
             outputs = self._legs.take(step)
+            if self._series is not None:
+                self._series.stepped(step)
             if outputs:
                 yield outputs
 
