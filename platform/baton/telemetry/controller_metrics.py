@@ -20,7 +20,7 @@ from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.telemetry import catalogue as c
 from baton.telemetry.catalogue import Objective, TokenKind
 from baton.telemetry.families import Families
-from baton.telemetry.label_values import PoolBound, PoolCount, Window
+from baton.telemetry.label_values import ASKED, PoolBound, PoolCount, Window
 from baton.telemetry.scaling_counters import ScalingCounters
 from baton.telemetry.usage_meter import UsageMeter
 
@@ -142,7 +142,7 @@ def _add_scaling(found: Families, state: ControllerState) -> None:
     tick, counters = state.tick, state.counters
     found.add(c.SCALING_HELD, bool(tick is None or tick.held))
     for decision in () if tick is None else tick.decisions:
-        for name, value in decision.inputs.items():
+        for name, value in {**decision.inputs, ASKED: decision.asked}.items():
             found.add(c.SCALING_INPUT, value, decision.pool, name)
     for (pool, reason), ticks in counters.decisions.items():
         found.add(c.SCALING_DECISIONS, ticks, pool, reason)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
+
+ASKED: Final = "asked"
+"""The input of a scaling decision that is what the policy wants, before any bound (`input`)."""
 
 
 class PoolCount(StrEnum):
