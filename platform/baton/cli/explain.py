@@ -33,7 +33,7 @@ def route(
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Show how a request was placed: what it was chosen from, and predicted against actual."""
+    """Show how a request was placed, and from what it was chosen."""
     with reported_errors():
         report = seam_of(context).commands().explain_route(request_id, address=address)
     if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
@@ -82,13 +82,13 @@ def _request_lines(story: Told) -> Iterator[str]:
             if part_s or name != "lost_s"
         )
         yield f"  TTFT: {spent}"
-    yield f"  class {story['slo_class']} of tenant {story['tenant']}: {_verdict_text(story)}"
+    yield f"  class {story['slo_class']} of tenant {story['tenant']}: {verdict_text(story)}"
     yield f"  device time: {duration_text(story['gpu_s'])}"
     yield f"  resumes: {story['resumes']}"
 
 
-def _verdict_text(story: Told) -> str:
-    """`good`, or which objective was broken, and by how much."""
+def verdict_text(story: Told) -> str:
+    """In words: `good`, or which objective was broken, and by how much."""
     if story["verdict"] != "missed":
         return str(story["verdict"])
     broken = [] if "served" not in story["missed"].split(",") else ["not served"]

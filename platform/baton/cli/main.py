@@ -22,6 +22,7 @@ from baton.cli import (
     scale,
     simulate,
     status,
+    trace,
     up,
     usage,
     version,
@@ -47,6 +48,7 @@ def build_app() -> typer.Typer:
     app.command("status")(status.status)
     app.command("links")(links.links)
     app.command("scale")(scale.scale)
+    app.command("trace")(trace.trace)
     app.command("usage")(usage.usage)
     app.command("down")(down.down)
     app.command("demo")(demo.demo)

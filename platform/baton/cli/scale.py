@@ -15,7 +15,7 @@ def scale(  # noqa: PLR0913 - each is an option
     context: typer.Context,
     pool: Annotated[str, typer.Argument(metavar="POOL", help="As in the configuration.")],
     replicas: Annotated[
-        int | None, typer.Argument(metavar="[N]", min=0, help="Exactly so many replicas.")
+        int | None, typer.Argument(metavar="N", min=0, help="Exactly so many replicas.")
     ] = None,
     *,
     duration: Annotated[

@@ -1,0 +1,169 @@
+"""`baton trace`: the waterfall of a request, and the list of requests to choose from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from baton.cli.main import build_app
+from baton.cli.seam import Commands, Report, Seam
+from baton.cli.trace import traced
+from baton.domain.errors import UnknownRequest
+
+STORY: dict[str, Any] = {
+    "request_id": "r-1",
+    "outcome": "finished",
+    "reason": "stop",
+    "slo_class": "chat",
+    "tenant": "acme",
+    "verdict": "missed",
+    "missed": "ttft",
+    "objectives": [{"objective": "ttft", "promised_s": 0.15, "got_s": 0.2, "met": False}],
+    "prompt_tokens": 30,
+    "output_tokens": 64,
+    "first_token_s": 0.2,
+    "ended_s": 1.0,
+    "tpot_s": 0.0127,
+    "worst_gap_s": 0.03,
+    "predicted_ttft_s": 0.21,
+    "actual_ttft_s": 0.2,
+    "ttft_error_fraction": 0.05,
+    "prefill_replica": "p-1",
+    "decode_replica": "d-1",
+    "resume_reasons": [],
+    "waterfall": [
+        {"part": "queue", "replica": "p-1", "from_s": 0.0, "to_s": 0.1, "predicted_s": 0.01},
+        {"part": "transfer", "replica": "d-1", "from_s": 0.1, "to_s": 0.2, "predicted_s": None},
+        {"part": "decode", "replica": "d-1", "from_s": 0.2, "to_s": 1.0, "predicted_s": 0.7},
+    ],
+    "age_s": 12.0,
+}
+WIDTH = 80
+
+
+@dataclass
+class Scripted:
+    """Answers for both questions of this verb; remembers what it was asked."""
+
+    stories: list[dict[str, Any]] = field(default_factory=lambda: [STORY])
+    asked: list[object] = field(default_factory=list)
+
+    def explain_route(self, request_id: str, *, address: str | None) -> Report:
+        self.asked.append((request_id, address))
+        if not self.stories:
+            raise UnknownRequest(f"no request {request_id!r}", "ask again")
+        return {"requests": self.stories}
+
+    def requests(self, count: int, *, order: str, address: str | None) -> Report:
+        self.asked.append((count, order, address))
+        return {"requests": self.stories}
+
+
+def run(*arguments: str, scripted: Scripted | None = None) -> Result:
+    seam = Seam(commands=lambda: cast(Commands, scripted or Scripted()), environ={})
+    return CliRunner().invoke(build_app(), ["trace", *arguments], obj=seam)
+
+
+def lines(**changes: object) -> list[str]:
+    return list(traced([STORY | changes], WIDTH))
+
+
+def line_with(part: str, **changes: object) -> str:
+    (line,) = [line for line in lines(**changes) if part in line]
+    return line
+
+
+def test_each_part_is_a_bar_from_where_the_one_before_it_ended() -> None:
+    queue, transfer = line_with("queue"), line_with("transfer")
+    assert queue.index("█") == queue.index("p-1") + 5
+    assert transfer.index("█") == queue.rindex("█") + 1
+    assert abs(transfer.count("█") - queue.count("█")) <= 1
+    assert max(map(len, lines())) <= WIDTH
+
+
+def test_what_it_took_stands_beside_what_was_predicted() -> None:
+    assert line_with("queue").split()[-4:] == ["100", "ms", "10", "ms"]
+    assert line_with("transfer").split()[-3:] == ["100", "ms", "-"]
+    assert line_with("first token").strip() == (
+        "first token after 200 ms (predicted 210 ms from its placement on, 5% too long)"
+    )
+
+
+def test_what_came_after_the_first_token_has_a_scale_of_its_own() -> None:
+    said = lines()
+    at = said.index("  then 800 ms to the end: 64 tokens, 12.7 ms each, longest gap 30 ms")
+    assert "decode" in said[at + 2]
+    assert said[at + 2].index("█") == line_with("queue").index("█")
+
+
+def test_what_was_broken_is_said_first() -> None:
+    assert lines()[:2] == [
+        "r-1: finished (stop)",
+        "  class chat of tenant acme: missed: TTFT 200 ms, promised 150 ms",
+    ]
+
+
+def test_a_request_without_a_first_token_is_one_waterfall() -> None:
+    held = {"part": "held", "replica": None, "from_s": 0.0, "to_s": 1.0, "predicted_s": None}
+    said = lines(first_token_s=None, waterfall=[held], tpot_s=None)
+    assert "  no first token in 1 s" in said
+    assert not [line for line in said if "to the end" in line]
+    assert "ingress" in line_with("held ", first_token_s=None, waterfall=[held], tpot_s=None)
+
+
+def test_each_resume_says_why() -> None:
+    assert line_with("resumed", resume_reasons=["p-1 was lost"]).strip() == (
+        "resumed (1 of 1), because p-1 was lost"
+    )
+
+
+def test_legs_are_shown_as_engines_tell_of_them() -> None:
+    legs = [{"kind": "prefill", "replica": "p-1", "queue_s": 0.25}]
+    said = lines(legs=legs)
+    assert said[said.index("  legs, as engines tell of them") + 1].split() == [
+        "kind",
+        "replica",
+        "queue",
+    ]
+    assert line_with("250 ms", legs=legs)
+
+
+def test_several_answers_of_one_request_are_a_paragraph_each() -> None:
+    said = list(traced([STORY, STORY | {"request_id": "1_r-1"}], WIDTH))
+    assert said[said.index("1_r-1: finished (stop)") - 1] == ""
+
+
+def test_a_request_is_asked_for_by_its_name() -> None:
+    scripted = Scripted()
+    result = run("r-1", "--address", "h:1", scripted=scripted)
+    assert (result.exit_code, scripted.asked) == (0, [("r-1", "h:1")])
+    assert result.stdout.startswith("r-1: finished")
+
+
+def test_without_a_name_the_requests_to_choose_from_are_listed() -> None:
+    scripted = Scripted()
+    result = run("-n", "5", "--order", "slowest", scripted=scripted)
+    assert scripted.asked == [(5, "slowest", None)]
+    header, row = result.stdout.splitlines()
+    assert header.split()[:2] == ["request", "ended"]
+    told = " ".join(row.split())
+    assert told == "r-1 12 s ago finished chat missed ttft 30+64 200 ms 1 s p-1 -> d-1"
+
+
+def test_nothing_to_list_is_said() -> None:
+    assert run(scripted=Scripted(stories=[])).stdout == "no request has ended yet\n"
+
+
+@pytest.mark.parametrize("arguments", [("r-1",), ()])
+def test_json_is_the_whole_report(arguments: tuple[str, ...]) -> None:
+    assert json.loads(run(*arguments, "-o", "json").stdout) == {"requests": [STORY]}
+
+
+def test_a_request_that_nobody_remembers_ends_with_a_next_step() -> None:
+    result = run("r-9", scripted=Scripted(stories=[]))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "next: ask again"
