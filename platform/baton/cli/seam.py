@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -19,6 +20,22 @@ Report = Mapping[str, object]
 Files = Mapping[str, bytes]
 
 
+class Joined(Protocol):
+    """A deployment that was joined once, to be asked as often as wanted."""
+
+    def status(self) -> Report:
+        """See `Commands.status`."""
+        ...
+
+    def links(self) -> Report:
+        """See `Commands.links`."""
+        ...
+
+    def requests(self, count: int, *, order: str) -> Report:
+        """See `Commands.requests`."""
+        ...
+
+
 class Commands(Protocol):
     """What carries out the verbs; `baton.serving.commands` is one."""
 
@@ -30,6 +47,14 @@ class Commands(Protocol):
         Raises:
             TimedOut: it was not healthy in time.
             BatonError: it could not be started.
+        """
+        ...
+
+    def joined(self, *, address: str | None) -> AbstractContextManager[Joined]:
+        """What runs, to be asked again and again.
+
+        Raises:
+            NotRunning: nothing does.
         """
         ...
 

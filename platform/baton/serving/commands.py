@@ -9,32 +9,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import cast
 
 import psutil
 
 from baton.config import DeploymentConfig, LoadedConfig, render
 from baton.config.diff import diff
-from baton.domain.commands import RecordOrder
 from baton.domain.errors import (
     ApplyRefused,
     BatonError,
     EngineStartFailed,
-    NotRunning,
     ScalingRefused,
     TimedOut,
 )
 from baton.serving import demo as demonstration
 from baton.serving.apply import Applied, ApplyOptions, Patience, apply_config, restarts
 from baton.serving.apply import report as applied_report
-from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
-from baton.serving.deployment import LocalDeployment, Progress, ask_all
-from baton.serving.names import CONTROLLER, INGRESS
+from baton.serving.deployment import LocalDeployment, Progress
+from baton.serving.joined import Joined, join, local_state
 from baton.serving.preflight import check_machine
-from baton.serving.reports import explained, merged_links, merged_stories
 from baton.serving.running import running_deployment
 
 Report = Mapping[str, object]
@@ -56,65 +51,60 @@ def up(config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progres
     return {"endpoint": url, "ended": True}
 
 
+def joined(*, address: str | None) -> AbstractContextManager[Joined]:
+    """The deployment here or there, to be asked as often as wanted."""
+    return join(address)
+
+
 def status(*, address: str | None) -> Report:
     """What runs: the deployment, its replicas as Serve and as each ingress sees them."""
-    with _attached(address) as state:
-        (asked_for, *_) = ask_all(CONTROLLER, "status")
-        ingresses = ask_all(INGRESS, "status")
-        found: dict[str, object] = {} if state is None else {"endpoint": state.http_url}
-        return found | cast("dict[str, object]", asked_for) | {"ingresses": ingresses}
+    with join(address) as deployment:
+        return deployment.status()
 
 
 def explain_route(request_id: str, *, address: str | None) -> Report:
     """How a request was placed, as every ingress that remembers it tells."""
-    with _attached(address):
-        answers = ask_all(INGRESS, "explain", request_id)
-    return explained(request_id, cast("list[list[Report]]", answers))
+    with join(address) as deployment:
+        return deployment.explain_route(request_id)
 
 
 def requests(count: int, *, order: str, address: str | None) -> Report:
     """Stories of the last requests of every ingress; `order` is a `RecordOrder`."""
-    with _attached(address):
-        answers = ask_all(INGRESS, "requests", count, order)
-    stories = merged_stories(cast("list[list[Report]]", answers), count, RecordOrder(order))
-    return {"requests": stories, "ingresses": len(answers)}
+    with join(address) as deployment:
+        return deployment.requests(count, order=order)
 
 
 def links(*, address: str | None) -> Report:
     """Every pair of replicas between which KV blocks may move, and what is known of it."""
-    with _attached(address):
-        answers = ask_all(INGRESS, "links")
-    return {"links": merged_links(cast("list[list[Report]]", answers)), "ingresses": len(answers)}
+    with join(address) as deployment:
+        return deployment.links()
 
 
 def scale(pool: str, replicas: int, *, for_s: float | None, address: str | None) -> Report:
     """Have exactly so many replicas of a pool, for a while or, with None, until told."""
-    with _attached(address):
-        return _scaled(ask_all(CONTROLLER, "scale", pool, replicas, for_s))
+    with join(address) as deployment:
+        return _scaled(deployment.scale(pool, replicas, for_s))
 
 
 def scale_auto(pool: str, *, address: str | None) -> Report:
     """Leave a pool to the autoscaler again."""
-    with _attached(address):
-        return _scaled(ask_all(CONTROLLER, "scale", pool, None))
+    with join(address) as deployment:
+        return _scaled(deployment.scale(pool, None))
 
 
 def explain_scale(ticks: int, *, address: str | None) -> Report:
     """The last ticks of the autoscaler, oldest first."""
-    with _attached(address):
-        (told, *_) = ask_all(CONTROLLER, "explain_scale", ticks)
-    return cast("dict[str, object]", told)
+    with join(address) as deployment:
+        return deployment.explain_scale(ticks)
 
 
 def usage(*, address: str | None) -> Report:
     """What each tenant has used, and what nobody has."""
-    with _attached(address):
-        (told, *_) = ask_all(CONTROLLER, "usage")
-    return cast("dict[str, object]", told)
+    with join(address) as deployment:
+        return deployment.usage()
 
 
-def _scaled(answers: list[object]) -> Report:
-    told = cast("dict[str, object]", answers[0])
+def _scaled(told: Report) -> Report:
     if "refused" in told:
         raise ScalingRefused(str(told["refused"]), str(told["remedy"]))
     return told
@@ -122,7 +112,7 @@ def _scaled(answers: list[object]) -> Report:
 
 def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
     """Have what runs go by another configuration: all of it, or nothing."""
-    with _attached(options.address), running_deployment() as running:
+    with join(options.address), running_deployment() as running:
         live = running.current()
         shown = Applied(generation=live.generation, changes=diff(live.config, config.config))
         if options.diff:
@@ -165,7 +155,7 @@ def _start_again(
 
 def down(*, timeout_s: float) -> Report:
     """Tell the process that holds the deployment to drain and end, and wait until it has."""
-    state = _running()
+    state = local_state()
     holder = psutil.Process(state.pid)
     holder.send_signal(signal.SIGTERM)
     until_s = time.monotonic() + timeout_s
@@ -274,27 +264,3 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _running() -> ClusterState:
-    states = running_clusters(state_folder())
-    if not states:
-        raise NotRunning(
-            "no deployment of this user runs on this machine", "start one with 'baton up -c FILE'"
-        )
-    return states[-1]
-
-
-@contextmanager
-def _attached(address: str | None) -> Iterator[ClusterState | None]:
-    """Join the cluster of the deployment; the local one unless an address is given."""
-    state = _running() if address is None else None
-    if state is not None:
-        attach(state.address, token_file=state.token_file)
-    else:
-        assert address is not None, "without an address the local deployment is meant"
-        attach(address)
-    try:
-        yield state
-    finally:
-        detach()

@@ -1,0 +1,115 @@
+"""A deployment that runs elsewhere, joined once and asked as often as wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import cast
+
+from baton.domain.commands import RecordOrder
+from baton.domain.errors import NotRunning
+from baton.serving.cluster import attach, detach
+from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.deployment import ask_all
+from baton.serving.names import CONTROLLER, INGRESS
+from baton.serving.reports import explained, merged_links, merged_stories
+
+Report = Mapping[str, object]
+
+
+class Joined:
+    """What can be asked of the deployment whose cluster this process is connected to.
+
+    Each question has a deadline, and raises `NotRunning` when nobody answers, `TimedOut` when not
+    everybody does in time.
+    """
+
+    def __init__(self, state: ClusterState | None) -> None:
+        self.state = state
+        """How it is found, when it runs on this machine."""
+
+    def status(self) -> Report:
+        """The deployment, its replicas as Serve and as each ingress sees them."""
+        (told, *_) = self.ask(CONTROLLER, "status")
+        ingresses = self.ask(INGRESS, "status")
+        found: dict[str, object] = {} if self.state is None else {"endpoint": self.state.http_url}
+        return found | cast("dict[str, object]", told) | {"ingresses": ingresses}
+
+    def explain_route(self, request_id: str) -> Report:
+        """How a request was placed, as every ingress that remembers it tells.
+
+        Raises:
+            UnknownRequest: none does.
+        """
+        answers = self.ask(INGRESS, "explain", request_id)
+        return explained(request_id, cast("list[list[Report]]", answers))
+
+    def requests(self, count: int, *, order: str) -> Report:
+        """Stories of the last requests of every ingress; `order` is a `RecordOrder`."""
+        answers = self.ask(INGRESS, "requests", count, order)
+        stories = merged_stories(cast("list[list[Report]]", answers), count, RecordOrder(order))
+        return {"requests": stories, "ingresses": len(answers)}
+
+    def links(self) -> Report:
+        """Every pair of replicas between which KV blocks may move, and what is known of it."""
+        answers = cast("list[list[Report]]", self.ask(INGRESS, "links"))
+        return {"links": merged_links(answers), "ingresses": len(answers)}
+
+    def explain_scale(self, ticks: int) -> Report:
+        """The last ticks of the autoscaler, oldest first."""
+        (told, *_) = self.ask(CONTROLLER, "explain_scale", ticks)
+        return cast("dict[str, object]", told)
+
+    def usage(self) -> Report:
+        """What each tenant has used, and what nobody has."""
+        (told, *_) = self.ask(CONTROLLER, "usage")
+        return cast("dict[str, object]", told)
+
+    def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Report:
+        """Have the controller set a pool's replicas, or with None leave it to the autoscaler."""
+        (told, *_) = self.ask(CONTROLLER, "scale", pool, replicas, for_s)
+        return cast("dict[str, object]", told)
+
+    def ask(self, deployment: str, method: str, *arguments: object) -> list[object]:
+        """The answers of every replica of a deployment; there is one at least."""
+        if self.state is not None and not self.state.is_alive():
+            # Ray would look for the cluster for a minute, and then end this process.
+            raise NotRunning(
+                f"the deployment at {self.state.http_url} has ended",
+                "start one with 'baton up -c FILE'",
+            )
+        return ask_all(deployment, method, *arguments)
+
+
+@contextmanager
+def join(address: str | None) -> Iterator[Joined]:
+    """Join the cluster of a deployment: the local one unless an address is given.
+
+    Raises:
+        NotRunning: none runs here.
+        ClusterFailed: nothing answers there, or it refuses us.
+    """
+    state = local_state() if address is None else None
+    if state is not None:
+        attach(state.address, token_file=state.token_file)
+    else:
+        assert address is not None, "without an address the local deployment is meant"
+        attach(address)
+    try:
+        yield Joined(state)
+    finally:
+        detach()
+
+
+def local_state() -> ClusterState:
+    """The deployment of this user on this machine; the newest where there are several.
+
+    Raises:
+        NotRunning: there is none.
+    """
+    states = running_clusters(state_folder())
+    if not states:
+        raise NotRunning(
+            "no deployment of this user runs on this machine", "start one with 'baton up -c FILE'"
+        )
+    return states[-1]
