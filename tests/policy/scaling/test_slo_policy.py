@@ -74,6 +74,14 @@ def test_each_want_says_why_and_from_what() -> None:
     assert want.inputs["need_now"] > 3.0
 
 
+def test_what_pools_may_not_grow_to_is_told() -> None:
+    enough = once(demand(10.0, 1.0), prefills(1), decodes(1))["prefill"]
+    short = once(demand(30.0, 1.0), prefills(1), decodes(1))["prefill"]
+    assert enough.inputs["unmet"] == 0
+    assert short.replicas == 20
+    assert short.inputs["unmet"] == short.inputs["target"] - 20 >= 10
+
+
 def test_one_pool_that_does_both_needs_enough_for_both() -> None:
     both = once(demand(2.0, 3.0), mixed("both", 1), names=("both",))["both"]
     apart = once(demand(2.0, 3.0), prefills(1), decodes(1))

@@ -250,20 +250,25 @@ def _told(
     if groups.roster is not None:
         seated += [(role, seat) for role in SPLIT_ROLES for seat in groups.roster.seats[role]]
     firsts = {role: pool.name for role, pool in groups.firsts().items()}
+    inputs: dict[Role, Mapping[str, float]] = {
+        # What is not met is what pools' bounds do not let the role have.
+        role: {"target": float(target), "unmet": max(0.0, target - groups.players(role))}
+        for role, target in targets.items()
+    }
     return [
-        (seat.pool.name, _want(seat, needs[role], targets[role], role=role, unit=firsts[role]))
+        (seat.pool.name, _want(seat, needs[role], inputs[role], role=role, unit=firsts[role]))
         for role, seat in seated
     ]
 
 
-def _want(seat: Seat, need: _Need, target: int, *, role: Role, unit: str) -> Want:
+def _want(seat: Seat, need: _Need, target: Mapping[str, float], *, role: Role, unit: str) -> Want:
     have = seat.pool.ready + seat.pool.starting
     flips = {other(role): seat.away} if role is not Role.MIXED and seat.away else {}
     return Want(
         replicas=seat.size,
         reason=_reason(role, seat, need, have),
-        why=_why(seat, need, target, role=role, unit=unit),
-        inputs={**need.inputs, "target": float(target)},
+        why=_why(seat, need, int(target["target"]), role=role, unit=unit),
+        inputs={**need.inputs, **target},
         flips=flips,
     )
 
