@@ -7,6 +7,9 @@ from typing import Final
 
 ASKED: Final = "asked"
 """The input of a scaling decision that is what the policy wants, before any bound (`input`)."""
+UNMET: Final = "unmet"
+"""The input that says how many replicas a role lacks because its pools may have no more (`input`);
+baton's own policy gives it."""
 
 
 class PoolCount(StrEnum):
