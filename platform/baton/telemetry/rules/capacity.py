@@ -1,0 +1,184 @@
+"""Whether there is somebody to do the work: ingresses, replicas that decode, pools at their bounds.
+
+*Theory of operation.* That nobody is there is hard to see in what nobody reports: every count here
+falls back to zero as long as the controller is scraped. The controller counts replicas as ingresses
+see them, so one that is killed is missed within a second or two, and not when Ray finds out. The
+group is evaluated every `_INTERVAL_S`, and what pages holds for `15s` only: with a scrape every 5 s
+somebody is called within a minute, and a replica that comes back at once calls nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from baton.domain.fleet import Role
+from baton.telemetry.catalogue import (
+    CONFIG_GENERATION,
+    DEMAND_REQUESTS,
+    HELD_REQUESTS,
+    POOL_BOUNDS,
+    POOL_COLD_START,
+    POOL_REPLICAS,
+    POOL_ROLES,
+    SCALING_ACTIONS,
+    SCALING_INPUT,
+    Component,
+    Label,
+)
+from baton.telemetry.label_values import ASKED, UNMET, PoolBound, PoolCount, ScalingAct
+from baton.telemetry.rules.promql import grouped, indented, lines, on, series, up
+from baton.telemetry.rules.rule import Alert, Group, Record, Rule, Severity
+
+_INTERVAL_S: Final = 5
+_DECODING: Final = "baton:decoding_replicas:sum"
+_PREFILLING: Final = "baton:prefilling_replicas:sum"
+_EMPTY: Final = "baton:empty_pools:count"
+_MISSING: Final = "baton:missing_replicas:sum"
+_POOL: Final = on(Label.POOL)
+_ONE: Final = on()
+_MOST_TURNS: Final = 4
+"""Starts, and stops, of a pool in an hour that are not yet too many."""
+
+
+def capacity_groups() -> tuple[Group, ...]:
+    """Who is there, and the alerts on it."""
+    return (
+        Group(
+            name="baton-capacity",
+            interval=f"{_INTERVAL_S}s",
+            rules=(*_records(), *_nobody()),
+        ),
+        Group(name="baton-pools", interval="30s", rules=tuple(_pools())),
+    )
+
+
+def _records() -> Iterator[Rule]:
+    for name, roles in (
+        (_DECODING, (Role.DECODE, Role.MIXED)),
+        (_PREFILLING, (Role.PREFILL, Role.MIXED)),
+    ):
+        counted = grouped("sum", series(POOL_ROLES, role=roles))
+        yield Record(
+            name=name, expr=f"{counted} or 0 * {grouped('max', series(CONFIG_GENERATION))}"
+        )
+    # Pools that may shrink to nothing are empty because nobody asks.
+    least = series(POOL_BOUNDS, bound=PoolBound.MIN)
+    empty = f"{_replicas(PoolCount.READY)} == 0 and {_POOL} {grouped('max', least, Label.POOL)} > 0"
+    yield Record(name=_EMPTY, expr=grouped("count", empty))
+    short = f"{_replicas(PoolCount.WANT)} - {_POOL} {_replicas(PoolCount.READY)}"
+    yield Record(name=_MISSING, expr=f"clamp_min({short}, 0)")
+
+
+def _replicas(state: PoolCount) -> str:
+    return grouped("max", series(POOL_REPLICAS, state=state), Label.POOL)
+
+
+def _nobody() -> Iterator[Rule]:
+    ingresses = grouped("sum", up(Component.INGRESS))
+    controllers = grouped("sum", up(Component.CONTROLLER))
+    yield Alert(
+        name="BatonNoIngress",
+        severity=Severity.PAGE,
+        expr=f"({ingresses} or 0 * {controllers}) == 0",
+        for_="1m",
+        summary="no ingress of {{ $labels.job }} answers",
+        description="Clients are refused, or get no answer: {{ $value }} ingresses answer"
+        " Prometheus. The goodput alerts do not see it, because requests that never arrive are"
+        " not counted.",
+    )
+    asked = f"{grouped('sum', series(DEMAND_REQUESTS))} > 0"
+    held = f"{grouped('sum', series(HELD_REQUESTS))} > 0"
+    yield Alert(
+        name="BatonNoDecode",
+        severity=Severity.PAGE,
+        expr=lines(
+            f"{_DECODING} == 0",
+            f"and {_ONE}",
+            # A first start has nobody yet, and nobody waits for it.
+            indented(f"{asked} or {held} or max_over_time({_DECODING}[1d]) > 0"),
+            f"and {_ONE}",
+            f"{_EMPTY} > 0",
+        ),
+        for_="15s",
+        summary="no replica of {{ $labels.job }} is there to decode",
+        description="{{ $value }} replicas of the roles decode and mixed take work. Streams go on,"
+        " slowly, on prefill replicas where there are any; without them requests are refused with"
+        " 503.",
+    )
+    yield Alert(
+        name="BatonNoPrefill",
+        severity=Severity.TICKET,
+        expr=lines(
+            f"{_PREFILLING} == 0",
+            f"and {_ONE} max_over_time({_PREFILLING}[1d]) > 0",
+            f"and {_ONE} {_EMPTY} > 0",
+        ),
+        for_="2m",
+        summary="no replica of {{ $labels.job }} is there to prefill",
+        description="{{ $value }} replicas of the roles prefill and mixed take work, and there"
+        " were some within a day. Prompts are computed where they are decoded: streams get slower"
+        " while that is done, and less is served in all.",
+    )
+
+
+def _pools() -> Iterator[Rule]:
+    asked, unmet = (
+        grouped("max", series(SCALING_INPUT, input=name), Label.POOL) for name in (ASKED, UNMET)
+    )
+    most = grouped("max", series(POOL_BOUNDS, bound=PoolBound.MAX), Label.POOL)
+    yield Alert(
+        name="BatonPoolAtMax",
+        severity=Severity.TICKET,
+        expr=lines(
+            f"{asked} - {_POOL} {most} > 0",
+            # baton's own policy asks for no more than there may be, and says what it lacks.
+            f"or {_POOL} ({unmet} > 0 and {_POOL} {asked} >= {_POOL} {most})",
+        ),
+        for_="10m",
+        summary="pool {{ $labels.pool }} of {{ $labels.job }} may not grow as far as it should",
+        description="{{ $value }} more replicas are needed than"
+        " pools.{{ $labels.pool }}.replicas.max lets it have.",
+    )
+    yield Alert(
+        name="BatonPoolShort",
+        severity=Severity.TICKET,
+        expr=f"{_MISSING} > 0",
+        for_="15m",
+        summary="pool {{ $labels.pool }} of {{ $labels.job }} does not get its replicas",
+        description="{{ $value }} replicas that it is to have have been missing for a quarter of"
+        f" an hour; one usually takes {_cold_start()} to start.",
+    )
+    starts, stops = (
+        grouped("sum", f"increase({series(SCALING_ACTIONS, '1h', action=action)})", Label.POOL)
+        for action in (ScalingAct.START, ScalingAct.STOP)
+    )
+    usual = f"avg_over_time({_READY}[1h])"
+    yield Record(name=_READY, expr=_replicas(PoolCount.READY))
+    yield Alert(
+        name="BatonPoolFlaps",
+        severity=Severity.TICKET,
+        expr=lines(
+            f"{starts} > {_MOST_TURNS}",
+            f"and {_POOL} {stops} > {_MOST_TURNS}",
+            f"and {_POOL} {starts} > {_POOL} {usual}",
+            f"and {_POOL} {stops} > {_POOL} {usual}",
+        ),
+        for_="10m",
+        summary="pool {{ $labels.pool }} of {{ $labels.job }} grows and shrinks all the time",
+        description='Within an hour {{ printf "%.0f" $value }} of its replicas were started, and'
+        " about as many stopped: more than it has. Starting costs device time, and what a replica"
+        " had cached is lost.",
+    )
+
+
+_READY: Final = "baton:ready_replicas:max"
+
+
+def _cold_start() -> str:
+    where = 'job=\\"%s\\",pool=\\"%s\\"'
+    asked = f'printf "{POOL_COLD_START.name}{{{where}}}" $labels.job $labels.pool | query'
+    return (
+        f"{{{{ with {asked} }}}}{{{{ . | first | value | humanizeDuration }}}}"
+        "{{ else }}an unknown time{{ end }}"
+    )

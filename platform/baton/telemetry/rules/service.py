@@ -1,0 +1,179 @@
+"""How requests fare on their way: waits, predictions, cached prefixes, handoffs, tenants' limits.
+
+What is looked at here explains why goodput suffers, or says that it will; so all of it are tickets.
+A share is looked at where enough was counted for it to mean something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from baton.domain.handoff import HandoffMode
+from baton.telemetry.catalogue import (
+    EXPIRED_LEASES,
+    HELD_REQUESTS,
+    LINK_QUARANTINED,
+    PLACEMENTS,
+    PULL_FAILURES,
+    PULLS,
+    REQUESTS,
+    SLACK,
+    TOKENS,
+    TTFT_RATIO,
+    Label,
+    TokenKind,
+)
+from baton.telemetry.rules.promql import (
+    Scraped,
+    buckets,
+    grouped,
+    indented,
+    lines,
+    observations,
+    on,
+    series,
+)
+from baton.telemetry.rules.rule import Alert, Group, Record, Rule, Severity
+
+_HELD: Final = "baton:held_requests:sum"
+_HITS: Final = "baton:cached_prompt_tokens:ratio_rate1h"
+_PROMPTS: Final = "baton:prompt_tokens:increase1h"
+_BARRED: Final = "barred"
+_POOL: Final = on(Label.POOL)
+
+
+def service_groups() -> tuple[Group, ...]:
+    """How requests fare, and the alerts on it."""
+    rules = (*_waits(), *_predictions(), *_hits(), *_handoffs(), *_tenants())
+    return (Group(name="baton-service", interval="30s", rules=rules),)
+
+
+def _waits() -> Iterator[Rule]:
+    yield Record(name=_HELD, expr=grouped("sum", series(HELD_REQUESTS)))
+    yield Alert(
+        name="BatonRequestsLate",
+        severity=Severity.TICKET,
+        expr=f"{grouped('min', series(SLACK))} < 0",
+        for_="5m",
+        summary="requests of {{ $labels.job }} wait longer than they were promised",
+        description="For five minutes there has been a request that cannot have its first token in"
+        " time: the most urgent one is {{ $value | humanizeDuration }} from its objective.",
+    )
+    yield Alert(
+        name="BatonQueueGrows",
+        severity=Severity.TICKET,
+        expr=lines(
+            f"{_HELD} > 20",
+            f"and {_HELD} > 1.2 * ({_HELD} offset 5m)",
+            f"and ({_HELD} offset 5m) > 1.2 * ({_HELD} offset 10m)",
+        ),
+        for_="1m",
+        summary="more and more requests wait at the ingresses of {{ $labels.job }}",
+        description="{{ $value }} requests are held: more by a fifth than five minutes ago, when it"
+        " was more by a fifth than five minutes before.",
+    )
+
+
+def _predictions() -> Iterator[Rule]:
+    ratios = buckets(TTFT_RATIO, "30m")
+    by = f"{Scraped.JOB}, {Label.MODE}, le"
+    median = f"histogram_quantile(0.5, sum by ({by}) (rate({ratios})))"
+    seen = grouped("sum", f"increase({observations(TTFT_RATIO, '30m')})", Label.MODE)
+    yield Alert(
+        name="BatonPredictionOff",
+        severity=Severity.TICKET,
+        expr=lines(
+            indented(f"{median} > 2 or {median} < 0.5"),
+            f"and {on(Label.MODE)} {seen} > 100",
+        ),
+        for_="30m",
+        summary="baton predicts times to first token badly ({{ $labels.job }}, mode"
+        " {{ $labels.mode }})",
+        description="The median of predicted over actual is {{ $value | humanize }} over half an"
+        " hour. Placement, admission and the autoscaler go by these predictions.",
+    )
+
+
+def _hits() -> Iterator[Rule]:
+    cached, prompt = (
+        grouped("sum", f"increase({series(TOKENS, '1h', tokens=kind)})", Label.MODEL)
+        for kind in (TokenKind.CACHED, TokenKind.PROMPT)
+    )
+    yield Record(name=_PROMPTS, expr=prompt)
+    yield Record(name=_HITS, expr=f"{cached} / ({_PROMPTS} > 0)")
+    usual = f"avg_over_time({_HITS}[1d] offset 1h)"
+    yield Alert(
+        name="BatonHitsDropped",
+        severity=Severity.TICKET,
+        expr=lines(
+            f"{_HITS} < 0.5 * {usual}",
+            f"and {usual} > 0.1",
+            f"and {_PROMPTS} > 100000",
+        ),
+        for_="15m",
+        summary="prompts for {{ $labels.model }} of {{ $labels.job }} are found cached far less"
+        " than usual",
+        description="Over the last hour {{ $value | humanizePercentage }} of their tokens were"
+        " cached: less than half of the day before. What is not cached is computed again.",
+    )
+
+
+def _handoffs() -> Iterator[Rule]:
+    pairs = grouped("max", series(LINK_QUARANTINED), Label.SOURCE, Label.TARGET)
+    yield Alert(
+        name="BatonLinksQuarantined",
+        severity=Severity.TICKET,
+        expr=grouped("count", f"{pairs} > 0"),
+        for_="5m",
+        summary="{{ $value }} pairs of replicas of {{ $labels.job }} cannot hand requests over",
+        description="Probing or pulling over {{ $value }} pairs fails, so they are not used: other"
+        " pairs are, or prompts are computed where they are decoded.",
+    )
+    failed = grouped("sum", f"increase({series(PULL_FAILURES, '10m')})", Label.POOL)
+    pulled = grouped("sum", f"increase({series(PULLS, '10m')})", Label.POOL)
+    yield Alert(
+        name="BatonTransfersFail",
+        severity=Severity.TICKET,
+        expr=lines(
+            f"{failed} / {_POOL} ({pulled} + {_POOL} {failed}) > 0.05",
+            f"and {_POOL} {failed} > 5",
+        ),
+        for_="5m",
+        summary="pulls of KV blocks into pool {{ $labels.pool }} of {{ $labels.job }} fail",
+        description="{{ $value | humanizePercentage }} of them within ten minutes. Each costs its"
+        " request the wait, and the prompt is computed a second time.",
+    )
+    expired = grouped("sum", f"increase({series(EXPIRED_LEASES, '15m')})", Label.POOL)
+    handed = series(PLACEMENTS, "15m", mode=HandoffMode.PULL)
+    yield Alert(
+        name="BatonLeasesExpire",
+        severity=Severity.TICKET,
+        expr=lines(
+            f"{expired} > 10",
+            f"and {expired} > {on()} group_left() 0.01 * {grouped('sum', f'increase({handed})')}",
+        ),
+        for_="5m",
+        summary="KV blocks that pool {{ $labels.pool }} of {{ $labels.job }} keeps are not fetched",
+        description='{{ printf "%.0f" $value }} leases ran out within a quarter of an hour, more'
+        " than one in a hundred handoffs: prefills that nobody used, and blocks kept for nothing.",
+    )
+
+
+def _tenants() -> Iterator[Rule]:
+    barred, ended = (
+        grouped("sum", f"increase({picked})", Label.TENANT)
+        for picked in (series(REQUESTS, "30m", outcome=_BARRED), series(REQUESTS, "30m"))
+    )
+    yield Alert(
+        name="BatonTenantLimited",
+        severity=Severity.TICKET,
+        expr=lines(
+            f"{barred} / {on(Label.TENANT)} {ended} > 0.1",
+            f"and {on(Label.TENANT)} {barred} > 50",
+        ),
+        for_="15m",
+        summary="tenant {{ $labels.tenant }} of {{ $labels.job }} asks for more than it may have",
+        description="{{ $value | humanizePercentage }} of its requests within half an hour were"
+        " beyond its limits, not allowed to it, or too long. They count against no objective.",
+    )

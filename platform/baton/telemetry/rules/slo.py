@@ -1,0 +1,190 @@
+"""Goodput against its target, for each class: how fast its error budget burns, and who hears of it.
+
+*Theory of operation.* A class's target is not written here: it is read from what the controller
+exposes, so that one file of rules serves every configuration, and goes by a new target as soon as
+it is applied. It is remembered for an hour, because requests are served on while no controller
+runs, and somebody must hear of it when they are served badly.
+
+Names and labels of what is recorded are sloth's, so that dashboards made for sloth show it; every
+series has also `job` and `slo_class`. Unlike sloth, all windows are shares of *requests* and not of
+time: a bad night with few of them does not weigh as much as a bad day. Windows up to six hours are
+taken from the counters themselves. Longer ones add up what was recorded every `_INTERVAL_S`, which
+is cheap, and counts nothing for the time before Prometheus began.
+
+Three things keep alerts honest. Both a long and a short window must burn, so that an alert comes
+soon and ends soon. `_FEWEST_MISSES` misses must lie in the long one: of three requests at night one
+may fail. And the threshold never lies above nine tenths of the way from the budget to everything:
+14.4 times the budget of a target of 0.9 would be more misses than there are requests.
+Sources: The Site Reliability Workbook, chapter 5; the names are those that sloth 0.11 writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from baton.telemetry.catalogue import SLO_GOOD, SLO_REQUESTS, SLO_TARGET, Label, Objective
+from baton.telemetry.rules.promql import Scraped, grouped, indented, lines, on, series
+from baton.telemetry.rules.rule import Alert, Group, Record, Rule, Severity
+
+_INTERVAL_S: Final = 30
+_PERIOD_DAYS: Final = 30
+_FEWEST_MISSES: Final = 10
+_REMEMBERED: Final = "1h"
+_BASE: Final = "5m"
+_COUNTED: Final = ("5m", "30m", "1h", "2h", "6h")
+_ADDED_UP: Final = ("1d", "3d", f"{_PERIOD_DAYS}d")
+_HOURS: Final = {"5m": 1 / 12, "30m": 0.5, "1h": 1, "2h": 2, "6h": 6, "1d": 24, "3d": 72}
+_CLASS: Final = on(Label.SLO_CLASS)
+_TARGET: Final = "baton:slo_target:ratio"
+_INFO: Final = "sloth_slo_info"
+_NAMED: Final = f"* {_CLASS} group_left (sloth_id, sloth_service, sloth_slo) {_INFO}"
+_BUDGET: Final = "slo:error_budget:ratio"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Burn:
+    """So much of the period's error budget spent within `long`, and `short` says it still goes on.
+
+    Windows are those of Prometheus; `share` is from 0 to 1.
+    """
+
+    share: float
+    long: str
+    short: str
+
+    @property
+    def factor(self) -> float:
+        """How many times faster than the budget lasts for."""
+        return round(self.share * _PERIOD_DAYS * 24 / _HOURS[self.long], 3)
+
+
+FAST: Final = (Burn(share=0.02, long="1h", short="5m"), Burn(share=0.05, long="6h", short="30m"))
+SLOW: Final = (Burn(share=0.1, long="1d", short="2h"), Burn(share=0.1, long="3d", short="6h"))
+
+
+def slo_groups() -> tuple[Group, ...]:
+    """How every class does, and the alerts on it."""
+    records = (*_targets(), *_windows(), *_budgets())
+    interval = f"{_INTERVAL_S}s"
+    return (
+        Group(name="baton-slo", interval=interval, rules=tuple(records)),
+        Group(name="baton-slo-alerts", interval=interval, rules=tuple(_alerts())),
+    )
+
+
+def error_ratio(window: str) -> str:
+    """The name under which the share of misses in a window is recorded."""
+    return f"slo:sli_error:ratio_rate{window}"
+
+
+def _requests(window: str) -> str:
+    return f"baton:slo_requests:increase{window}"
+
+
+def _misses(window: str) -> str:
+    return f"baton:slo_misses:increase{window}"
+
+
+def _targets() -> Iterator[Rule]:
+    """What is promised. The first of them has the labels that all others get from it."""
+    target = grouped("max", f"last_over_time({series(SLO_TARGET, _REMEMBERED)})", Label.SLO_CLASS)
+    service = f'label_replace({_TARGET}, "sloth_service", "$1", "{Scraped.JOB}", "(.*)")'
+    name = f'label_replace({service}, "sloth_slo", "goodput-$1", "{Label.SLO_CLASS}", "(.*)")'
+    named = f'label_join({name}, "sloth_id", "-", "sloth_service", "sloth_slo")'
+    yield Record(name=_TARGET, expr=target)
+    yield Record(name=_INFO, expr=f"0 * {named} + 1", labels={"sloth_mode": "baton"})
+    yield Record(name="slo:objective:ratio", expr=f"{_TARGET} {_NAMED}")
+    yield Record(name=_BUDGET, expr="1 - slo:objective:ratio")
+    yield Record(name="slo:time_period:days", expr=f"0 * slo:objective:ratio + {_PERIOD_DAYS}")
+
+
+def _windows() -> Iterator[Rule]:
+    """Requests, misses, and the share of these, over every window."""
+    for window in _COUNTED:
+        requests = grouped("sum", f"increase({series(SLO_REQUESTS, window)})", Label.SLO_CLASS)
+        good_ones = series(SLO_GOOD, window, objective=Objective.GOODPUT)
+        good = grouped("sum", f"increase({good_ones})", Label.SLO_CLASS)
+        yield Record(name=_requests(window), expr=requests)
+        # A class of which nothing was ever good has no series of good ones.
+        rest = f"{_requests(window)} - ({good} or 0 * {_requests(window)})"
+        yield Record(name=_misses(window), expr=f"clamp_min({rest}, 0)")
+    per_record = f"{_INTERVAL_S} / {_HOURS[_BASE] * 3600:.0f}"
+    for window in _ADDED_UP:
+        for name in (_requests, _misses):
+            added_up = f"sum_over_time({name(_BASE)}[{window}]) * {per_record}"
+            yield Record(name=name(window), expr=added_up)
+    for window in (*_COUNTED, *_ADDED_UP):
+        yield Record(
+            name=error_ratio(window),
+            expr=f"{_misses(window)} / ({_requests(window)} > 0) {_NAMED}",
+            labels={"sloth_window": window},
+        )
+
+
+def _budgets() -> Iterator[Rule]:
+    """How fast the budget burns now and over its period, and what is left of it."""
+    budget = f"{on(Label.SLO_CLASS)} group_left() ({_BUDGET} > 0)"
+    for name, window in (("current", _BASE), ("period", f"{_PERIOD_DAYS}d")):
+        share = f"sum without (sloth_window) ({error_ratio(window)})"
+        yield Record(name=f"slo:{name}_burn_rate:ratio", expr=f"{share} / {budget}")
+    yield Record(
+        name="slo:period_error_budget_remaining:ratio", expr="1 - slo:period_burn_rate:ratio"
+    )
+
+
+# ------------------------------------------------------------------------------------- alerts
+
+
+def _alerts() -> Iterator[Rule]:
+    told: Mapping[Severity, tuple[str, tuple[Burn, ...], str]] = {
+        Severity.PAGE: ("BatonGoodputBurnsFast", FAST, "fast"),
+        Severity.TICKET: ("BatonGoodputBurnsSlowly", SLOW, "steadily"),
+    }
+    for severity, (name, burns, how) in told.items():
+        windows = " and ".join(burn.long for burn in burns)
+        yield Alert(
+            name=name,
+            severity=severity,
+            expr="\nor\n".join(indented(_burns(burn)) for burn in burns),
+            for_="0s" if severity is Severity.PAGE else "5m",
+            summary=f"class {{{{ $labels.slo_class }}}} of {{{{ $labels.job }}}} misses its"
+            f" objectives {how}",
+            description=f"{{{{ $value | humanizePercentage }}}} of its requests miss an objective"
+            f" or are refused; the target allows {_asked(_BUDGET, 'humanizePercentage')}. Looked"
+            f" at are the last {windows}; of the error budget of {_PERIOD_DAYS} days"
+            f" {_asked('slo:period_error_budget_remaining:ratio', 'humanizePercentage')} is left.",
+            labels={"sloth_severity": str(severity)},
+        )
+
+
+def _burns(burn: Burn) -> str:
+    """The share of misses in the long window, where both windows burn, and not for three misses."""
+    long, short = error_ratio(burn.long), error_ratio(burn.short)
+    return lines(
+        _above(long, burn.factor),
+        f"and {_CLASS}",
+        _above(short, burn.factor),
+        f"and {_CLASS}",
+        f"{_misses(burn.long)} >= {_FEWEST_MISSES}",
+    )
+
+
+def _above(ratio: str, factor: float) -> str:
+    """A ratio, without its window, where it is above either threshold: the lower one decides."""
+    share = f"sum without (sloth_window) ({ratio})"
+    far = f"> {_CLASS} group_left()"
+    return indented(
+        lines(
+            f"{share} {far} ({factor:g} * {_BUDGET})",
+            f"or {share} {far} (0.9 + 0.1 * {_BUDGET})",
+        )
+    )
+
+
+def _asked(name: str, how: str) -> str:
+    """Another number about the same class, in the text of an alert."""
+    where = 'job=\\"%s\\",slo_class=\\"%s\\"'
+    asked = f'printf "{name}{{{where}}}" $labels.job $labels.slo_class | query'
+    return f"{{{{ with {asked} }}}}{{{{ . | first | value | {how} }}}}{{{{ else }}}}?{{{{ end }}}}"
