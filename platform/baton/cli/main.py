@@ -22,6 +22,7 @@ from baton.cli import (
     scale,
     simulate,
     status,
+    top,
     trace,
     up,
     usage,
@@ -48,6 +49,7 @@ def build_app() -> typer.Typer:
     app.command("status")(status.status)
     app.command("links")(links.links)
     app.command("scale")(scale.scale)
+    app.command("top")(top.top)
     app.command("trace")(trace.trace)
     app.command("usage")(usage.usage)
     app.command("down")(down.down)

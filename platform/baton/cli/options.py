@@ -40,6 +40,24 @@ Address = Annotated[
 Timeout = Annotated[
     str, typer.Option("--timeout", metavar="DURATION", help="How long to wait, as 90s or 5m.")
 ]
+Interval = Annotated[
+    str, typer.Option("--interval", metavar="DURATION", help="Between two looks, as 1s or 500ms.")
+]
+_LEAST_INTERVAL_S = 0.1
+
+
+def interval_of(text: str) -> float:
+    """How long to wait between two looks, in seconds.
+
+    Raises:
+        BadParameter: it is no duration, or so short that looking would be all that is done.
+    """
+    interval_s = seconds(text, "--interval")
+    if interval_s < _LEAST_INTERVAL_S:
+        raise typer.BadParameter(
+            f"got {text!r}, wanted at least {_LEAST_INTERVAL_S:g} s", param_hint="--interval"
+        )
+    return interval_s
 
 
 def wanted_format(output: OutputFormat, *, as_json: bool) -> OutputFormat:

@@ -23,6 +23,7 @@
     │   ├── ScalingRefused    a pool cannot have so many replicas, or there is no such pool
     │   ├── ApplyRefused      a configuration cannot hold in a deployment that runs
     │   ├── NotRunning        there is no deployment where one was looked for
+    │   │   └── DeploymentEnded one that was joined is there no more
     │   ├── TimedOut          an operator's command did not finish in its time
     │   ├── UnknownRequest    no ingress remembers the request that was asked about
     │   ├── UnknownModel      the shape of a model cannot be told
@@ -38,7 +39,26 @@ Arguments are positional because Ray pickles exceptions by `args`.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar
+
+
+class Cause(StrEnum):
+    """Why a request was refused or failed, in a word (a metric label, hence an enum)."""
+
+    QUEUE_FULL = "queue_full"
+    NO_CAPACITY = "no_capacity"
+    TOO_LATE = "too_late"
+    RATE_LIMITED = "rate_limited"
+    EVICTED = "evicted"
+    ENGINE_FAILED = "engine_failed"
+    NOT_RESUMABLE = "not_resumable"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    NOT_ALLOWED = "not_allowed"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    LEFT = "left"
+    """Its client went away, which is nobody's error."""
+    OTHER = "other"
 
 
 class BatonError(Exception):
@@ -50,6 +70,7 @@ class BatonError(Exception):
 
     retryable: ClassVar[bool] = False
     own_doing: ClassVar[bool] = False
+    cause: ClassVar[Cause] = Cause.OTHER
     http_status: ClassVar[int] = 500
 
 
@@ -72,28 +93,35 @@ class Rejected(BatonError):
 class QueueFull(Rejected):
     """The bounded queue is full."""
 
+    cause = Cause.QUEUE_FULL
     http_status = 429
 
 
 class NoCapacity(Rejected):
     """No replica can take the request."""
 
+    cause = Cause.NO_CAPACITY
+
 
 class TooLate(Rejected):
     """It could not be served within what its class is promised; sooner said than served late."""
 
+    cause = Cause.TOO_LATE
     http_status = 429
 
 
 class RateLimited(Rejected):
     """Its tenant has used up what it may use for now."""
 
+    cause = Cause.RATE_LIMITED
     own_doing = True
     http_status = 429
 
 
 class Evicted(Rejected):
     """Waited in the queue past its deadline."""
+
+    cause = Cause.EVICTED
 
 
 class _RequestFailed(BatonError):
@@ -109,16 +137,20 @@ class _RequestFailed(BatonError):
 class EngineFailed(_RequestFailed):
     """An engine could not go on and no other could take over."""
 
+    cause = Cause.ENGINE_FAILED
     retryable = True
 
 
 class NotResumable(EngineFailed):
     """Tokens had reached the client and generation cannot be carried over to another engine."""
 
+    cause = Cause.NOT_RESUMABLE
+
 
 class PromptTooLong(_RequestFailed):
     """The prompt is longer than this deployment lets in."""
 
+    cause = Cause.PROMPT_TOO_LONG
     own_doing = True
     http_status = 400
 
@@ -126,6 +158,7 @@ class PromptTooLong(_RequestFailed):
 class NotAllowed(_RequestFailed):
     """It asked for what its tenant may not have."""
 
+    cause = Cause.NOT_ALLOWED
     own_doing = True
     http_status = 403
 
@@ -133,6 +166,7 @@ class NotAllowed(_RequestFailed):
 class DeadlineExceeded(_RequestFailed):
     """The request's own time limit ran out."""
 
+    cause = Cause.DEADLINE_EXCEEDED
     http_status = 504
 
 
@@ -211,6 +245,12 @@ class NotRunning(OperatorError):
 
     retryable = True
     http_status = 503
+
+
+class DeploymentEnded(NotRunning):
+    """The deployment that was joined is there no more; asking again helps nobody."""
+
+    retryable = False
 
 
 class TimedOut(OperatorError):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import cast
 
 from baton.domain.commands import RecordOrder
-from baton.domain.errors import NotRunning
+from baton.domain.errors import DeploymentEnded, NotRunning
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import ask_all
@@ -21,7 +21,7 @@ class Joined:
     """What can be asked of the deployment whose cluster this process is connected to.
 
     Each question has a deadline, and raises `NotRunning` when nobody answers, `TimedOut` when not
-    everybody does in time.
+    everybody does in time, `DeploymentEnded` when there is nobody left to ask.
     """
 
     def __init__(self, state: ClusterState | None) -> None:
@@ -74,7 +74,7 @@ class Joined:
         """The answers of every replica of a deployment; there is one at least."""
         if self.state is not None and not self.state.is_alive():
             # Ray would look for the cluster for a minute, and then end this process.
-            raise NotRunning(
+            raise DeploymentEnded(
                 f"the deployment at {self.state.http_url} has ended",
                 "start one with 'baton up -c FILE'",
             )
