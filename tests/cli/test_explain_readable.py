@@ -11,10 +11,12 @@ from baton.domain.handoff import (
     Decision,
     HandoffMode,
     HitSource,
+    LegKind,
     Option,
     Route,
     RouteReason,
 )
+from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.slo import ALL_MET, Judgement, Slo
 from baton.telemetry.records import story
@@ -62,6 +64,34 @@ ALONE = Option(
 DECISION = Decision(
     route=REMOTE, policy="predicted", at_s=10.0003, options=(PULLED, ALONE), considered=6
 )
+PREFILL = LegStory(
+    leg_id="chatcmpl-r-1-1a2b3c4d~1",
+    kind=LegKind.PREFILL,
+    replica_id="p-1",
+    placement=0,
+    began_at_s=10.0003,
+    first_output_at_s=10.1,
+    last_output_at_s=None,
+    ended_at_s=10.1,
+    prompt_tokens=3990,
+    fetched_tokens=0,
+    cached_tokens=3008,
+    output_tokens=0,
+    times=None,
+    end=LegEnd.DONE,
+)
+DECODE = replace(
+    PREFILL,
+    leg_id="chatcmpl-r-1-1a2b3c4d~2",
+    kind=LegKind.DECODE,
+    replica_id="d-1",
+    began_at_s=10.1,
+    first_output_at_s=10.2,
+    last_output_at_s=11.0,
+    ended_at_s=11.0,
+    fetched_tokens=3990,
+    output_tokens=64,
+)
 RECORD = RequestRecord(
     request_id="chatcmpl-r-1-1a2b3c4d",
     outcome=Phase.FINISHED,
@@ -82,6 +112,7 @@ RECORD = RequestRecord(
     slo=Slo(name="chat", ttft_s=0.15, tpot_s=0.03),
     judgement=Judgement(served=True, ttft_met=False, tpot_met=True, itl_met=True),
     gpu_s=0.24,
+    legs=(PREFILL, DECODE),
 )
 
 
@@ -260,5 +291,15 @@ def test_a_request_that_met_everything_is_called_good() -> None:
 
 def test_time_that_was_lost_on_another_replica_is_a_part_of_its_own() -> None:
     again = replace(DECISION, at_s=10.15)
-    resumed = replace(RECORD, decisions=(DECISION, again), prefill_done_at_s=10.18)
-    assert line_with("TTFT: ", resumed).startswith("TTFT: held 0.3 ms + lost 150 ms + queue")
+    lost = replace(PREFILL, ended_at_s=10.15, first_output_at_s=None, end=LegEnd.BROKEN)
+    legs = (
+        lost,
+        replace(
+            PREFILL, placement=1, began_at_s=10.1503, first_output_at_s=10.18, ended_at_s=10.18
+        ),
+        replace(DECODE, placement=1, began_at_s=10.18),
+    )
+    resumed = replace(
+        RECORD, decisions=(DECISION, again), routes=(REMOTE, REMOTE), legs=legs, resumes=1
+    )
+    assert line_with("TTFT: ", resumed).startswith("TTFT: held 0.6 ms + lost 150 ms + queue")

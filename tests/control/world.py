@@ -41,6 +41,7 @@ from baton.domain.request import FinishReason, LocalOnly, Request
 from baton.perf.timing import EngineTiming
 from baton.policy.block_hash import chain, chain_root
 from baton.policy.placement import Disaggregate, Placer
+from baton.telemetry.waterfall import waterfall
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer
 
@@ -245,6 +246,7 @@ class World:
             case RecordRequest():
                 record = command.record
                 assert record.request_id not in self.records, f"ended twice: {record}"
+                check_story(record)
                 self.records[record.request_id] = record
 
     def _abort_now(self, replica_id: str, leg_id: str) -> None:
@@ -254,6 +256,22 @@ class World:
         if leg is not None and leg.ticket is not None:
             self.pinned.pop(leg.ticket.params.decode(), None)
         self.tell(LegsAborted(replica_id=replica_id, leg_ids=(leg_id,)))
+
+
+def check_story(record: RequestRecord) -> None:
+    """Legs follow each other, and the waterfall has no gap from arrival to end."""
+    at_s = record.arrived_at_s
+    for leg in record.legs:
+        first_s = leg.ended_at_s if leg.first_output_at_s is None else leg.first_output_at_s
+        assert at_s <= leg.began_at_s <= first_s <= leg.ended_at_s <= record.ended_at_s, leg
+        at_s = leg.ended_at_s
+    assert {leg.placement for leg in record.legs} == set(range(len(record.routes)))
+    assert sum(leg.output_tokens for leg in record.legs) == record.output_tokens
+    ends_s = 0.0
+    for bar in waterfall(record):
+        assert bar.from_s == ends_s < bar.to_s
+        ends_s = bar.to_s
+    assert ends_s == record.ended_at_s - record.arrived_at_s
 
 
 def ticket_of(leg: Leg) -> Ticket:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheTier, CacheUpdate, pack_hashes
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role, StepTotals, TransferTotals
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, LegTimes, Ticket
 from baton.domain.request import FinishReason
 from baton.runtime.link import codec, frames
 from baton.runtime.link.codec import BadFrame
@@ -51,6 +51,7 @@ outputs = st.builds(
     ticket=st.none() | tickets,
     cached_tokens=st.none() | counts,
     detail=st.none() | st.binary(max_size=60),
+    times=st.none() | st.builds(LegTimes, floats, floats, counts),
 )
 loads = st.builds(
     Load,

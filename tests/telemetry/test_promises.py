@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from typing import Any
 
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import Decision, HandoffMode, HitSource, Option, Route, RouteReason
+from baton.domain.handoff import HandoffMode, LegKind, LegTimes, Route, RouteReason
+from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.slo import Judgement, Slo
 from baton.telemetry.promises import missed, objectives, ttft_parts
@@ -40,54 +38,33 @@ RECORD = RequestRecord(
 )
 
 
-def decision(at_s: float, *, prefill_s: float = 0.125, decode_s: float = 0.0625) -> Decision:
-    option = Option(
-        mode=HandoffMode.PULL,
-        prefill_replica_id="p",
-        decode_replica_id="d",
-        hit_tokens=0,
-        hit_source=HitSource.NONE,
-        hit_age_s=0.0,
-        queue_s=0.0,
-        prefill_s=prefill_s,
-        transfer_s=0.0,
-        decode_s=decode_s,
-        harm_s=0.0,
-    )
-    return Decision(route=PULL, policy="predicted", at_s=at_s, options=(option,), considered=1)
+def leg(kind: LegKind, began_at_s: float, ended_at_s: float, **changes: object) -> LegStory:
+    decodes = kind is not LegKind.PREFILL
+    told: dict[str, Any] = {
+        "leg_id": "r~1",
+        "replica_id": "d" if decodes else "p",
+        "placement": 0,
+        "first_output_at_s": ended_at_s,
+        "last_output_at_s": ended_at_s if decodes else None,
+        "prompt_tokens": 10,
+        "fetched_tokens": 10 if kind is LegKind.DECODE else 0,
+        "cached_tokens": None,
+        "output_tokens": 3 if decodes else 0,
+        "times": None,
+        "end": LegEnd.DONE,
+    }
+    told |= changes
+    return LegStory(kind=kind, began_at_s=began_at_s, ended_at_s=ended_at_s, **told)
 
 
-SECONDS = st.floats(0.0, 5.0)
-
-
-@given(
-    spent_s=st.tuples(SECONDS, st.none() | SECONDS, SECONDS, st.none() | SECONDS),
-    predicted_s=st.tuples(SECONDS, SECONDS),
+HANDED_OFF = (
+    leg(LegKind.PREFILL, 100.25, 100.75, times=LegTimes(0.25, 0.125)),
+    leg(LegKind.DECODE, 100.75, 101.5, first_output_at_s=101.0, times=LegTimes(0.125, 0.0625)),
 )
-def test_the_parts_of_a_ttft_add_up_to_it(
-    spent_s: tuple[float, float | None, float, float | None], predicted_s: tuple[float, float]
-) -> None:
-    held_s, lost_s, engine_s, rest_s = spent_s
-    prefill_s, decode_s = predicted_s
-    placed = [decision(100.0 + held_s, prefill_s=prefill_s, decode_s=decode_s)]
-    if lost_s is not None:
-        placed.append(replace(placed[0], at_s=placed[0].at_s + lost_s))
-    done_at_s = placed[-1].at_s + engine_s
-    told = replace(
-        RECORD,
-        decisions=tuple(placed),
-        prefill_done_at_s=None if rest_s is None else done_at_s,
-        first_token_at_s=done_at_s + (rest_s or 0.0),
-    )
-    parts = ttft_parts(told)
-    assert parts is not None
-    assert min(parts.values()) >= 0
-    assert sum(parts.values()) == pytest.approx(done_at_s + (rest_s or 0.0) - 100.0, abs=1e-5)
 
 
-def test_what_a_handoff_took_is_split_where_the_prompt_was_done() -> None:
-    told = replace(RECORD, decisions=(decision(100.25),), prefill_done_at_s=100.75)
-    assert ttft_parts(told) == {
+def test_the_parts_of_a_ttft_are_what_engines_said() -> None:
+    assert ttft_parts(replace(RECORD, legs=HANDED_OFF)) == {
         "held_s": 0.25,
         "lost_s": 0.0,
         "queue_s": 0.375,
@@ -97,22 +74,27 @@ def test_what_a_handoff_took_is_split_where_the_prompt_was_done() -> None:
     }
 
 
-def test_a_prompt_that_was_done_before_the_last_placement_is_not_of_it() -> None:
-    made = (decision(100.0), decision(100.5))
-    parts = ttft_parts(replace(RECORD, decisions=made, prefill_done_at_s=100.25))
+def test_what_comes_after_the_first_token_is_no_part_of_the_time_to_it() -> None:
+    (one,) = (leg(LegKind.LOCAL, 100.0, 140.0, first_output_at_s=101.0),)
+    parts = ttft_parts(replace(RECORD, legs=(one,), ended_at_s=140.0))
     assert parts is not None
-    assert (parts["lost_s"], parts["prefill_s"], parts["transfer_s"]) == (0.5, 0.125, 0.0)
+    assert sum(parts.values()) == 1.0
+    assert parts["decode_s"] == 0.0
+
+
+def test_a_leg_that_came_to_nothing_before_the_first_token_was_lost() -> None:
+    broken = leg(
+        LegKind.LOCAL, 100.0, 100.5, end=LegEnd.BROKEN, first_output_at_s=None, output_tokens=0
+    )
+    again = leg(LegKind.LOCAL, 100.5, 101.5, placement=1, first_output_at_s=101.0)
+    told = replace(RECORD, legs=(broken, again), routes=(PULL, PULL), resumes=1)
+    parts = ttft_parts(told)
+    assert parts is not None
+    assert (parts["lost_s"], parts["prefill_s"]) == (0.5, 0.5)
 
 
 def test_without_a_first_token_there_are_no_parts() -> None:
-    assert ttft_parts(replace(RECORD, first_token_at_s=None, decisions=(decision(100.0),))) is None
-
-
-def test_a_policy_that_predicts_nothing_leaves_the_queue_within_the_prefill() -> None:
-    made = replace(decision(100.0), options=())
-    parts = ttft_parts(replace(RECORD, decisions=(made,)))
-    assert parts is not None
-    assert (parts["queue_s"], parts["prefill_s"]) == (0.0, 1.0)
+    assert ttft_parts(replace(RECORD, first_token_at_s=None, legs=HANDED_OFF)) is None
 
 
 def test_only_what_is_promised_is_an_objective() -> None:

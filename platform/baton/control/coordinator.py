@@ -32,7 +32,7 @@ from baton.control.reporting import Reporter
 from baton.control.service_rules import ServiceRules
 from baton.control.tenancy import Tenancy
 from baton.domain.commands import Command, Deliver, Delivery, SyncCache
-from baton.domain.demand import CoordinatorReport
+from baton.domain.demand import Admission, CoordinatorReport
 from baton.domain.errors import (
     EngineFailed,
     NotAllowed,
@@ -54,6 +54,7 @@ from baton.domain.events import (
     ReplicaLost,
     RequestArrived,
     RequestsCancelled,
+    RequestsRefused,
     RoleChanged,
     SideChannelChecked,
     StepProduced,
@@ -61,7 +62,9 @@ from baton.domain.events import (
 )
 from baton.domain.fleet import FleetView, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
+from baton.domain.leg_story import LegEnd
 from baton.domain.request import LocalOnly, Phase, Request
+from baton.domain.slo import NO_SLO
 from baton.perf.fitted import TimingBook
 from baton.perf.timing import EngineTiming
 from baton.policy.placement import Placer
@@ -208,6 +211,10 @@ class Coordinator:
             drained_s=self._journeys.waiters.admittance.drained_s(),
         )
 
+    def admissions(self) -> tuple[Admission, ...]:
+        """What became of requests at the door, as totals since the start."""
+        return self._journeys.accounts.door.rows()
+
     def fleet(self, now_s: float) -> FleetView:
         """The fleet as placement sees it."""
         return self._fleet.view(now_s)
@@ -240,12 +247,10 @@ class Coordinator:
         match event:
             case StepProduced():
                 self._on_step(event, now_s)
-            case RequestArrived():
-                self._on_arrival(event.request, now_s)
+            case RequestArrived() | RequestsRefused() | RequestsCancelled():
+                self._on_client(event, now_s)
             case LoadReported() | CacheChanged() | LinksReported() | SideChannelChecked():
                 self._on_report(event, now_s)
-            case RequestsCancelled():
-                self._on_cancel(event.request_ids, now_s)
             case LegFailed():
                 self._on_leg_failed(event, now_s)
             case LegsAborted():
@@ -260,6 +265,19 @@ class Coordinator:
                 assert_never(event)
 
     # -------------------------------------------------------------- requests
+
+    def _on_client(
+        self, event: RequestArrived | RequestsRefused | RequestsCancelled, now_s: float
+    ) -> None:
+        match event:
+            case RequestArrived():
+                self._on_arrival(event.request, now_s)
+            case RequestsRefused():
+                self._on_refused(event, now_s)
+            case RequestsCancelled():
+                self._on_cancel(event.request_ids, now_s)
+            case _:
+                assert_never(event)
 
     def _on_arrival(self, request: Request, now_s: float) -> None:
         entries = self._journeys.entries
@@ -306,11 +324,24 @@ class Coordinator:
             return PromptTooLong(request.request_id, why)
         return None
 
+    def _on_refused(self, event: RequestsRefused, now_s: float) -> None:
+        """Count them like requests that were shed: whoever asks does not care who refused.
+
+        How long their prompts are nobody has read: they are taken to be as long as others' lately.
+        """
+        accounts, tenant = self._journeys.accounts, self._rules.tenant(event.tenant)
+        likely_tokens = round(accounts.recent.prompt_tokens)
+        slo = self._rules.slos.resolve(event.slo_class, tenant, likely_tokens)
+        error: Rejected | NotAllowed = event.error
+        if isinstance(slo, NoSuchClass):
+            error, slo = NotAllowed(event.error.request_id, slo.why), NO_SLO
+        accounts.refused(error, slo, tenant=tenant.name, requests=event.requests, now_s=now_s)
+
     def _on_cancel(self, request_ids: tuple[str, ...], now_s: float) -> None:
         for request_id in request_ids:
             if (entry := self._journeys.entries.get(request_id)) is not None:
                 if entry.leg_id is not None:
-                    self._journeys.abort_running(entry, now_s)
+                    self._journeys.abort_running(entry, LegEnd.CANCELLED, now_s)
                 self._journeys.end(entry, Phase.CANCELLED, now_s, reason="cancelled")
 
     # -------------------------------------------------------------- legs

@@ -47,6 +47,7 @@ from baton.domain.handoff import (
     RouteReason,
     Ticket,
 )
+from baton.domain.leg_story import LegEnd
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.policy.admission import Admit, Hold, Reason, Shed, Verdict
 from baton.policy.placement import NoRoute, PlacementQuery, Placer
@@ -158,7 +159,7 @@ class Journeys:
         return usable_tokens(query.hits.of(replica_id), tokens, view.facts.block_size_tokens)
 
     def _begin(self, entry: Entry, leg: Leg, *, replica_id: str, tokens: int, now_s: float) -> None:
-        entry.leg_id = leg.leg_id
+        entry.leg_began(leg, replica_id, now_s)
         self._legs.begin(leg, replica_id, tokens)
         self._knowledge.prompt_sent(leg.leg_id, replica_id, tokens, now_s)
         self.accounts.begun(entry, leg, replica_id)
@@ -182,6 +183,8 @@ class Journeys:
             entry.generated.extend(output.token_ids)
             if entry.phase is not Phase.DECODE:
                 entry.move(Phase.DECODE)
+                assert entry.open_leg is not None, "tokens are of a running leg"
+                entry.open_leg.spoke(now_s, output.times)
                 self._knowledge.prompts.computed(output.leg_id, now_s)
                 # The pull is over: the engines have ended the lease between themselves.
                 entry.lease = None
@@ -189,10 +192,7 @@ class Journeys:
             if output.finish is None:
                 self.wait_until(entry, now_s + self.limits.stall_s)
         if output.finish is not None:
-            self._legs.end(output.leg_id)
-            self._knowledge.prompts.computed(output.leg_id, now_s)
-            self.accounts.leg_over(entry, leg)
-            entry.leg_id = None
+            self._finish_leg(entry, leg, output, now_s)
             self._knowledge.finished(entry, leg.replica_id, now_s)
             self.end(entry, Phase.FINISHED, now_s, reason=output.finish)
         return Delivery(
@@ -204,8 +204,19 @@ class Journeys:
             output.detail,
         )
 
+    def _finish_leg(self, entry: Entry, placed: PlacedLeg, output: LegOutput, now_s: float) -> None:
+        """A leg has done what it was for."""
+        assert entry.open_leg is not None, "only a running leg finishes"
+        entry.open_leg.said(output.times)
+        self._legs.end(output.leg_id)
+        self._knowledge.prompts.computed(output.leg_id, now_s)
+        self.accounts.leg_over(entry, placed, produced=output.ticket is not None)
+        entry.leg_over(LegEnd.DONE, now_s)
+
     def _note_cached(self, entry: Entry, placed: PlacedLeg, tokens: int, now_s: float) -> None:
         self.accounts.cached(placed.leg.leg_id, tokens)
+        if entry.open_leg is not None:
+            entry.open_leg.cached_tokens = tokens
         if entry.cached_tokens is None:
             entry.cached_tokens = tokens
         if placed.leg.kind is not LegKind.DECODE:  # there, fetched blocks count as cached too
@@ -229,10 +240,9 @@ class Journeys:
             entry.local_only = LocalOnly.HANDOFF_FAILED
             self.broken(entry, replica_id, f"prefill ended in {output.finish}", now_s)
             return
-        self._legs.end(output.leg_id)
-        self._knowledge.prompts.computed(output.leg_id, now_s)
-        self.accounts.leg_over(entry, placed, produced=True)
-        entry.leg_id = None
+        assert entry.open_leg is not None, "a ticket is of a running leg"
+        entry.open_leg.spoke(now_s, output.times)
+        self._finish_leg(entry, placed, output, now_s)
         entry.prefill_done_at_s = now_s
         entry.handed_off_blocks = output.ticket.blocks
         entry.lease = self.lease(entry.request_id, output.leg_id, replica_id, output.ticket, now_s)
@@ -273,12 +283,12 @@ class Journeys:
         if entry.phase is Phase.TRANSFER:
             entry.local_only = LocalOnly.HANDOFF_FAILED
             self.flows.end(entry, now_s, failed=why)
-        replica_id = self.abort_running(entry, now_s)
+        replica_id = self.abort_running(entry, LegEnd.GIVEN_UP, now_s)
         self._try_elsewhere(entry, replica_id, why, now_s)
 
     def move(self, entry: Entry, now_s: float) -> None:
         """Take a stream off its replica, which drains, and go on elsewhere; nothing has failed."""
-        replica_id = self.abort_running(entry, now_s)
+        replica_id = self.abort_running(entry, LegEnd.MOVED, now_s)
         self.resume(entry, f"{replica_id}: it drains", now_s)
 
     def _try_elsewhere(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
@@ -309,17 +319,18 @@ class Journeys:
         assert placed is not None, f"leg {entry.leg_id} is not in the book"
         self._knowledge.prompts.computed(entry.leg_id, now_s)
         self.accounts.leg_over(entry, placed)
-        entry.leg_id = None
+        entry.leg_over(LegEnd.BROKEN, now_s)
 
-    def abort_running(self, entry: Entry, now_s: float) -> str:
+    def abort_running(self, entry: Entry, end: LegEnd, now_s: float) -> str:
         """Begin to close the running leg; its lease goes with it. Returns the leg's replica."""
         assert entry.leg_id is not None, "only a running leg is aborted"
         leg_id, lease = entry.leg_id, entry.lease
-        entry.leg_id = entry.lease = None
+        entry.lease = None
         placed = self._legs.close(leg_id, lease=lease, until_s=now_s + self.limits.abort_s)
         assert placed is not None, f"leg {leg_id} is not in the book"
         self._knowledge.prompts.computed(leg_id, now_s)
         self.accounts.leg_over(entry, placed)
+        entry.leg_over(end, now_s)
         self.commands.append(AbortLegs(replica_id=placed.replica_id, leg_ids=(leg_id,)))
         return placed.replica_id
 
@@ -359,7 +370,7 @@ class Journeys:
         """Act on the deadline that has just passed."""
         if now_s >= entry.total_deadline_at_s:
             if entry.leg_id is not None:
-                self.abort_running(entry, now_s)
+                self.abort_running(entry, LegEnd.GIVEN_UP, now_s)
             why = f"not finished {self.limits.total_s:g} s after it arrived"
             self.fail(entry, DeadlineExceeded(entry.request_id, why), now_s)
         elif entry.phase is Phase.QUEUED:

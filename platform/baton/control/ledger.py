@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.control.holding import Band
+from baton.control.leg_stories import OpenLeg
 from baton.control.transitions import check_edge
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import Decision, Lease, Leg, LegKind, Route, Ticket
+from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.outline import Outline, TokenIds
 from baton.domain.request import LocalOnly, Phase, Request
 from baton.domain.slo import NO_SLO, Slo
@@ -60,6 +62,10 @@ class Entry:
     flow: Flow | None = None
     """The transfer that is under way for it."""
     legs_begun: int = 0
+    open_leg: OpenLeg | None = None
+    """The one that runs."""
+    legs: list[LegStory] = field(default_factory=list)
+    """Those that are over."""
     failures: int = 0
     resumes: int = 0
     resume_reasons: list[str] = field(default_factory=list)
@@ -156,9 +162,28 @@ class Entry:
             payload=request.payload,
         )
 
+    def leg_began(self, leg: Leg, replica_id: str, now_s: float) -> None:
+        """A leg of its latest route was sent to a replica."""
+        self.leg_id = leg.leg_id
+        self.open_leg = OpenLeg(
+            leg=leg, replica_id=replica_id, placement=len(self.routes) - 1, began_at_s=now_s
+        )
+
+    def leg_over(self, end: LegEnd, now_s: float) -> None:
+        """Its running leg is over."""
+        assert self.open_leg is not None, "only an entry that runs a leg can end it"
+        tokens = len(self.generated) - self.open_leg.leg.resumed_tokens
+        story = self.open_leg.over(
+            end, now_s, output_tokens=tokens, last_output_at_s=self.last_token_at_s
+        )
+        self.legs.append(story)
+        self.leg_id = self.open_leg = None
+
     def check_integrity(self) -> None:
         """Raise AssertionError when its phase, its leg, its lease and its transfer disagree."""
         who, queued = self.request_id, self.phase is Phase.QUEUED
+        told = None if self.open_leg is None else self.open_leg.leg.leg_id
+        assert told == self.leg_id, f"{who}: the story is of leg {told}, not {self.leg_id}"
         assert queued or self.phase in RUNS, f"{who} rests in {self.phase}"
         assert queued == (self.leg_id is None), f"{who}: leg and phase differ"
         moves = self.phase is Phase.TRANSFER
@@ -189,4 +214,6 @@ class Entry:
             worst_gap_s=self.worst_gap_s,
             slow_gaps=self.slow_gaps,
             held_s=(now_s if self.placed_at_s is None else self.placed_at_s) - self.taken_in_at_s,
+            legs=tuple(self.legs),
+            trace=self.request.trace,
         )

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from baton.domain.errors import BatonError
 from baton.domain.handoff import Decision, Lease, Leg, Route
+from baton.domain.leg_story import LegStory
 from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import ALL_MET, NO_SLO, Judgement, Slo
 from baton.domain.tenant import DEFAULT_TENANT
+from baton.domain.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,10 @@ class RequestRecord:
     """How long it was held here before it was placed for the first time."""
     gpu_s: float = 0.0
     """GPU-seconds that it took, as predicted from what was computed for it."""
+    legs: tuple[LegStory, ...] = ()
+    """In the order in which they began; one ends before the next begins."""
+    trace: TraceContext | None = None
+    """The trace that it belongs to, where its caller said one or requests are traced here."""
 
 
 class RecordOrder(StrEnum):

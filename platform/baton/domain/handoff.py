@@ -159,6 +159,17 @@ class Leg:
             raise ValueError(f"leg {self.leg_id!r}: a decode leg, and only that, carries a ticket")
 
 
+class LegTimes(NamedTuple):
+    """What a leg's engine says of its time, by a clock of its own."""
+
+    queue_s: float
+    """From when the engine got it until it first computed for it; a pull of its blocks included."""
+    compute_s: float
+    """From then until its first output."""
+    preemptions: int = 0
+    """How often it was put back to wait, so far."""
+
+
 class LegOutput(NamedTuple):
     """What one engine step produced for one leg.
 
@@ -175,6 +186,9 @@ class LegOutput(NamedTuple):
     """Prompt tokens the engine did not compute itself; said once, with the first output."""
     detail: bytes | None = None
     """The engine's own encoding of what the brain need not know (logprobs and the like)."""
+    times: LegTimes | None = None
+    """Said with its first output, and with its last when it was preempted since; an engine that
+    keeps no times says nothing."""
 
 
 class LegFailure(StrEnum):

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from baton.domain.outline import TokenIds
 from baton.domain.tenant import DEFAULT_TENANT
+from baton.domain.trace_context import TraceContext
 
 
 class Phase(StrEnum):
@@ -69,6 +70,8 @@ class Request:
     """Set when the request must not be disaggregated."""
     resumable: bool = True
     """Whether generation may go on elsewhere after tokens have reached the client."""
+    trace: TraceContext | None = None
+    """The trace that it belongs to; None where nobody traces it."""
     payload: bytes = b""
 
     def __post_init__(self) -> None:

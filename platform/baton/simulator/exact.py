@@ -41,9 +41,10 @@ class ExactEngine:
         self._ends_at_s: float | None = None
 
     # ------------------------------------------------------------------ legs and steps
-    def add(self, leg: Leg) -> LegFailure | None:
+    def add(self, leg: Leg, *, now_s: float | None = None) -> LegFailure | None:
         """Queue a leg; None when accepted, else why not."""
-        return self._core.add(leg, None if leg.ticket is None else read_ticket(leg.ticket))
+        ticket = None if leg.ticket is None else read_ticket(leg.ticket)
+        return self._core.add(leg, ticket, now_s=now_s)
 
     def abort(self, leg_ids: Iterable[str]) -> None:
         """End legs without a word and free what they hold; unknown ones are ignored."""

@@ -164,13 +164,18 @@ class VirtualReplica:
         if not self.alive:
             return
         session.received_legs += 1
-        failure = LegFailure.DRAINING if self.draining else self.engine.add(leg)
+        failure = self._take_in(leg)
         if failure is not None:
             failed = LegFailed(replica_id=self.facts.replica_id, leg_id=leg.leg_id, failure=failure)
             self._say(session, failed)
             return
         self._owners[leg.leg_id] = session
         self._go_on()
+
+    def _take_in(self, leg: Leg) -> LegFailure | None:
+        if self.draining:
+            return LegFailure.DRAINING
+        return self.engine.add(leg, now_s=self._timeline.now_s)
 
     def abort(self, session: Session, leg_ids: Sequence[str]) -> None:
         """Stop legs and confirm it."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import Option
 from baton.policy.judging import SLOW_GAPS_ALLOWED, excused, tpot_s, ttft_s
+from baton.telemetry.waterfall import Part, waterfall
 
 Values = Mapping[str, object]
 
@@ -52,40 +52,16 @@ def _objective(
 def ttft_parts(record: RequestRecord) -> Mapping[str, float] | None:
     """Where the time to its first token went, in order; None without one.
 
-    The parts add up to it. When it was placed, when its prompt was computed and when the first
-    token came is known; how long it queued in an engine, and what of the rest was a transfer, is
-    not said by engines: there, what was predicted for computing is taken to have been right.
+    The parts add up to it; what they are is in `telemetry.waterfall`.
     """
-    first_at_s = record.first_token_at_s
-    placed = [
-        made for made in record.decisions if first_at_s is not None and made.at_s <= first_at_s
-    ]
-    if first_at_s is None or not placed:
+    if record.first_token_at_s is None:
         return None
-    last = placed[-1]
-    option = last.options[0] if last.options else None
-    parts = {
-        "held_s": placed[0].at_s - record.arrived_at_s,
-        "lost_s": last.at_s - placed[0].at_s,
-    }
-    parts |= dict(_engine_parts(record, last.at_s, first_at_s, option))
-    return {name: round(max(0.0, part_s), 6) for name, part_s in parts.items()}
-
-
-def _engine_parts(
-    record: RequestRecord, placed_at_s: float, first_at_s: float, option: Option | None
-) -> Iterator[tuple[str, float]]:
-    done_at_s = record.prefill_done_at_s
-    handed_off = done_at_s is not None and placed_at_s <= done_at_s <= first_at_s
-    computed_at_s = done_at_s if handed_off and done_at_s is not None else first_at_s
-    waited_s = computed_at_s - placed_at_s
-    prefill_s = waited_s if option is None else min(option.prefill_s, waited_s)
-    yield "queue_s", waited_s - prefill_s
-    yield "prefill_s", prefill_s
-    rest_s = first_at_s - computed_at_s
-    decode_s = 0.0 if option is None else min(option.decode_s, rest_s)
-    yield "transfer_s", rest_s - decode_s
-    yield "decode_s", decode_s
+    first_s = record.first_token_at_s - record.arrived_at_s
+    parts = dict.fromkeys(Part, 0.0)
+    for bar in waterfall(record):
+        if bar.from_s < first_s:
+            parts[bar.part] += min(bar.to_s, first_s) - bar.from_s
+    return {f"{part}_s": round(part_s, 6) for part, part_s in parts.items()}
 
 
 def _rounded(value: float | None) -> float | None:

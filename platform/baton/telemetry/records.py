@@ -12,11 +12,12 @@ from typing import assert_never
 
 from baton.domain.commands import RecordOrder, RequestRecord
 from baton.domain.handoff import Decision, Option, Route
+from baton.domain.leg_story import LegStory
 from baton.domain.request import Phase
 from baton.policy.judging import tpot_s, ttft_s
 from baton.telemetry.logs import log_event
 from baton.telemetry.promises import missed, objectives, ttft_parts, verdict
-from baton.telemetry.waterfall import Bar, waterfall
+from baton.telemetry.waterfall import Bar, chosen_option, waterfall
 
 _LOGGER = logging.getLogger(__name__)
 _TROUBLED = frozenset({Phase.FAILED, Phase.EVICTED, Phase.SHED})
@@ -118,6 +119,7 @@ def headline(record: RequestRecord) -> Story:
         "worst_gap_s": _plain(record.worst_gap_s),
         "held_s": _plain(record.held_s),
         "gpu_s": _plain(record.gpu_s),
+        "trace_id": None if record.trace is None else record.trace.trace_id,
     } | _foresight(_decision_of_first_token(record), record)
 
 
@@ -133,6 +135,7 @@ def story(record: RequestRecord) -> Story:
         "ttft_parts": ttft_parts(record),
         "slowness": round(slowness(record), 6),
         "waterfall": [_bar(bar) for bar in waterfall(record)],
+        "legs": [_leg(leg, record) for leg in record.legs],
         "routes": [_route(route) for route in record.routes],
         "resume_reasons": list(record.resume_reasons),
         "decisions": decisions,
@@ -143,7 +146,7 @@ def story(record: RequestRecord) -> Story:
 
 
 def _decision(decision: Decision, became: Route, record: RequestRecord) -> Story:
-    chosen = _chosen(decision)
+    chosen = chosen_option(decision)
     return {
         "policy": decision.policy,
         "reason": str(decision.route.reason),
@@ -189,16 +192,6 @@ def _prefill_replica(route: Route) -> str:
     return route.prefill_replica_id or route.decode_replica_id
 
 
-def _chosen(decision: Decision) -> Option | None:
-    """The option that became the route; None when it is not among those that were kept."""
-    route = decision.route
-    wanted = (route.mode, route.prefill_replica_id, route.decode_replica_id)
-    for option in decision.options:
-        if (option.mode, option.prefill_replica_id, option.decode_replica_id) == wanted:
-            return option
-    return None
-
-
 def _decision_of_first_token(record: RequestRecord) -> Decision | None:
     """The one that was followed when the first token came: the last before it."""
     if record.first_token_at_s is None:
@@ -213,7 +206,7 @@ def _foresight(decision: Decision | None, outcome: RequestRecord | None) -> Stor
     The error is a fraction of the actual value; above 0, the prediction was too long. Only the
     decision that was followed when the first token came has an actual value.
     """
-    option = None if decision is None else _chosen(decision)
+    option = None if decision is None else chosen_option(decision)
     predicted_s = None if option is None else _plain(option.ttft_s)
     actual_s = None
     if decision is not None and outcome is not None:
@@ -238,6 +231,28 @@ def _bar(bar: Bar) -> Story:
         "from_s": round(bar.from_s, 6),
         "to_s": round(bar.to_s, 6),
         "predicted_s": _maybe(bar.predicted_s),
+        "guessed": bar.guessed,
+    }
+
+
+def _leg(leg: LegStory, record: RequestRecord) -> Story:
+    arrived_at_s, times = record.arrived_at_s, leg.times
+    return {
+        "leg": leg.leg_id,
+        "kind": str(leg.kind),
+        "replica": leg.replica_id,
+        "placement": leg.placement,
+        "end": str(leg.end),
+        "began_s": _since(arrived_at_s, leg.began_at_s),
+        "first_output_s": _since(arrived_at_s, leg.first_output_at_s),
+        "ended_s": _since(arrived_at_s, leg.ended_at_s),
+        "prompt_tokens": leg.prompt_tokens,
+        "fetched_tokens": leg.fetched_tokens,
+        "cached_tokens": leg.cached_tokens,
+        "output_tokens": leg.output_tokens,
+        "engine_queue_s": None if times is None else _plain(times.queue_s),
+        "engine_compute_s": None if times is None else _plain(times.compute_s),
+        "preemptions": None if times is None else times.preemptions,
     }
 
 

@@ -1,12 +1,21 @@
-"""Where the time of one request went, phase by phase, without gaps from its arrival to its end."""
+"""Where the time of one request went, phase by phase, without gaps from its arrival to its end.
+
+When a leg began, first spoke and was over is known, by the coordinator's clock. How long its engine
+then computed is what the engine said, counted back from the first output, so that the rest, the way
+there and back among it, is time that the leg waited. Where an engine says nothing, what was
+predicted for computing is taken to have been right, and the bars say so (`guessed`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple
 
 from baton.domain.commands import RequestRecord
-from baton.telemetry.promises import ttft_parts
+from baton.domain.handoff import Decision, LegKind, Option
+from baton.domain.leg_story import LegEnd, LegStory
+from baton.domain.request import Phase
 
 
 class Part(StrEnum):
@@ -15,9 +24,9 @@ class Part(StrEnum):
     HELD = "held"
     """It waited at the ingress for its turn."""
     LOST = "lost"
-    """It ran somewhere where it could not go on."""
+    """A leg of it ran that came to nothing, or said nothing any more."""
     QUEUE = "queue"
-    """It waited in an engine."""
+    """It waited in an engine, or was on its way there."""
     PREFILL = "prefill"
     TRANSFER = "transfer"
     """Its blocks were on their way, or waited for their turn."""
@@ -35,25 +44,123 @@ class Bar(NamedTuple):
     to_s: float
     predicted_s: float | None = None
     """How long it was predicted to take; None where nothing was."""
+    guessed: bool = False
+    """Whether nobody said where it parts from its neighbour: predictions part them."""
+
+
+_BROKEN_OFF = frozenset({LegEnd.BROKEN, LegEnd.GIVEN_UP, LegEnd.MOVED})
+_CAME_TO_SOMETHING = frozenset({Phase.FINISHED, Phase.CANCELLED})
 
 
 def waterfall(record: RequestRecord) -> tuple[Bar, ...]:
     """A record's time in order, each bar beginning where the one before it ends."""
-    end_s = record.ended_at_s - record.arrived_at_s
-    parts = ttft_parts(record)
-    if parts is None:
-        return (Bar(Part.HELD, "", 0.0, end_s),)
-    route = record.routes[-1]
-    prefill_id = route.prefill_replica_id or route.decode_replica_id
-    bars: list[Bar] = []
-    at_s = 0.0
-    for name, part_s in parts.items():
-        part = Part(name.removesuffix("_s"))
-        computing = part in {Part.TRANSFER, Part.DECODE}
-        where = route.decode_replica_id if computing else prefill_id
-        if part_s > 0:
-            where = "" if part is Part.HELD else where
-            bars.append(Bar(part, where, at_s, at_s + part_s))
-            at_s += part_s
-    bars.append(Bar(Part.DECODE, route.decode_replica_id, at_s, end_s))
-    return tuple(bars)
+    line = _Line(record)
+    lost = _lost_placements(record)
+    for leg in record.legs:
+        line.until(Part.HELD, "", leg.began_at_s)
+        if leg.placement in lost:
+            line.until(Part.LOST, leg.replica_id, leg.ended_at_s)
+        else:
+            _add_leg(line, leg, _prediction(record, leg.placement))
+    line.until(Part.HELD, "", record.ended_at_s)
+    return tuple(line.bars)
+
+
+def chosen_option(decision: Decision) -> Option | None:
+    """The option that became the route; None when it is not among those that were kept."""
+    route = decision.route
+    wanted = (route.mode, route.prefill_replica_id, route.decode_replica_id)
+    for option in decision.options:
+        if (option.mode, option.prefill_replica_id, option.decode_replica_id) == wanted:
+            return option
+    return None
+
+
+def _prediction(record: RequestRecord, placement: int) -> Option | None:
+    """What was predicted for a placement; None where nothing was."""
+    if placement < len(record.decisions):
+        return chosen_option(record.decisions[placement])
+    return None
+
+
+class _Line:
+    """Bars in order; times before the last one's end add nothing, so that none overlap."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        self.bars: list[Bar] = []
+        self._zero_s = record.arrived_at_s
+        self._at_s = 0.0
+        self._end_s = max(0.0, record.ended_at_s - record.arrived_at_s)
+
+    def until(
+        self,
+        part: Part,
+        replica_id: str,
+        at_s: float,
+        *,
+        predicted_s: float | None = None,
+        guessed: bool = False,
+    ) -> None:
+        """Add a bar to a moment of the coordinator's clock, if that is later than the last one."""
+        to_s = min(at_s - self._zero_s, self._end_s)
+        if to_s > self._at_s:
+            self.bars.append(Bar(part, replica_id, self._at_s, to_s, predicted_s, guessed))
+            self._at_s = to_s
+
+
+def _lost_placements(record: RequestRecord) -> Collection[int]:
+    """Those that gave no token to the client and after which it was placed anew, or failed."""
+    if not record.resumes and record.outcome in _CAME_TO_SOMETHING:
+        return ()
+    fruitful = {leg.placement for leg in record.legs if leg.output_tokens}
+    if record.outcome in _CAME_TO_SOMETHING:
+        fruitful.add(len(record.routes) - 1)
+    return {leg.placement for leg in record.legs} - fruitful
+
+
+def _add_leg(line: _Line, leg: LegStory, option: Option | None) -> None:
+    waits, computes = _parts_of(leg)
+    where, first_at_s = leg.replica_id, leg.first_output_at_s
+    if first_at_s is None:
+        # Its request ended while it waited, or computed: nobody said which.
+        line.until(waits, where, leg.ended_at_s, guessed=True)
+        return
+    waited_s = first_at_s - leg.began_at_s
+    predicted = _predicted(option, waits), _predicted(option, computes)
+    if leg.times is not None:
+        compute_s = min(leg.times.compute_s, waited_s)
+    else:
+        compute_s = waited_s if predicted[1] is None else min(predicted[1], waited_s)
+    guessed = leg.times is None
+    line.until(waits, where, first_at_s - compute_s, predicted_s=predicted[0], guessed=guessed)
+    line.until(computes, where, first_at_s, predicted_s=predicted[1], guessed=guessed)
+    if leg.end in _BROKEN_OFF and leg.last_output_at_s is not None:
+        line.until(Part.DECODE, where, leg.last_output_at_s)
+        line.until(Part.LOST, where, leg.ended_at_s)
+    else:
+        line.until(Part.DECODE, where, leg.ended_at_s)
+
+
+def _parts_of(leg: LegStory) -> tuple[Part, Part]:
+    """What a leg does until it computes, and what it then does until its first output."""
+    if leg.kind is not LegKind.DECODE:
+        return Part.QUEUE, Part.PREFILL
+    # Where only the front of its prompt is fetched, it computes the rest.
+    fetches_all = leg.fetched_tokens >= leg.prompt_tokens
+    return Part.TRANSFER, Part.DECODE if fetches_all else Part.PREFILL
+
+
+def _predicted(option: Option | None, part: Part) -> float | None:
+    if option is None:
+        return None
+    match part:
+        case Part.QUEUE:
+            return option.queue_s
+        case Part.PREFILL:
+            return option.prefill_s
+        case Part.TRANSFER:
+            return option.transfer_s
+        case Part.DECODE:
+            return option.decode_s
+        case Part.HELD | Part.LOST:
+            return None

@@ -115,7 +115,8 @@ class SimEngine:
         except UnreadableTicketError as error:
             _log.warning("leg %s refused: %s", leg.leg_id, error)
             return LegFailure.KV_LOAD_FAILED
-        failure = self._core.add(leg, ticket)
+        now_s = asyncio.get_running_loop().time()
+        failure = self._core.add(leg, ticket, now_s=now_s)
         self._wake.set()
         return failure
 

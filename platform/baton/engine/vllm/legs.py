@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+)
 
 from baton.domain.fleet import LinkTotals, Load
-from baton.domain.handoff import Leg, LegOutput
+from baton.domain.handoff import Leg, LegOutput, LegTimes
 from baton.engine.vllm.links import LinkMeter, nixl_statistics
 from baton.engine.vllm.load import LoadMeter
 from baton.engine.vllm.wire import EngineWire
@@ -19,6 +24,37 @@ class _LiveLeg:
     prompt_tokens: int
     output_tokens: int = 0
     started: bool = False
+    queued_at_s: float | None = None
+    """This and the next two are by the clock of EngineCore, for whom all of them are told."""
+    scheduled_at_s: float | None = None
+    first_output_at_s: float = 0.0
+    preemptions: int = 0
+    told_preemptions: int = 0
+
+    def note(self, events: list[EngineCoreEvent]) -> None:
+        """Take in what the scheduler did with it since its last output.
+
+        Source: vLLM 0.32, v1/core/sched/scheduler.py: QUEUED when it was added, SCHEDULED when it
+        first computes (a pull of its blocks comes before that) and after each PREEMPTED.
+        """
+        for event in events:
+            if event.type is EngineCoreEventType.QUEUED:
+                self.queued_at_s = event.timestamp
+            elif event.type is EngineCoreEventType.PREEMPTED:
+                self.preemptions += 1
+            elif self.scheduled_at_s is None:
+                self.scheduled_at_s = event.timestamp
+
+    def times(self) -> LegTimes | None:
+        """What is to be told of its time; None where EngineCore keeps none."""
+        if self.queued_at_s is None or self.scheduled_at_s is None:
+            return None
+        self.told_preemptions = self.preemptions
+        return LegTimes(
+            max(0.0, self.scheduled_at_s - self.queued_at_s),
+            max(0.0, self.first_output_at_s - self.scheduled_at_s),
+            self.preemptions,
+        )
 
 
 class LiveLegs:
@@ -62,7 +98,7 @@ class LiveLegs:
             live = self._live.get(output.request_id)
             if live is not None:
                 context_tokens += self._attended(live)
-                outputs.append(self._output(output, live))
+                outputs.append(self._output(output, live, step.timestamp))
         if stats is not None:
             self._meter.stepped(stats, context_tokens=context_tokens)
         return tuple(outputs)
@@ -71,13 +107,20 @@ class LiveLegs:
         """Tokens that a leg's output was decoded from; 0 for the first, which ends a prefill."""
         return live.prompt_tokens + live.output_tokens if live.started else 0
 
-    def _output(self, output: EngineCoreOutput, live: _LiveLeg) -> LegOutput:
+    def _output(self, output: EngineCoreOutput, live: _LiveLeg, at_s: float) -> LegOutput:
+        times = None
+        if output.events:
+            live.note(output.events)
         if not live.started:
+            live.first_output_at_s = at_s
+            times = live.times()
             self._start(output.request_id, live)
         live.output_tokens += len(output.new_token_ids)
         if output.finish_reason is not None:
+            if live.preemptions > live.told_preemptions:
+                times = live.times()
             self.forget(output.request_id)
-        return self._wire.to_output(output, prompt_tokens=live.prompt_tokens)
+        return self._wire.to_output(output, prompt_tokens=live.prompt_tokens, times=times)
 
     def _start(self, leg_id: str, live: _LiveLeg) -> None:
         live.started = True

@@ -29,7 +29,7 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from baton.domain.commands import Delivery
-from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
+from baton.domain.handoff import Leg, LegKind, LegOutput, LegTimes, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
 from baton.engine.vllm.callers import CALLER_ARG, caller_of
 from baton.engine.vllm.salts import known_salt, scoped_salt
@@ -205,10 +205,13 @@ class EngineWire:
         request: EngineCoreRequest = self._decode_request.decode(unpack_frames(leg.payload))
         return request
 
-    def to_output(self, output: EngineCoreOutput, *, prompt_tokens: int) -> LegOutput:
+    def to_output(
+        self, output: EngineCoreOutput, *, prompt_tokens: int, times: LegTimes | None = None
+    ) -> LegOutput:
         """What `output` says, in our words; what we have no word for goes into `detail`.
 
-        `prompt_tokens` is the length of the leg's prompt: what a ticket is for.
+        `prompt_tokens` is the length of the leg's prompt: what a ticket is for. The `times` of a
+        leg are told over several outputs, so whoever has seen them all gives them.
         """
         finish = output.finish_reason
         stats = output.prefill_stats
@@ -220,6 +223,7 @@ class EngineWire:
             issue_ticket(output.kv_transfer_params, prompt_tokens),
             None if stats is None else stats.num_cached_tokens,
             self._detail(output),
+            times,
         )
 
     def _detail(self, output: EngineCoreOutput) -> bytes | None:

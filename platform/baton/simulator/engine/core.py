@@ -39,6 +39,7 @@ from baton.simulator.engine.orders import (
 from baton.simulator.engine.runs import Run, RunState
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 from baton.simulator.engine.tokens import TokenStream, digest, pack_tokens
+from baton.simulator.engine.watch import Watch
 
 
 class Step(NamedTuple):
@@ -83,8 +84,13 @@ class SimCore:
         self._meters = Meters()
 
     # ------------------------------------------------------------------ legs in and out
-    def add(self, leg: Leg, ticket: SimTicket | None = None) -> LegFailure | None:
-        """Queue a leg; None when accepted, else why not. A decode leg brings its ticket, read."""
+    def add(
+        self, leg: Leg, ticket: SimTicket | None = None, *, now_s: float | None = None
+    ) -> LegFailure | None:
+        """Queue a leg; None when accepted, else why not. A decode leg brings its ticket, read.
+
+        Without `now_s` nothing is told of its times.
+        """
         prompt = leg.prompt_token_ids
         if not prompt or len(prompt) >= self._settings.max_len_tokens:
             return LegFailure.REFUSED
@@ -102,6 +108,7 @@ class SimCore:
                 tokens=list(prompt),
                 limit_tokens=min(len(prompt) + max_tokens, self._settings.max_len_tokens),
                 stream=TokenStream(self._model, self._settings, prompt),
+                watch=Watch(now_s),
             )
         )
         return None
@@ -127,7 +134,10 @@ class SimCore:
         expect(self._step is None, "a step is under way: finish it first")
         self.expire_leases(now_s)
         work, budget = self._continue_running()
+        newcomers = len(work)
         self._admit(work, budget)
+        for run, _ in work[newcomers:]:
+            run.watch.scheduled(now_s)
         self._memory.note_evictions()
         if not work:
             return None
@@ -287,6 +297,7 @@ class SimCore:
         return True
 
     def _preempt(self, run: Run) -> None:
+        run.watch.preemptions += 1
         self._memory.drop(run)
         self._book.put_back(run)
 
@@ -339,8 +350,10 @@ class SimCore:
         may_end = not prefill and run.generated_tokens >= run.leg.min_tokens
         token, ended = run.stream.next_token(may_end=may_end)
         run.tokens.append(token)
-        cached_tokens = None if run.reported else run.cached_tokens
-        run.reported = True
+        cached_tokens = times = None
+        if not run.reported:
+            cached_tokens, times = run.cached_tokens, run.watch.first_output(now_s)
+        first, run.reported = not run.reported, True
         finish = None
         if ended:
             finish = FinishReason.STOP
@@ -351,8 +364,14 @@ class SimCore:
             ticket = self._grant_lease(run, now_s)
         if finish is not None:
             self._end(run)
+            times = times if first else run.watch.last_output()
         return LegOutput(
-            run.leg.leg_id, (token,), finish, ticket=ticket, cached_tokens=cached_tokens
+            run.leg.leg_id,
+            (token,),
+            finish,
+            ticket=ticket,
+            cached_tokens=cached_tokens,
+            times=times,
         )
 
     def _grant_lease(self, run: Run, now_s: float) -> Ticket:

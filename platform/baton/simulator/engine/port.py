@@ -19,8 +19,8 @@ class VirtualEngine(Protocol):
     steps at once ends with the one under way. Orders are to be taken after every call.
     """
 
-    def add(self, leg: Leg) -> LegFailure | None:
-        """Queue a leg; None when accepted, else why not."""
+    def add(self, leg: Leg, *, now_s: float | None = None) -> LegFailure | None:
+        """Queue a leg; None when accepted, else why not. Without `now_s` no times are told."""
         ...
 
     def abort(self, leg_ids: Iterable[str]) -> None:

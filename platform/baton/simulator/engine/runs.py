@@ -9,6 +9,7 @@ from baton.domain.handoff import Leg
 from baton.domain.kv_events import BlockHash
 from baton.simulator.engine.orders import SimTicket
 from baton.simulator.engine.tokens import TokenStream
+from baton.simulator.engine.watch import Watch
 
 
 class RunState(Enum):
@@ -39,6 +40,7 @@ class Run:
     computed_tokens: int = 0
     cached_tokens: int | None = None
     reported: bool = False
+    watch: Watch
     state: RunState = RunState.WAITING
 
     @property

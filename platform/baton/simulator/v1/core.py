@@ -58,10 +58,10 @@ class V1Core:
         """Tokens that a leg may know: the last one is never computed and needs no block."""
 
     # ------------------------------------------------------------------ legs in and out
-    def add(self, leg: Leg) -> LegFailure | None:
-        """Queue a leg; None when accepted, else why not."""
+    def add(self, leg: Leg, *, now_s: float | None = None) -> LegFailure | None:
+        """Queue a leg; None when accepted, else why not. Without `now_s` no times are told."""
         ticket = None if leg.ticket is None else read_ticket(leg.ticket)
-        return self._add(Run(leg, ticket, longest=self._longest))
+        return self._add(Run(leg, ticket, longest=self._longest, queued_at_s=now_s))
 
     def add_with_kv(self, leg: Leg) -> LegFailure | None:
         """Queue a leg whose KV is here as soon as there are blocks for it, all but the last token.
@@ -231,7 +231,8 @@ class V1Core:
             run.computed += steps
             run.tokens += steps
             if run.tokens >= run.limit:
-                outputs.append(LegOutput(run.leg_id, tokens, run.reason))
+                times = run.watch.last_output()
+                outputs.append(LegOutput(run.leg_id, tokens, run.reason, times=times))
                 ended.append(run)
             else:
                 outputs.append(run.usual if steps == 1 else LegOutput(run.leg_id, tokens))
@@ -261,11 +262,14 @@ class V1Core:
         """The next token of a leg, and what comes with the first and with the last."""
         reason = run.reason if run.tokens >= run.limit else None
         if run.reported:
-            return LegOutput(run.leg_id, _ONE, reason)
+            return LegOutput(run.leg_id, _ONE, reason, times=run.watch.last_output())
         run.reported = True
         self._scheduler.pull_over(run)
         ticket = self._grant_lease(run, now_s) if run.is_prefill else None
-        return LegOutput(run.leg_id, _ONE, reason, ticket=ticket, cached_tokens=run.cached_tokens)
+        times = run.watch.first_output(now_s)
+        return LegOutput(
+            run.leg_id, _ONE, reason, ticket=ticket, cached_tokens=run.cached_tokens, times=times
+        )
 
     def _grant_lease(self, run: Run, now_s: float) -> Ticket:
         tokens = len(run.prompt)

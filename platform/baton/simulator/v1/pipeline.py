@@ -110,7 +110,7 @@ class Pipeline:
 
     def _begin_batch(self, now_s: float) -> bool:
         stages = self._settings.pipeline_stages
-        work = self._scheduler.choose(share=stages)
+        work = self._scheduler.choose(now_s, share=stages)
         if not work:
             return False
         for run in work:

@@ -8,6 +8,7 @@ from baton.domain.handoff import Leg, LegKind, LegOutput
 from baton.domain.outline import TokenIds
 from baton.domain.request import FinishReason
 from baton.simulator.engine.orders import SimTicket
+from baton.simulator.engine.watch import Watch
 from baton.simulator.workloads.trace import output_of
 
 
@@ -47,10 +48,17 @@ class Run:
         "ticket",
         "tokens",
         "usual",
+        "watch",
     )
 
     def __init__(
-        self, leg: Leg, ticket: SimTicket | None, *, longest: int, arrived: bool = False
+        self,
+        leg: Leg,
+        ticket: SimTicket | None,
+        *,
+        longest: int,
+        arrived: bool = False,
+        queued_at_s: float | None = None,
     ) -> None:
         self.leg = leg
         self.leg_id = leg.leg_id
@@ -79,6 +87,7 @@ class Run:
         self.cached_tokens = -1
         """Tokens that it had not to compute itself; -1 before it first ran."""
         self.reported = False
+        self.watch = Watch(queued_at_s)
         self.usual = LegOutput(leg.leg_id, (0,))
         """What a step produces for it that is neither its first nor its last."""
         self.in_batch = False

@@ -145,28 +145,28 @@ class Scheduler:
         yield from self.transfers.values()
 
     # ------------------------------------------------------------------ a step
-    def choose(self, *, share: int = 1) -> list[Run]:
-        """Whom the next step computes for, in order; how much is in `Run.scheduled`.
+    def choose(self, now_s: float, *, share: int = 1) -> list[Run]:
+        """Whom the step that begins now computes for, in order; how much is in `Run.scheduled`.
 
         With a `share` of n, running legs that are in no batch, and of all running ones an n-th.
         """
         before = self.preemptions
-        work = self._choose(share)
+        work = self._choose(now_s, share)
         if not work and self.preemptions > before:  # all fell back: there is room for others now
-            work = self._choose(share)
+            work = self._choose(now_s, share)
         return work
 
-    def _choose(self, share: int) -> list[Run]:
+    def _choose(self, now_s: float, share: int) -> list[Run]:
         self._longest = self._longest_chunk()
         mine = self.running
         if share > 1:
             mine = [run for run in mine if not run.in_batch][: -(-len(mine) // share)]
         if self._settings.scheduling is Scheduling.PREFILL_FIRST:
-            return self._prompts_first(mine)
+            return self._prompts_first(mine, now_s)
         if not self._chunked and (work := self._all_decode(mine)) is not None:
             self.decodes = len(work)
             if self.ready or self.waiting:
-                self._admit(work, self._settings.max_batched_tokens - self.decodes)
+                self._admit(work, self._settings.max_batched_tokens - self.decodes, now_s)
             else:
                 self.blocked = Blocked.EMPTY
             self.only_decodes = len(work) == self.decodes
@@ -177,14 +177,14 @@ class Scheduler:
         if self.preemptions > preempted:
             self.blocked = Blocked.PREEMPTED
         else:
-            self._admit(work, budget)
+            self._admit(work, budget, now_s)
         return work
 
-    def _prompts_first(self, mine: list[Run]) -> list[Run]:
+    def _prompts_first(self, mine: list[Run], now_s: float) -> list[Run]:
         """Newcomers' whole prompts if any fit into the step, else the decodes."""
         newcomers: list[Run] = []
         self.decodes = 0
-        self._admit(newcomers, self._settings.max_batched_tokens)
+        self._admit(newcomers, self._settings.max_batched_tokens, now_s)
         prompts = [run for run in newcomers if run.tokens - run.computed > 1]
         # With newcomers, the next step may take who was behind them. Those that are computed again
         # have been reported, too.
@@ -255,6 +255,7 @@ class Scheduler:
 
     def _preempt(self, run: Run) -> None:
         self.preemptions += 1
+        run.watch.preemptions += 1
         self._chunked.discard(run)
         self._memory.drop(run)
         run.arrived = False  # what once came from elsewhere has to be computed here
@@ -272,7 +273,7 @@ class Scheduler:
             self._chunked.discard(run)
 
     # ------------------------------------------------------------------ newcomers
-    def _admit(self, work: list[Run], budget: int) -> None:
+    def _admit(self, work: list[Run], budget: int, now_s: float) -> None:
         seats = self._settings.max_running_requests
         while budget > 0:
             if not (self.ready or self.waiting):
@@ -289,6 +290,7 @@ class Scheduler:
                 continue
             if run.cached_tokens < 0:
                 run.cached_tokens = run.computed
+                run.watch.scheduled(now_s)
             run.state = RunState.RUNNING
             self.running.append(run)
             self._compute(run, run.scheduled)

@@ -53,7 +53,7 @@ class Steps:
     def begin(self, now_s: float, patience_s: float) -> float | None:
         """Choose what to compute next: seconds until that is done, None when there is nothing."""
         expect(self._stretch is None, "steps are under way: finish them first")
-        work = self._scheduler.choose()
+        work = self._scheduler.choose(now_s)
         if not work:
             return None
         self._work = work

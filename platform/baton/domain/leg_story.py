@@ -1,0 +1,50 @@
+"""What became of one leg of a request: part of the story that is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from baton.domain.handoff import LegKind, LegTimes
+
+
+class LegEnd(StrEnum):
+    """How a leg was over."""
+
+    DONE = "done"
+    """It did what it was for."""
+    BROKEN = "broken"
+    """Its engine ended it, or its replica was lost."""
+    GIVEN_UP = "given_up"
+    """It took too long."""
+    MOVED = "moved"
+    """Its replica drains."""
+    CANCELLED = "cancelled"
+    """Its client went away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegStory:
+    """One leg, as its coordinator saw it, and what its engine said of it."""
+
+    leg_id: str
+    kind: LegKind
+    replica_id: str
+    placement: int
+    """Which of the request's routes it belongs to, from 0."""
+    began_at_s: float
+    first_output_at_s: float | None
+    last_output_at_s: float | None
+    """Of tokens that went on to the client; None where there were none."""
+    ended_at_s: float
+    prompt_tokens: int
+    """Those of a resume among them."""
+    fetched_tokens: int
+    """How many of them came as blocks of another replica, or were to."""
+    cached_tokens: int | None
+    """How many of them the engine did not compute; None where it did not say."""
+    output_tokens: int
+    """How many it gave to the client."""
+    times: LegTimes | None
+    """What its engine said; None where it said nothing, or nonsense."""
+    end: LegEnd

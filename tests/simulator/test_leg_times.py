@@ -1,0 +1,98 @@
+"""What simulated engines say of the time that a leg took."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.handoff import LegOutput, LegTimes
+from baton.simulator.v1.core import V1Core
+from tests.simulator import cores, v1_cores
+
+STEP_S = v1_cores.Straight().step
+
+
+def said(outputs: list[tuple[float, LegOutput]], leg_id: str) -> list[LegTimes]:
+    return [one.times for _, one in outputs if one.leg_id == leg_id and one.times is not None]
+
+
+def test_a_counted_leg_waits_until_a_step_takes_it_in_and_then_computes_until_its_first() -> None:
+    core = v1_cores.new_core()
+    for name in "abcd":
+        core.add(v1_cores.leg(name, 4, 3), now_s=0.0)
+    core.add(v1_cores.leg("late", 4, 2), now_s=0.0)  # four seats
+    outputs = v1_cores.run_dry(core)
+    first_at_s = next(at_s for at_s, one in outputs if one.leg_id == "late")
+    free_at_s = next(at_s for at_s, one in outputs if one.finish is not None)
+    (times,) = said(outputs, "late")
+    assert times.queue_s == pytest.approx(free_at_s)
+    assert times.compute_s == pytest.approx(first_at_s - free_at_s)
+    assert said(outputs, "a")[0].queue_s == 0.0
+
+
+def test_a_counted_leg_that_comes_during_a_step_waits_for_its_end() -> None:
+    core = v1_cores.new_core()
+    core.add(v1_cores.leg("a", 16, 1), now_s=0.0)
+    took_s = core.begin(0.0, patience_s=1.0)
+    assert took_s is not None
+    core.add(v1_cores.leg("b", 4, 1), now_s=took_s / 4)
+    core.finish(took_s)
+    (times,) = said(v1_cores.run_dry(core, took_s), "b")
+    assert times.queue_s == pytest.approx(took_s * 3 / 4)
+
+
+def pulled(core: V1Core, began_at_s: float, arrived_at_s: float) -> LegTimes:
+    prompt = v1_cores.prefill("p", 30)
+    ticket = v1_cores.prefilled(v1_cores.new_core(engine_id="p0"), prompt)
+    core.add(v1_cores.decode("d", prompt.prompt_token_ids, ticket), now_s=began_at_s)
+    assert core.begin(began_at_s, patience_s=1.0) is None
+    core.take_orders()
+    core.pull_done("d", blocks=ticket.blocks, took_s=0.1)
+    (times,) = said(v1_cores.run_dry(core, arrived_at_s), "d")
+    return times
+
+
+def test_what_a_pull_takes_is_time_in_the_queue() -> None:
+    times = pulled(v1_cores.new_core(), 1.0, 1.75)
+    assert times.queue_s == pytest.approx(0.75)
+    assert 0 < times.compute_s < 2 * STEP_S
+
+
+def test_a_counted_leg_that_was_put_back_says_so_at_its_end() -> None:
+    core = v1_cores.new_core(replace(v1_cores.SETTINGS, kv_blocks=12))
+    core.add(v1_cores.leg("a", 16, 16), now_s=0.0)
+    core.add(v1_cores.leg("b", 16, 16), now_s=0.0)
+    outputs = v1_cores.run_dry(core)
+    first, last = said(outputs, "b")
+    assert (first.preemptions, last.preemptions) == (0, 1)
+    assert last[:2] == first[:2]
+    assert len(said(outputs, "a")) == 1
+
+
+def test_a_token_exact_engine_says_the_same() -> None:
+    core = cores.new_core()
+    core.add(cores.local("a", max_tokens=2), now_s=1.0)  # 30 tokens: two steps of 16
+    now_s, told = 1.5, []
+    while (step := core.begin_step(now_s)) is not None:
+        now_s += step.duration_s
+        told += [(now_s, one) for one in core.finish_step(now_s)]
+    (times,) = said(told, "a")
+    assert times == LegTimes(0.5, pytest.approx(told[0][0] - 1.5), 0)
+
+
+def test_a_token_exact_leg_that_was_put_back_says_so_at_its_end() -> None:
+    core = cores.new_core(replace(cores.SETTINGS, kv_blocks=18, max_len_tokens=72))
+    core.add(cores.local("a", (5,) * 30, max_tokens=12), now_s=0.0)
+    core.add(cores.local("b", (6,) * 30, max_tokens=12), now_s=0.0)
+    told = [(0.0, one) for one in cores.run_dry(core)]
+    assert [times.preemptions for times in said(told, "b")] == [0, 1]
+
+
+def test_an_engine_that_is_not_told_the_time_says_nothing_of_it() -> None:
+    core = v1_cores.new_core()
+    core.add(v1_cores.leg("a", 4, 3))
+    exact = cores.new_core()
+    exact.add(cores.local("a", max_tokens=2))
+    assert said(v1_cores.run_dry(core), "a") == []
+    assert said([(0.0, one) for one in cores.run_dry(exact)], "a") == []

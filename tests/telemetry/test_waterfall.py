@@ -1,0 +1,259 @@
+"""Where the time of a request went, as bars without gaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.domain.commands import RequestRecord
+from baton.domain.handoff import (
+    Decision,
+    HandoffMode,
+    HitSource,
+    LegKind,
+    LegTimes,
+    Option,
+    Route,
+    RouteReason,
+)
+from baton.domain.leg_story import LegEnd, LegStory
+from baton.domain.request import Phase
+from baton.telemetry.promises import ttft_parts
+from baton.telemetry.waterfall import Bar, Part, waterfall
+
+PULL = Route(
+    mode=HandoffMode.PULL,
+    prefill_replica_id="p",
+    decode_replica_id="d",
+    reason=RouteReason.DISAGGREGATED,
+)
+OPTION = Option(
+    mode=HandoffMode.PULL,
+    prefill_replica_id="p",
+    decode_replica_id="d",
+    hit_tokens=0,
+    hit_source=HitSource.NONE,
+    hit_age_s=0.0,
+    queue_s=0.5,
+    prefill_s=0.125,
+    transfer_s=0.25,
+    decode_s=0.0625,
+    harm_s=0.0,
+)
+DECISION = Decision(route=PULL, policy="predicted", at_s=100.0, options=(OPTION,), considered=1)
+PREFILL = LegStory(
+    leg_id="r~1",
+    kind=LegKind.PREFILL,
+    replica_id="p",
+    placement=0,
+    began_at_s=100.25,
+    first_output_at_s=101.0,
+    last_output_at_s=None,
+    ended_at_s=101.0,
+    prompt_tokens=10,
+    fetched_tokens=0,
+    cached_tokens=0,
+    output_tokens=0,
+    times=LegTimes(0.25, 0.25),
+    end=LegEnd.DONE,
+)
+DECODE = replace(
+    PREFILL,
+    leg_id="r~2",
+    kind=LegKind.DECODE,
+    replica_id="d",
+    began_at_s=101.0,
+    first_output_at_s=101.5,
+    last_output_at_s=103.0,
+    ended_at_s=103.0,
+    fetched_tokens=10,
+    output_tokens=3,
+    times=LegTimes(0.25, 0.125),
+)
+RECORD = RequestRecord(
+    request_id="r",
+    outcome=Phase.FINISHED,
+    reason="stop",
+    routes=(PULL,),
+    decisions=(DECISION,),
+    prompt_tokens=10,
+    cached_tokens=0,
+    output_tokens=3,
+    resumes=0,
+    arrived_at_s=100.0,
+    first_token_at_s=101.5,
+    last_token_at_s=103.0,
+    ended_at_s=103.0,
+    prefill_done_at_s=101.0,
+    handed_off_blocks=1,
+    legs=(PREFILL, DECODE),
+)
+LOCAL = replace(DECODE, kind=LegKind.LOCAL, fetched_tokens=0)
+
+
+def told(*legs: LegStory, outcome: Phase = Phase.FINISHED, **times: float) -> RequestRecord:
+    placements = max((leg.placement for leg in legs), default=-1) + 1
+    return replace(
+        RECORD,
+        legs=legs,
+        outcome=outcome,
+        routes=(PULL,) * placements,
+        decisions=(DECISION,) * placements,
+        resumes=max(0, placements - 1),
+        **times,
+    )
+
+
+def brief(record: RequestRecord) -> list[tuple[str, str, float, float]]:
+    return [(str(bar.part), bar.replica_id, bar.from_s, bar.to_s) for bar in waterfall(record)]
+
+
+def test_a_handoff_is_told_part_by_part_as_its_engines_said() -> None:
+    assert waterfall(RECORD) == (
+        Bar(Part.HELD, "", 0.0, 0.25),
+        Bar(Part.QUEUE, "p", 0.25, 0.75, 0.5),
+        Bar(Part.PREFILL, "p", 0.75, 1.0, 0.125),
+        Bar(Part.TRANSFER, "d", 1.0, 1.375, 0.25),
+        Bar(Part.DECODE, "d", 1.375, 1.5, 0.0625),
+        Bar(Part.DECODE, "d", 1.5, 3.0),
+    )
+
+
+def test_where_an_engine_says_nothing_predictions_part_the_bars_and_they_say_so() -> None:
+    silent = told(replace(PREFILL, times=None), DECODE)
+    assert waterfall(silent)[1:4] == (
+        Bar(Part.QUEUE, "p", 0.25, 0.875, 0.5, guessed=True),
+        Bar(Part.PREFILL, "p", 0.875, 1.0, 0.125, guessed=True),
+        Bar(Part.TRANSFER, "d", 1.0, 1.375, 0.25),
+    )
+
+
+def test_where_nothing_was_predicted_either_all_of_a_wait_counts_as_computing() -> None:
+    silent = replace(told(replace(PREFILL, times=None)), decisions=())
+    assert Bar(Part.PREFILL, "p", 0.25, 1.0, guessed=True) in waterfall(silent)
+
+
+def test_the_rest_of_a_prompt_whose_front_was_fetched_is_prefill() -> None:
+    fetched = told(replace(DECODE, fetched_tokens=4))
+    assert [bar.part for bar in waterfall(fetched)][1:3] == [Part.TRANSFER, Part.PREFILL]
+
+
+def test_a_request_that_was_never_placed_was_held_all_along() -> None:
+    refused = told(outcome=Phase.EVICTED, ended_at_s=107.0)
+    assert brief(refused) == [("held", "", 0.0, 7.0)]
+
+
+def test_what_came_to_nothing_is_lost_time_and_the_wait_after_it_is_held() -> None:
+    broken = replace(DECODE, end=LegEnd.BROKEN, output_tokens=0, ended_at_s=101.25)
+    again = replace(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5)
+    assert brief(told(PREFILL, replace(broken, first_output_at_s=None), again)) == [
+        ("held", "", 0.0, 0.25),
+        ("lost", "p", 0.25, 1.0),
+        ("lost", "d", 1.0, 1.25),
+        ("held", "", 1.25, 2.0),
+        ("queue", "d", 2.0, 2.375),
+        ("prefill", "d", 2.375, 2.5),
+        ("decode", "d", 2.5, 3.0),
+    ]
+
+
+def test_of_a_stream_that_broke_off_the_time_since_its_last_token_is_lost() -> None:
+    broken = replace(DECODE, end=LegEnd.GIVEN_UP, last_output_at_s=101.75, ended_at_s=102.0)
+    again = replace(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5)
+    assert brief(told(PREFILL, broken, again))[4:7] == [
+        ("decode", "d", 1.375, 1.5),
+        ("decode", "d", 1.5, 1.75),
+        ("lost", "d", 1.75, 2.0),
+    ]
+
+
+def test_a_client_that_leaves_before_the_first_token_loses_nothing() -> None:
+    left = replace(LOCAL, first_output_at_s=None, end=LegEnd.CANCELLED, output_tokens=0)
+    assert waterfall(told(left, outcome=Phase.CANCELLED))[1:] == (
+        Bar(Part.QUEUE, "d", 1.0, 3.0, guessed=True),
+    )
+
+
+def test_a_request_that_failed_lost_what_it_ran_for() -> None:
+    failed = replace(LOCAL, first_output_at_s=None, end=LegEnd.BROKEN, output_tokens=0)
+    assert brief(told(failed, outcome=Phase.FAILED))[1:] == [("lost", "d", 1.0, 3.0)]
+
+
+_ROUNDING_S = 1e-6
+moments = st.floats(0.0, 50.0)
+durations = st.floats(0.0, 1e6)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> RequestRecord:
+    """Any record whose legs follow each other; times that engines say may be anything."""
+    arrived_at_s = draw(st.floats(0.0, 1e6))
+    at_s, placement = arrived_at_s + draw(moments), 0
+    legs: list[LegStory] = []
+    for number in range(draw(st.integers(0, 4))):
+        placement += bool(legs) and draw(st.booleans())
+        kind = draw(st.sampled_from(LegKind))
+        first_s, last_s, end_s = at_s + draw(moments), draw(moments), draw(moments)
+        tokens = 0 if kind is LegKind.PREFILL else draw(st.integers(0, 3))
+        silent = not tokens and draw(st.booleans())
+        legs.append(
+            replace(
+                PREFILL,
+                leg_id=f"r~{number + 1}",
+                kind=kind,
+                replica_id=draw(st.sampled_from("abc")),
+                placement=placement,
+                began_at_s=at_s,
+                first_output_at_s=None if silent else first_s,
+                last_output_at_s=first_s + last_s if tokens else None,
+                ended_at_s=first_s + last_s + end_s,
+                fetched_tokens=draw(st.integers(0, 10)),
+                output_tokens=tokens,
+                times=draw(st.none() | st.builds(LegTimes, durations, durations)),
+                end=draw(st.sampled_from(LegEnd)),
+            )
+        )
+        at_s = legs[-1].ended_at_s + draw(moments)
+    spoke = [leg.first_output_at_s for leg in legs if leg.output_tokens]
+    return told(
+        *legs,
+        outcome=draw(st.sampled_from((Phase.FINISHED, Phase.FAILED, Phase.CANCELLED))),
+        arrived_at_s=arrived_at_s,
+        ended_at_s=at_s,
+        first_token_at_s=spoke[0] if spoke else None,  # type: ignore[arg-type]
+    )
+
+
+@given(records())
+def test_bars_leave_no_gap_and_add_up_to_the_time_from_arrival_to_end(
+    record: RequestRecord,
+) -> None:
+    ends_s = 0.0
+    for bar in waterfall(record):
+        assert bar.from_s == ends_s < bar.to_s
+        ends_s = bar.to_s
+    assert ends_s == record.ended_at_s - record.arrived_at_s
+
+
+@given(records())
+def test_the_parts_of_a_ttft_add_up_to_it(record: RequestRecord) -> None:
+    parts = ttft_parts(record)
+    if record.first_token_at_s is None:
+        assert parts is None
+        return
+    assert parts is not None
+    assert min(parts.values()) >= 0
+    assert abs(sum(parts.values()) - (record.first_token_at_s - record.arrived_at_s)) < 1e-5
+
+
+@given(records())
+def test_no_bar_is_where_no_leg_ran_at_that_time(record: RequestRecord) -> None:
+    for bar in waterfall(record):
+        if bar.to_s - bar.from_s < _ROUNDING_S:
+            continue
+        middle_s = record.arrived_at_s + (bar.from_s + bar.to_s) / 2
+        runs = [leg for leg in record.legs if leg.began_at_s < middle_s < leg.ended_at_s]
+        where = runs[0].replica_id if runs else ""
+        assert bar.replica_id == where
