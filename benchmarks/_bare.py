@@ -50,7 +50,7 @@ class OneEngine:
         hooks = FrontendHooks(
             on_request=self._on_request,
             on_abort=self._work.put_nowait,
-            admit=lambda _n, _tenant: None,
+            admit=lambda _n, _caller: None,
             healthy=lambda: True,
         )
         self._seam = Seam(FleetFacts.of([facts]), hooks, MonotonicClock())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, NoCapacity, RateLimited
 from baton.domain.request import FinishReason, Request
+from baton.engine.vllm.callers import Caller
 from baton.runtime.ports import Frontend
 
 STEP_S = 0.002
@@ -62,7 +63,8 @@ class EchoFleet:
             self._streams.pop(request_id, None)
             self.aborted.put(request_id)
 
-    def admit(self, n: int, tenant: str) -> BatonError | None:
+    def admit(self, n: int, caller: Caller) -> BatonError | None:
+        tenant = caller.tenant
         if tenant in self.refused_tenants:
             return RateLimited("-", 2.2, f"tenant {tenant} has used up its requests")
         if n > self.room:

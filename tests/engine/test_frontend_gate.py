@@ -11,6 +11,7 @@ import pytest
 
 from baton.domain.errors import BatonError, EngineFailed, NoCapacity
 from baton.domain.tenant import DEFAULT_TENANT
+from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp, Gate, Message, Scope
@@ -69,7 +70,7 @@ def gate(
     app: AsgiApp,
     *,
     routes: Iterable[str] = ("chat", "responses", "models", "health"),
-    admit: Callable[[int, str], BatonError | None] = lambda _n, _tenant: None,
+    admit: Callable[[int, Caller], BatonError | None] = lambda _n, _caller: None,
     healthy: Callable[[], bool] = lambda: True,
     access: Access | None = None,
 ) -> Gate:
@@ -220,7 +221,7 @@ async def test_an_app_that_breaks_is_a_500_and_is_still_reported_to_the_server()
 
 async def test_a_refused_request_never_reaches_the_app() -> None:
     client = Client()
-    await client.ask(gate(never, admit=lambda _n, _tenant: NoCapacity("-", 0.2, "no replica")))
+    await client.ask(gate(never, admit=lambda _n, _caller: NoCapacity("-", 0.2, "no replica")))
     assert client.status == 503
     assert (b"retry-after", b"1") in client.said[0]["headers"]
 
@@ -231,7 +232,7 @@ async def test_models_are_listed_even_when_the_fleet_takes_nothing() -> None:
         await send(chunk(b"[]", more=False))
 
     client = Client("/v1/models", method="GET")
-    await client.ask(gate(app, admit=lambda _n, _tenant: NoCapacity("-", 1.0, "no replica")))
+    await client.ask(gate(app, admit=lambda _n, _caller: NoCapacity("-", 1.0, "no replica")))
     assert client.status == 200
 
 
@@ -344,21 +345,21 @@ async def test_who_shows_no_good_key_does_not_reach_the_app_nor_have_its_body_re
 
 async def test_the_app_sees_who_asks_but_not_the_key() -> None:
     seen: list[object] = []
-    asked: list[str] = []
+    asked: list[Caller] = []
 
     async def app(scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
         seen.extend([scope["headers"], tuple(current().caller)])
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send(chunk(b"", more=False))
 
-    def admit(_n: int, tenant: str) -> None:
-        asked.append(tenant)
+    def admit(_n: int, caller: Caller) -> None:
+        asked.append(caller)
 
     headers = [(b"host", b"x"), (b"authorization", b"Bearer good"), (b"x-slo-class", b"batch")]
     await Client(headers=headers).ask(gate(app, access=KEYED, admit=admit))
     assert seen == [[(b"host", b"x")], ("acme", "batch", "acme")]
     await Client(headers=headers).ask(gate(app, admit=admit))
-    assert asked == ["acme", DEFAULT_TENANT]
+    assert asked == [Caller("acme", "batch", "acme"), Caller(DEFAULT_TENANT, "batch")]
 
 
 async def test_access_and_limits_may_be_replaced_while_requests_come() -> None:

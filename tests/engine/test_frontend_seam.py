@@ -126,7 +126,7 @@ class Told:
         return FrontendHooks(
             on_request=self._tell,
             on_abort=self.aborts.append,
-            admit=lambda _n, _tenant: None,
+            admit=lambda _n, _caller: None,
             healthy=lambda: True,
         )
 

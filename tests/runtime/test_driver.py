@@ -11,7 +11,7 @@ from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
 from baton.domain.cache import CacheUpdate
 from baton.domain.commands import Delivery, RequestRecord
-from baton.domain.errors import BatonError, NoCapacity
+from baton.domain.errors import BatonError, NoCapacity, QueueFull
 from baton.domain.events import CacheChanged, ReplicaJoined, StepProduced
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
@@ -90,6 +90,10 @@ def rig(
     return driver, outside
 
 
+def machine_of(driver: Driver) -> Coordinator:
+    return driver._coordinator
+
+
 async def test_a_request_becomes_a_leg_and_its_tokens_reach_the_frontend() -> None:
     driver, outside = rig()
     driver.on_event(ReplicaJoined(facts=replica_facts("m0")))
@@ -139,6 +143,20 @@ async def test_an_abort_frees_the_replica_and_tells_the_client_nothing() -> None
     driver.on_abort(("r",))
     assert outside.aborted == [("m0", (leg.leg_id,))]
     assert (outside.failed, outside.delivered) == ({}, [])
+    driver.close()
+
+
+async def test_who_is_refused_before_it_is_read_is_counted_once_and_never_recorded() -> None:
+    driver, outside = rig(CoordinatorLimits(max_requests=2))
+    assert driver.refuse(2, tenant="default") is None
+    assert machine_of(driver).report("c", 0.0).tallies == ()
+    driver.on_request(request("r"))
+    assert driver.refuse(1, tenant="default") is None
+    error = driver.refuse(2, tenant="default")
+    assert isinstance(error, QueueFull)
+    [row] = machine_of(driver).report("c", 0.0).tallies
+    assert (row.judged, row.shed, row.good) == (2, 2, 0)
+    assert (outside.records, outside.failed) == ([], {})
     driver.close()
 
 

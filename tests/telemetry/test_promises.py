@@ -126,3 +126,14 @@ def test_each_objective_that_was_broken_is_named() -> None:
     none_met = Judgement(served=False, ttft_met=False, tpot_met=False, itl_met=False)
     assert missed(replace(RECORD, judgement=none_met)) == ("served", "ttft", "tpot", "itl")
     assert missed(RECORD) == ()
+
+
+def test_one_that_is_barred_is_neither_good_nor_has_it_missed_anything() -> None:
+    refused = replace(
+        RECORD,
+        outcome=Phase.SHED,
+        judgement=Judgement(served=False, ttft_met=True, tpot_met=True, itl_met=True),
+    )
+    assert (headline(refused)["verdict"], missed(refused)) == ("missed", ("served",))
+    barred = replace(refused, barred=True)
+    assert (headline(barred)["verdict"], missed(barred)) == ("barred", ())

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from baton.control.door_counts import DoorCounts
 from baton.control.fleet_table import FleetTable
 from baton.control.knowledge import Knowledge
 from baton.control.ledger import Entry
@@ -22,7 +23,7 @@ from baton.control.legs import PlacedLeg
 from baton.control.scoreboard import Scoreboard, added
 from baton.domain.commands import RequestRecord
 from baton.domain.demand import NO_DEMAND, DemandTotals
-from baton.domain.errors import BatonError
+from baton.domain.errors import BatonError, Cause, NotAllowed, Rejected
 from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Phase
@@ -72,6 +73,7 @@ class Accounts:
 
     def __init__(self, fleet: FleetTable, knowledge: Knowledge) -> None:
         self.board = Scoreboard()
+        self.door = DoorCounts()
         self.recent = RecentMeans()
         self._fleet = fleet
         self._knowledge = knowledge
@@ -87,6 +89,9 @@ class Accounts:
 
     def begun(self, entry: Entry, leg: Leg, replica_id: str) -> None:
         """A leg of a request was sent to a replica."""
+        if entry.legs_begun == 1:
+            held = entry.placed_at_s is not None and entry.placed_at_s > entry.taken_in_at_s
+            self.door.let_in(entry.slo.name, held=held)
         view = self._fleet.get(replica_id)
         if view is None:
             return
@@ -121,8 +126,12 @@ class Accounts:
     ) -> RequestRecord:
         """A request has ended: count it, and return its record with its judgement and its cost."""
         gpu_s = self._spent_s.pop(entry.request_id, 0.0)
-        record = replace(record, judgement=judge(record, record.slo), gpu_s=gpu_s)
         own_doing = error is not None and error.own_doing
+        judgement = judge(record, record.slo)
+        record = replace(record, judgement=judgement, barred=own_doing, gpu_s=gpu_s)
+        if entry.placed_at_s is None:
+            cause = Cause.LEFT if error is None else error.cause
+            self.door.kept_out(record.slo.name, record.outcome, cause, own_doing=own_doing)
         need = NO_DEMAND if own_doing else self._need(entry, record)
         if record.outcome is Phase.FINISHED:
             self.recent.take(need)
@@ -130,6 +139,27 @@ class Accounts:
         self._classes[record.slo.name] = (record.slo, record.ended_at_s)
         self.board.ended(record, pool, self._model, own_doing=own_doing, demand=need)
         return record
+
+    def refused(
+        self, error: Rejected | NotAllowed, slo: Slo, *, tenant: str, requests: int, now_s: float
+    ) -> None:
+        """Requests were refused before they were read: they count like any that are shed at once.
+
+        What they would have needed is taken to be what others lately have.
+        """
+        record = _unread(error, slo, tenant, now_s)
+        own_doing, recent = error.own_doing, self.recent
+        self.door.kept_out(
+            slo.name, record.outcome, error.cause, own_doing=own_doing, requests=requests
+        )
+        need = NO_DEMAND
+        if not own_doing:
+            prompt, uncached = round(recent.prompt_tokens), recent.uncached_tokens
+            need = DemandTotals(1, prompt, uncached, recent.output_tokens)
+        for _ in range(requests):
+            self.board.ended(record, "", self._model, own_doing=own_doing, demand=need)
+        if not own_doing:
+            self._classes[slo.name] = (slo, now_s)
 
     # -------------------------------------------------------------- what is asked of it
 
@@ -202,3 +232,27 @@ def _crowd_now(view: ReplicaView) -> tuple[float, float]:
     load, facts = view.load, view.facts
     context = load.kv_used_fraction * facts.kv_blocks * facts.block_size_tokens
     return max(1, load.running_requests), context
+
+
+def _unread(error: Rejected | NotAllowed, slo: Slo, tenant: str, now_s: float) -> RequestRecord:
+    """The story of a request of which nothing is known but who sent it."""
+    record = RequestRecord(
+        request_id=error.request_id,
+        outcome=Phase.SHED,
+        reason=error.why,
+        routes=(),
+        decisions=(),
+        prompt_tokens=0,
+        cached_tokens=None,
+        output_tokens=0,
+        resumes=0,
+        arrived_at_s=now_s,
+        first_token_at_s=None,
+        last_token_at_s=None,
+        ended_at_s=now_s,
+        prefill_done_at_s=None,
+        handed_off_blocks=0,
+        tenant=tenant,
+        slo=slo,
+    )
+    return replace(record, judgement=judge(record, slo))

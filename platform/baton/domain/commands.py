@@ -113,6 +113,8 @@ class RequestRecord:
     slo: Slo = NO_SLO
     """What it was promised."""
     judgement: Judgement = ALL_MET
+    barred: bool = False
+    """It was refused for what its tenant or client did: neither good nor a miss."""
     worst_gap_s: float = 0.0
     """The longest time between two of its tokens."""
     slow_gaps: int = 0

@@ -7,8 +7,10 @@ between, however many were lost.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
+from baton.domain.errors import Cause
 from baton.domain.fleet import Role
 
 
@@ -50,6 +52,35 @@ class Spent(NamedTuple):
     tenant: str
     pool: str
     gpu_s: float
+
+
+class AdmissionOutcome(StrEnum):
+    """What became of a request before anything was computed for it."""
+
+    ADMITTED = "admitted"
+    SHED = "shed"
+    EVICTED = "evicted"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    BARRED = "barred"
+    """Shed or failed for its own doing."""
+
+
+class WayIn(StrEnum):
+    """How a request was let in."""
+
+    AT_ONCE = "at_once"
+    HELD = "held"
+    """After it had waited here."""
+
+
+class Admission(NamedTuple):
+    """Requests of one class with which the same was done at the door, for the same reason."""
+
+    slo_class: str
+    outcome: AdmissionOutcome
+    reason: WayIn | Cause
+    requests: int
 
 
 class DemandTotals(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.domain.cache import CacheUpdate
+from baton.domain.errors import Rejected
 from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import LegFailure, LegOutput
 from baton.domain.request import Request
@@ -17,6 +18,17 @@ class RequestArrived:
     """A client's request reached the coordinator."""
 
     request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestsRefused:
+    """A client was refused before its requests were read, as this coordinator had advised."""
+
+    error: Rejected
+    requests: int
+    tenant: str
+    slo_class: str | None = None
+    """The class that it asks to be served in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +150,7 @@ class TimePassed:
 
 Event = (
     RequestArrived
+    | RequestsRefused
     | RequestsCancelled
     | StepProduced
     | LegFailed

@@ -26,7 +26,14 @@ from baton.domain.commands import (
     SyncCache,
 )
 from baton.domain.errors import Rejected
-from baton.domain.events import Event, LegFailed, RequestArrived, RequestsCancelled, TimePassed
+from baton.domain.events import (
+    Event,
+    LegFailed,
+    RequestArrived,
+    RequestsCancelled,
+    RequestsRefused,
+    TimePassed,
+)
 from baton.domain.fleet import FleetView
 from baton.domain.request import Phase, Request
 from baton.policy.placement import Placer
@@ -79,11 +86,20 @@ class Driver:
             self._handling = False
             self._set_timer()
 
-    def refusal(self, requests: int, tenant: str | None = None) -> Rejected | None:
-        """Why `requests` more would be refused right now; None when they would be taken in."""
-        return self._coordinator.refusal(
-            requests=requests, tenant=tenant, now_s=self._clock.now_s()
-        )
+    def refuse(
+        self, requests: int, *, tenant: str, slo_class: str | None = None
+    ) -> Rejected | None:
+        """Refuse `requests` more before they are read, if they must be; None: send them.
+
+        Whoever is told why must refuse them, for they are counted; and ask no more about them.
+        """
+        now_s = self._clock.now_s()
+        error = self._coordinator.refusal(requests=requests, tenant=tenant, now_s=now_s)
+        if error is not None:
+            self.on_event(
+                RequestsRefused(error=error, requests=requests, tenant=tenant, slo_class=slo_class)
+            )
+        return error
 
     def reconfigure(
         self,

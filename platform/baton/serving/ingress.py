@@ -18,11 +18,12 @@ from baton.control.coordinator import Coordinator
 from baton.control.pair_notices import PairNoticeKind
 from baton.domain.commands import Delivery, RecordOrder
 from baton.domain.demand import CoordinatorReport
-from baton.domain.errors import BatonError, LinkFailed
+from baton.domain.errors import BatonError, LinkFailed, Rejected
 from baton.domain.events import Event, QuotasShared, ReplicaJoined, TimePassed
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.tenant import QuotaShare
 from baton.engine.vllm.app import VllmFrontend
+from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_gate import AsgiApp
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.runtime.clock import MonotonicClock
@@ -203,9 +204,12 @@ class IngressBody:
         return FrontendHooks(
             on_request=self._driver.on_request,
             on_abort=self._driver.on_abort,
-            admit=self._driver.refusal,
+            admit=self._refuse,
             healthy=self._can_serve,
         )
+
+    def _refuse(self, requests: int, caller: Caller) -> Rejected | None:
+        return self._driver.refuse(requests, tenant=caller.tenant, slo_class=caller.slo_class)
 
     def _frontend_settings(self) -> FrontendSettings:
         name = self._config.model_name

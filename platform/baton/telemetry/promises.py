@@ -12,14 +12,25 @@ Values = Mapping[str, object]
 
 
 def verdict(record: RequestRecord) -> str:
-    """In a word: `good`, `missed`, or `excused` when its client left and was owed nothing."""
+    """In a word: `good` or `missed`; or it is not judged at all.
+
+    It is `excused` when its client left and was owed nothing, and `barred` when it was refused for
+    what its tenant or client did.
+    """
+    if record.barred:
+        return "barred"
     if excused(record, record.judgement):
         return "excused"
     return "good" if record.judgement.good else "missed"
 
 
 def missed(record: RequestRecord) -> tuple[str, ...]:
-    """The objectives that were broken, by name; `served` when it was refused or failed."""
+    """The objectives that were broken, by name; `served` when it was refused or failed.
+
+    None of one that is barred: it is not judged.
+    """
+    if record.barred:
+        return ()
     judgement = record.judgement
     met = {
         "served": judgement.served,

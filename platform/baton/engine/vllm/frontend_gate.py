@@ -151,7 +151,7 @@ class Gate:
         *,
         routes: Collection[str],
         healthy: Callable[[], bool],
-        admit: Callable[[int, str], BatonError | None],
+        admit: Callable[[int, Caller], BatonError | None],
         limits: FrontendLimits | None = None,
         access: Access | None = None,
     ) -> None:
@@ -201,7 +201,7 @@ class Gate:
             await answer(send, body.too_large, dialect)
             return
         generates = scope["method"] == "POST" and path in _GENERATION_PATHS
-        if generates and (refusal := self._admit(1, caller.tenant)) is not None:
+        if generates and (refusal := self._admit(1, caller)) is not None:
             await answer(send, Problem.of(refusal), dialect)
             return
         exchange = Exchange(dialect, send, generates=generates, caller=caller)

@@ -26,7 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from baton.domain.errors import BatonError, EngineStartFailed
-from baton.engine.vllm.callers import ANYBODY, with_caller
+from baton.engine.vllm.callers import ANYBODY, Caller, with_caller
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp
 from baton.engine.vllm.frontend_limits import FrontendLimits
@@ -73,7 +73,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         *,
         addresses: Mapping[str, str],
         log_stats: bool,
-        admit: Callable[[int, str], BatonError | None],
+        admit: Callable[[int, Caller], BatonError | None],
         limits: FrontendLimits | None = None,
     ) -> None:
         self.limits = limits or FrontendLimits()
@@ -99,7 +99,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         if (problem := self.limits.too_many_answers(n)) is not None:
             raise FleetError(problem)
         super().check_admission(n, request_id)
-        error = self._admit(n, (ANYBODY if exchange is None else exchange.caller).tenant)
+        error = self._admit(n, ANYBODY if exchange is None else exchange.caller)
         if error is not None:
             raise FleetError(Problem.of(error))
 

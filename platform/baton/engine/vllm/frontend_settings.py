@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from baton.domain.errors import BatonError
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.request import Request
+from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_gate import ROUTES
 from baton.engine.vllm.frontend_limits import FrontendLimits
@@ -43,9 +44,9 @@ class FrontendHooks:
     on_request: Callable[[Request], None]
     on_abort: Callable[[tuple[str, ...]], None]
     """Requests that their clients no longer want, or that ended on a stop string."""
-    admit: Callable[[int, str], BatonError | None]
-    """Whether the fleet would take this many more requests of a tenant; asked up to three times for
-    each."""
+    admit: Callable[[int, Caller], BatonError | None]
+    """Why the fleet does not take this many more requests of a caller, who is then refused; None
+    when it does. Asked up to three times for each, and not again once they are refused."""
     healthy: Callable[[], bool]
     """Whether the fleet can serve at all."""
 
