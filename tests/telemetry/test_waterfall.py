@@ -93,7 +93,7 @@ RECORD = RequestRecord(
 LOCAL = replace(DECODE, kind=LegKind.LOCAL, fetched_tokens=0)
 
 
-def told(*legs: LegStory, outcome: Phase = Phase.FINISHED, **times: float) -> RequestRecord:
+def told(*legs: LegStory, outcome: Phase = Phase.FINISHED) -> RequestRecord:
     placements = max((leg.placement for leg in legs), default=-1) + 1
     return replace(
         RECORD,
@@ -102,7 +102,6 @@ def told(*legs: LegStory, outcome: Phase = Phase.FINISHED, **times: float) -> Re
         routes=(PULL,) * placements,
         decisions=(DECISION,) * placements,
         resumes=max(0, placements - 1),
-        **times,
     )
 
 
@@ -141,7 +140,7 @@ def test_the_rest_of_a_prompt_whose_front_was_fetched_is_prefill() -> None:
 
 
 def test_a_request_that_was_never_placed_was_held_all_along() -> None:
-    refused = told(outcome=Phase.EVICTED, ended_at_s=107.0)
+    refused = replace(told(outcome=Phase.EVICTED), ended_at_s=107.0)
     assert brief(refused) == [("held", "", 0.0, 7.0)]
 
 
@@ -217,12 +216,12 @@ def records(draw: st.DrawFn) -> RequestRecord:
         )
         at_s = legs[-1].ended_at_s + draw(moments)
     spoke = [leg.first_output_at_s for leg in legs if leg.output_tokens]
-    return told(
-        *legs,
-        outcome=draw(st.sampled_from((Phase.FINISHED, Phase.FAILED, Phase.CANCELLED))),
+    outcome = draw(st.sampled_from((Phase.FINISHED, Phase.FAILED, Phase.CANCELLED)))
+    return replace(
+        told(*legs, outcome=outcome),
         arrived_at_s=arrived_at_s,
         ended_at_s=at_s,
-        first_token_at_s=spoke[0] if spoke else None,  # type: ignore[arg-type]
+        first_token_at_s=spoke[0] if spoke else None,
     )
 
 

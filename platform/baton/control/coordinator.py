@@ -62,7 +62,6 @@ from baton.domain.events import (
 )
 from baton.domain.fleet import FleetView, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
-from baton.domain.leg_story import LegEnd
 from baton.domain.request import LocalOnly, Phase, Request
 from baton.domain.slo import NO_SLO
 from baton.perf.fitted import TimingBook
@@ -340,9 +339,7 @@ class Coordinator:
     def _on_cancel(self, request_ids: tuple[str, ...], now_s: float) -> None:
         for request_id in request_ids:
             if (entry := self._journeys.entries.get(request_id)) is not None:
-                if entry.leg_id is not None:
-                    self._journeys.abort_running(entry, LegEnd.CANCELLED, now_s)
-                self._journeys.end(entry, Phase.CANCELLED, now_s, reason="cancelled")
+                self._journeys.cancel(entry, now_s)
 
     # -------------------------------------------------------------- legs
 
@@ -396,7 +393,7 @@ class Coordinator:
             return
         entry = self._journeys.entries[placed.leg.request_id]
         if event.failure is LegFailure.REFUSED:
-            self._journeys.drop_leg(entry, now_s)
+            self._journeys.running.drop(entry, now_s)
             why = f"replica {event.replica_id} refused it: {event.why or 'no reason given'}"
             self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
             return

@@ -18,19 +18,13 @@ from baton.control.flows import Flows
 from baton.control.knowledge import Knowledge
 from baton.control.leases import granted, release
 from baton.control.ledger import RUNS, Entry
+from baton.control.leg_running import LegRunning
 from baton.control.legs import LegBook, PlacedLeg
 from baton.control.limits import CoordinatorLimits
 from baton.control.tenancy import Tenancy
 from baton.control.turns import Turns
 from baton.control.waiters import Waiters
-from baton.domain.commands import (
-    AbortLegs,
-    Command,
-    Delivery,
-    FailRequest,
-    RecordRequest,
-    SubmitLeg,
-)
+from baton.domain.commands import Command, Delivery, FailRequest, RecordRequest
 from baton.domain.errors import (
     BatonError,
     DeadlineExceeded,
@@ -41,7 +35,6 @@ from baton.domain.handoff import (
     Decision,
     HandoffMode,
     Lease,
-    Leg,
     LegKind,
     LegOutput,
     RouteReason,
@@ -79,6 +72,7 @@ class Journeys:
         self.flows = Flows(fleet, knowledge.links)
         self._knowledge = knowledge
         self.accounts = Accounts(fleet, knowledge)
+        self.running = LegRunning(legs=legs, knowledge=knowledge, accounts=self.accounts)
         self.waiters = Waiters(
             Admittance(fleet=fleet, knowledge=knowledge, patience_s=limits.first_token_s)
         )
@@ -148,7 +142,9 @@ class Journeys:
             leg = entry.next_leg(LegKind.PREFILL, prefill_tokens=route.prefill_tokens)
         tokens = len(leg.prompt_token_ids)
         uncached = tokens - self._held(query, replica_id, tokens)
-        self._begin(entry, leg, replica_id=replica_id, tokens=uncached, now_s=now_s)
+        self.commands.append(
+            self.running.begin(entry, leg, replica_id=replica_id, tokens=uncached, now_s=now_s)
+        )
         self._knowledge.sent(entry, replica_id, tokens, now_s)
 
     def _held(self, query: PlacementQuery, replica_id: str, tokens: int) -> int:
@@ -158,13 +154,6 @@ class Journeys:
             return 0
         return usable_tokens(query.hits.of(replica_id), tokens, view.facts.block_size_tokens)
 
-    def _begin(self, entry: Entry, leg: Leg, *, replica_id: str, tokens: int, now_s: float) -> None:
-        entry.leg_began(leg, replica_id, now_s)
-        self._legs.begin(leg, replica_id, tokens)
-        self._knowledge.prompt_sent(leg.leg_id, replica_id, tokens, now_s)
-        self.accounts.begun(entry, leg, replica_id)
-        self.commands.append(SubmitLeg(replica_id=replica_id, leg=leg))
-
     # -------------------------------------------------------------- tokens and handoff
 
     def take_tokens(
@@ -172,7 +161,7 @@ class Journeys:
     ) -> Delivery:
         """Journal the tokens of a local or decode leg and pass them on."""
         if output.cached_tokens is not None:
-            self._note_cached(entry, leg, output.cached_tokens, now_s)
+            self.running.cached(entry, leg, output.cached_tokens, now_s)
         if output.token_ids:
             if entry.last_token_at_s is None:
                 entry.first_token_at_s = now_s
@@ -183,8 +172,7 @@ class Journeys:
             entry.generated.extend(output.token_ids)
             if entry.phase is not Phase.DECODE:
                 entry.move(Phase.DECODE)
-                assert entry.open_leg is not None, "tokens are of a running leg"
-                entry.open_leg.spoke(now_s, output.times)
+                entry.running.spoke(now_s, output.times)
                 self._knowledge.prompts.computed(output.leg_id, now_s)
                 # The pull is over: the engines have ended the lease between themselves.
                 entry.lease = None
@@ -192,7 +180,7 @@ class Journeys:
             if output.finish is None:
                 self.wait_until(entry, now_s + self.limits.stall_s)
         if output.finish is not None:
-            self._finish_leg(entry, leg, output, now_s)
+            self.running.finish(entry, leg, output, now_s)
             self._knowledge.finished(entry, leg.replica_id, now_s)
             self.end(entry, Phase.FINISHED, now_s, reason=output.finish)
         return Delivery(
@@ -204,24 +192,6 @@ class Journeys:
             output.detail,
         )
 
-    def _finish_leg(self, entry: Entry, placed: PlacedLeg, output: LegOutput, now_s: float) -> None:
-        """A leg has done what it was for."""
-        assert entry.open_leg is not None, "only a running leg finishes"
-        entry.open_leg.said(output.times)
-        self._legs.end(output.leg_id)
-        self._knowledge.prompts.computed(output.leg_id, now_s)
-        self.accounts.leg_over(entry, placed, produced=output.ticket is not None)
-        entry.leg_over(LegEnd.DONE, now_s)
-
-    def _note_cached(self, entry: Entry, placed: PlacedLeg, tokens: int, now_s: float) -> None:
-        self.accounts.cached(placed.leg.leg_id, tokens)
-        if entry.open_leg is not None:
-            entry.open_leg.cached_tokens = tokens
-        if entry.cached_tokens is None:
-            entry.cached_tokens = tokens
-        if placed.leg.kind is not LegKind.DECODE:  # there, fetched blocks count as cached too
-            self._knowledge.computed(entry, placed.replica_id, tokens, now_s)
-
     def take_prefill(
         self, entry: Entry, output: LegOutput, placed: PlacedLeg, now_s: float
     ) -> None:
@@ -231,7 +201,7 @@ class Journeys:
         so that sampling state lives in one engine only.
         """
         if output.cached_tokens is not None:
-            self._note_cached(entry, placed, output.cached_tokens, now_s)
+            self.running.cached(entry, placed, output.cached_tokens, now_s)
         if output.finish is None:
             return
         replica_id = placed.replica_id
@@ -240,9 +210,8 @@ class Journeys:
             entry.local_only = LocalOnly.HANDOFF_FAILED
             self.broken(entry, replica_id, f"prefill ended in {output.finish}", now_s)
             return
-        assert entry.open_leg is not None, "a ticket is of a running leg"
-        entry.open_leg.spoke(now_s, output.times)
-        self._finish_leg(entry, placed, output, now_s)
+        entry.running.spoke(now_s, output.times)
+        self.running.finish(entry, placed, output, now_s)
         entry.prefill_done_at_s = now_s
         entry.handed_off_blocks = output.ticket.blocks
         entry.lease = self.lease(entry.request_id, output.leg_id, replica_id, output.ticket, now_s)
@@ -267,7 +236,9 @@ class Journeys:
         here = max(ticket.tokens, self._held(query, target, tokens))
         self.flows.begin(entry, leg.leg_id, target_id=target, ticket=ticket, now_s=now_s)
         left = max(0, tokens - here)
-        self._begin(entry, leg, replica_id=target, tokens=left, now_s=now_s)
+        self.commands.append(
+            self.running.begin(entry, leg, replica_id=target, tokens=left, now_s=now_s)
+        )
         self._knowledge.sent(entry, target, tokens, now_s)
 
     # -------------------------------------------------------------- trouble
@@ -275,7 +246,7 @@ class Journeys:
     def broken(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
         """The running leg is over without a result; there is nothing left to abort."""
         self.flows.end(entry, now_s, failed=why)
-        self.drop_leg(entry, now_s)
+        self.running.drop(entry, now_s)
         self._try_elsewhere(entry, replica_id, why, now_s)
 
     def give_up(self, entry: Entry, why: str, now_s: float) -> None:
@@ -283,12 +254,12 @@ class Journeys:
         if entry.phase is Phase.TRANSFER:
             entry.local_only = LocalOnly.HANDOFF_FAILED
             self.flows.end(entry, now_s, failed=why)
-        replica_id = self.abort_running(entry, LegEnd.GIVEN_UP, now_s)
+        replica_id = self._abort(entry, LegEnd.GIVEN_UP, now_s)
         self._try_elsewhere(entry, replica_id, why, now_s)
 
     def move(self, entry: Entry, now_s: float) -> None:
         """Take a stream off its replica, which drains, and go on elsewhere; nothing has failed."""
-        replica_id = self.abort_running(entry, LegEnd.MOVED, now_s)
+        replica_id = self._abort(entry, LegEnd.MOVED, now_s)
         self.resume(entry, f"{replica_id}: it drains", now_s)
 
     def _try_elsewhere(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
@@ -312,27 +283,17 @@ class Journeys:
         entry.move(Phase.RESUME)
         self.place(entry, now_s, hold_if_tried=True)
 
-    def drop_leg(self, entry: Entry, now_s: float) -> None:
-        """Take the running leg out of the books; its replica holds nothing for it any more."""
-        assert entry.leg_id is not None, "only an entry that runs a leg can drop it"
-        placed = self._legs.end(entry.leg_id)
-        assert placed is not None, f"leg {entry.leg_id} is not in the book"
-        self._knowledge.prompts.computed(entry.leg_id, now_s)
-        self.accounts.leg_over(entry, placed)
-        entry.leg_over(LegEnd.BROKEN, now_s)
+    def cancel(self, entry: Entry, now_s: float) -> None:
+        """End a request whose client went away."""
+        if entry.leg_id is not None:
+            self._abort(entry, LegEnd.CANCELLED, now_s)
+        self.end(entry, Phase.CANCELLED, now_s, reason="cancelled")
 
-    def abort_running(self, entry: Entry, end: LegEnd, now_s: float) -> str:
-        """Begin to close the running leg; its lease goes with it. Returns the leg's replica."""
-        assert entry.leg_id is not None, "only a running leg is aborted"
-        leg_id, lease = entry.leg_id, entry.lease
-        entry.lease = None
-        placed = self._legs.close(leg_id, lease=lease, until_s=now_s + self.limits.abort_s)
-        assert placed is not None, f"leg {leg_id} is not in the book"
-        self._knowledge.prompts.computed(leg_id, now_s)
-        self.accounts.leg_over(entry, placed)
-        entry.leg_over(end, now_s)
-        self.commands.append(AbortLegs(replica_id=placed.replica_id, leg_ids=(leg_id,)))
-        return placed.replica_id
+    def _abort(self, entry: Entry, end: LegEnd, now_s: float) -> str:
+        """Begin to close the running leg. Returns its replica."""
+        order = self.running.abort(entry, end, now_s, until_s=now_s + self.limits.abort_s)
+        self.commands.append(order)
+        return order.replica_id
 
     # -------------------------------------------------------------- leases
 
@@ -370,7 +331,7 @@ class Journeys:
         """Act on the deadline that has just passed."""
         if now_s >= entry.total_deadline_at_s:
             if entry.leg_id is not None:
-                self.abort_running(entry, LegEnd.GIVEN_UP, now_s)
+                self._abort(entry, LegEnd.GIVEN_UP, now_s)
             why = f"not finished {self.limits.total_s:g} s after it arrived"
             self.fail(entry, DeadlineExceeded(entry.request_id, why), now_s)
         elif entry.phase is Phase.QUEUED:

@@ -169,11 +169,16 @@ class Entry:
             leg=leg, replica_id=replica_id, placement=len(self.routes) - 1, began_at_s=now_s
         )
 
+    @property
+    def running(self) -> OpenLeg:
+        """The leg that runs."""
+        assert self.open_leg is not None, f"{self.request_id} runs no leg"
+        return self.open_leg
+
     def leg_over(self, end: LegEnd, now_s: float) -> None:
         """Its running leg is over."""
-        assert self.open_leg is not None, "only an entry that runs a leg can end it"
-        tokens = len(self.generated) - self.open_leg.leg.resumed_tokens
-        story = self.open_leg.over(
+        tokens = len(self.generated) - self.running.leg.resumed_tokens
+        story = self.running.over(
             end, now_s, output_tokens=tokens, last_output_at_s=self.last_token_at_s
         )
         self.legs.append(story)
