@@ -1,8 +1,9 @@
 """Numbers that are known when they are asked for, as Prometheus' client wants them.
 
 A collector makes one `Families`, adds to it what it knows, and yields what it holds. The labels of
-each number are those that the catalogue declares, in that order; a metric with more different sets
-of values than `MOST_VALUES` has the rest added up in one set that says `other` everywhere.
+each number are those that the catalogue declares, in that order. A label of a metric with more
+different values than `MOST_VALUES` has the rest added up as `other`; its other labels stay as they
+are. Who was first keeps its value, so whoever adds counters does so in an order that stays.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Families:
     def __init__(self, *, most_values: int = MOST_VALUES) -> None:
         self._most_values = most_values
         self._values: dict[Metric, dict[tuple[str, ...], float]] = {}
+        self._seen: dict[Metric, tuple[set[str], ...]] = {}
 
     def add(self, metric: Metric, value: float | None, *labels: str) -> None:
         """Add to a metric; None and what is not finite are not numbers, and are left out.
@@ -36,9 +38,25 @@ class Families:
         if value is None or not math.isfinite(value):
             return
         known = self._values.setdefault(metric, {})
-        if labels not in known and len(known) >= self._most_values:
-            labels = (OTHER,) * len(labels)
+        if labels not in known:
+            labels = self._bounded(metric, labels)
         known[labels] = known.get(labels, 0.0) + value
+
+    def _bounded(self, metric: Metric, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """The same labels, where there is room for their values."""
+        seen = self._seen.get(metric)
+        if seen is None:
+            seen = self._seen[metric] = tuple(set() for _ in labels)
+        return tuple(
+            self._room_for(label, values) for label, values in zip(labels, seen, strict=True)
+        )
+
+    def _room_for(self, label: str, values: set[str]) -> str:
+        if label not in values:
+            if len(values) >= self._most_values:
+                return OTHER
+            values.add(label)
+        return label
 
     def collect(self) -> Iterator[Family]:
         """One family for each metric that was added to."""
