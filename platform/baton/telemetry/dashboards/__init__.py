@@ -1,0 +1,27 @@
+"""Grafana dashboards over baton's own metrics: made by code, committed and shipped as files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+_HERE: Final = Path(__file__).parent
+_SHIPPED: Final = _HERE / "files"
+"""In an installed package; in a checkout they are in the folder `dashboards`."""
+_OURS: Final = ("*.json", "prometheus.yml", "provisioning/*/*.yaml")
+
+
+def folder() -> Path:
+    """Where the files are."""
+    return _SHIPPED if _SHIPPED.is_dir() else _HERE.parents[3] / "dashboards"
+
+
+def files() -> Mapping[str, bytes]:
+    """Dashboards and what provisions them, by path within a folder.
+
+    Alert rules are not among them: see `baton.telemetry.rules`.
+    """
+    root = folder()
+    paths = sorted(path for pattern in _OURS for path in root.glob(pattern))
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}

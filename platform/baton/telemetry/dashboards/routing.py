@@ -1,0 +1,287 @@
+"""The dashboard of placement: who runs what and why, how good predictions are, what is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from baton.telemetry import catalogue as c
+from baton.telemetry.catalogue import TokenKind
+from baton.telemetry.dashboards.choices import CLASS, IN_CLASS, IN_POOL, JOB, POOL
+from baton.telemetry.dashboards.model import (
+    NONE_IS_GOOD,
+    Board,
+    Panel,
+    Query,
+    Row,
+    Shape,
+    Unit,
+)
+from baton.telemetry.dashboards.promql import (
+    Part,
+    average,
+    largest,
+    part_rate,
+    quantile,
+    rate,
+    series,
+    total,
+)
+
+_POOL: Final = "pool"
+
+
+def board() -> Board:
+    """Routing & cache."""
+    return Board(
+        name="routing",
+        title="baton / Routing & cache",
+        about="Where requests are sent and why, how right the predictions are, what caches save.",
+        choices=(JOB, CLASS, POOL),
+        rows=(
+            Row(title="Who runs what, and why?", panels=tuple(_placements())),
+            Row(title="How right are the predictions?", panels=tuple(_predictions())),
+            Row(title="What do caches save?", panels=tuple(_cache())),
+            Row(title="Engines", panels=tuple(_engines())),
+        ),
+    )
+
+
+def _placements() -> Iterator[Panel]:
+    yield Panel(
+        title="Placements, by mode",
+        about="`pull`: prefilled on one replica and decoded on another. `local`: one runs both.",
+        shape=Shape.STACK,
+        queries=(Query(expr=total(rate(c.PLACEMENTS), "mode"), legend="{{mode}}"),),
+        unit=Unit.REQUESTS_PER_S,
+    )
+    yield Panel(
+        title="Placements, by reason",
+        about="`local_faster`, `deflected`, `prefix_fetch`: predicted to be better."
+        " `no_prefill_replica`, `no_decode_replica`, `no_link`: something is missing, see Pools &"
+        " autoscaler and KV transfer.",
+        shape=Shape.STACK,
+        queries=(Query(expr=total(rate(c.PLACEMENTS), "reason"), legend="{{reason}}"),),
+        unit=Unit.REQUESTS_PER_S,
+    )
+    yield Panel(
+        title="Handed off",
+        about="The share of placements whose blocks went from one replica to another. A fall to 0:"
+        " no pair is in order, or prefill is gone.",
+        shape=Shape.LINES,
+        queries=(
+            Query(
+                expr=total(rate(c.PLACEMENTS, mode="pull")) / total(rate(c.PLACEMENTS)),
+                legend="handed off",
+            ),
+        ),
+        unit=Unit.FRACTION,
+        highest=1.0,
+    )
+    yield Panel(
+        title="At the door",
+        about="What admission decided, and why. Much that is shed as `too_late` or `breaks`: more"
+        " is asked than can be promised.",
+        shape=Shape.STACK,
+        queries=(
+            Query(
+                expr=total(rate(c.ADMISSIONS, **IN_CLASS), "outcome", "reason"),
+                legend="{{outcome}} {{reason}}",
+            ),
+        ),
+        unit=Unit.REQUESTS_PER_S,
+        width=12,
+    )
+    yield Panel(
+        title="Waiting at the ingresses",
+        about="Requests that admission holds until an engine has room. Long and growing: too little"
+        " capacity.",
+        shape=Shape.LINES,
+        queries=(Query(expr=total(series(c.HELD_REQUESTS)), legend="held"),),
+        unit=Unit.COUNT,
+        width=6,
+    )
+    yield Panel(
+        title="Out of reach",
+        about="Replicas that Ray knows and an ingress cannot reach: check the network between"
+        " them.",
+        shape=Shape.NUMBERS,
+        queries=(Query(expr=largest(series(c.UNJOINED)), legend="most, of any ingress"),),
+        unit=Unit.COUNT,
+        width=6,
+        steps=NONE_IS_GOOD,
+    )
+
+
+def _predictions() -> Iterator[Panel]:
+    yield Panel(
+        title="Predicted over actual time to first token",
+        about="1: right. Above: requests are refused or spread without need. Below: admission lets"
+        " in what will be late. Far off for long: another mix than was calibrated for.",
+        shape=Shape.LINES,
+        queries=tuple(
+            Query(expr=quantile(q, c.TTFT_RATIO, "mode"), legend=f"{{{{mode}}}} p{q * 100:g}")
+            for q in (0.1, 0.5, 0.9)
+        ),
+        unit=Unit.RATIO,
+        width=12,
+    )
+    yield Panel(
+        title="Error of predicted step times",
+        about="Of each pool's calibrated model, on average. Above 20 %: the model does not know"
+        " what this engine does.",
+        shape=Shape.LINES,
+        queries=(Query(expr=average(series(c.STEP_ERROR, **IN_POOL), _POOL), legend="{{pool}}"),),
+        unit=Unit.FRACTION,
+        width=6,
+    )
+    yield Panel(
+        title="Ratios over time",
+        about="All predictions over actual times: a second band is a kind of request that is"
+        " predicted wrongly.",
+        shape=Shape.HEAT,
+        queries=(Query(expr=total(part_rate(c.TTFT_RATIO, Part.BUCKET), "le")),),
+        unit=Unit.RATIO,
+        width=6,
+    )
+
+
+def _cache() -> Iterator[Panel]:
+    prompts = total(rate(c.TOKENS, **IN_CLASS, tokens=TokenKind.PROMPT))
+    cached = total(rate(c.TOKENS, **IN_CLASS, tokens=TokenKind.CACHED))
+    yield Panel(
+        title="Prompt tokens that were cached",
+        about="The share that no engine had to compute, and the share that placement expected. Both"
+        " fall: prompts changed, or caches are too small. Only the first does: the index is wrong.",
+        shape=Shape.LINES,
+        queries=(
+            Query(expr=cached / prompts, legend="cached"),
+            Query(expr=total(rate(c.HIT_TOKENS)) / prompts, legend="expected"),
+        ),
+        unit=Unit.FRACTION,
+        width=12,
+        highest=1.0,
+    )
+    yield Panel(
+        title="Prompt tokens",
+        about="Asked for, and saved by caches.",
+        shape=Shape.LINES,
+        queries=(
+            Query(expr=prompts, legend="prompts"),
+            Query(expr=cached, legend="of them cached"),
+        ),
+        unit=Unit.TOKENS_PER_S,
+        width=6,
+    )
+    yield Panel(
+        title="Blocks in the prefix index",
+        about="By how the index knows of them. Only predictions: engines' cache events do not"
+        " come.",
+        shape=Shape.STACK,
+        queries=(Query(expr=total(series(c.INDEX_BLOCKS), "source"), legend="{{source}}"),),
+        unit=Unit.COUNT,
+        width=6,
+    )
+
+
+def _engines() -> Iterator[Panel]:
+    yield Panel(
+        title="Tokens computed",
+        about="By pool and phase: what engines did, whoever it was for.",
+        shape=Shape.STACK,
+        queries=(
+            Query(
+                expr=total(rate(c.COMPUTED, **IN_POOL), _POOL, "phase"),
+                legend="{{pool}} {{phase}}",
+            ),
+        ),
+        unit=Unit.TOKENS_PER_S,
+    )
+    yield Panel(
+        title="Step time",
+        about="Moving average of each replica. One above its peers: a slow GPU, or a neighbour.",
+        shape=Shape.LINES,
+        queries=(
+            Query(
+                expr=largest(series(c.STEP_TIME, **IN_POOL), _POOL, "replica"),
+                legend="{{pool}} {{replica}}",
+            ),
+        ),
+        unit=Unit.SECONDS,
+    )
+    yield Panel(
+        title="Prompt tokens that wait in engines",
+        about="By replica: no class or tenant comes first there, so it should be short.",
+        shape=Shape.LINES,
+        queries=(
+            Query(
+                expr=total(series(c.QUEUED_TOKENS, **IN_POOL), _POOL, "replica"),
+                legend="{{pool}} {{replica}}",
+            ),
+        ),
+        unit=Unit.COUNT,
+    )
+    yield Panel(
+        title="Engine steps",
+        about="By pool and what they did; a step that did both counts for both.",
+        shape=Shape.LINES,
+        queries=(
+            Query(
+                expr=total(rate(c.STEPS, **IN_POOL), _POOL, "phase"), legend="{{pool}} {{phase}}"
+            ),
+        ),
+        unit=Unit.PER_S,
+    )
+    yield Panel(
+        title="Time in engine steps",
+        about="Of each replica's time. Uneven within a pool: prefixes or links draw work together.",
+        shape=Shape.LINES,
+        queries=(
+            Query(
+                expr=total(rate(c.BUSY, **IN_POOL), _POOL, "replica"),
+                legend="{{pool}} {{replica}}",
+            ),
+        ),
+        unit=Unit.FRACTION,
+    )
+    yield Panel(
+        title="Frames of the fleet link that went wrong",
+        about="`bad`: could not be read. `dropped`: no room, or the session was over. Steady: the"
+        " network loses, or an ingress is overloaded.",
+        shape=Shape.LINES,
+        queries=(
+            Query(
+                expr=total(rate(c.LINK_FRAMES, **IN_POOL, state="=~bad|dropped"), "state"),
+                legend="{{state}}",
+            ),
+        ),
+        unit=Unit.PER_S,
+    )
+    yield Panel(
+        title="Legs and coordinators",
+        about="What runs on replicas for all coordinators, and how many are connected to each.",
+        shape=Shape.LINES,
+        queries=(
+            Query(expr=total(series(c.LIVE_LEGS, **IN_POOL), _POOL), legend="legs on {{pool}}"),
+            Query(
+                expr=largest(series(c.COORDINATORS, **IN_POOL), _POOL),
+                legend="coordinators of {{pool}}",
+            ),
+        ),
+        unit=Unit.COUNT,
+    )
+    yield Panel(
+        title="What runs",
+        about="Replicas by engine, version, model and role. Two versions: an upgrade is under way.",
+        shape=Shape.TABLE,
+        queries=(
+            Query(
+                expr=total(
+                    series(c.REPLICA_INFO, **IN_POOL), _POOL, "role", "model", "engine", "version"
+                ),
+                legend="replicas",
+            ),
+        ),
+        unit=Unit.COUNT,
+        width=16,
+    )
