@@ -221,8 +221,9 @@ async def test_an_answer_past_its_deadline_is_given_up_with_what_has_come() -> N
 
 async def test_a_connection_that_breaks_is_a_failure() -> None:
     async with CompletionClient(ClientOptions(url="http://127.0.0.1:1")) as client:
-        answer = await client.ask("tiny", Question(prompt_token_ids=[1], output_tokens=1))
-    assert answer.failure == "connection: ConnectError"
+        question = client.prepare("tiny", Question(prompt=[1], output_tokens=1))
+        answer = await client.ask(question)
+    assert (answer.kind, answer.failure) == ("connection", "connection: ClientConnectorError")
 
 
 async def test_tokens_are_counted_where_the_endpoint_does_not() -> None:

@@ -20,7 +20,7 @@ class PromptMaker:
     prompt with it, but not the earlier answer.
     """
 
-    def __init__(self, *, block_tokens: int, vocabulary: int, seed: int = 0) -> None:
+    def __init__(self, *, block_tokens: int, vocabulary: int, seed: int | str = 0) -> None:
         if block_tokens < 1 or vocabulary < 1:
             raise ValueError(
                 f"got blocks of {block_tokens} tokens and a vocabulary of {vocabulary}, wanted at"

@@ -74,7 +74,10 @@ def page(study: Study) -> str:
             f'<p class="says">{escape(panel.says)}</p>'
             f'<img alt="{alt}" src="data:image/png;base64,{data}"></section>'
         )
-    parts += [_notes("Notes", study.notes), _notes("What the words mean", DEFINITIONS)]
+    parts += [
+        _notes("Notes", study.notes),
+        _notes("What the words mean", study.definitions or DEFINITIONS),
+    ]
     return "\n".join([*parts, "</main></body></html>", ""])
 
 

@@ -55,7 +55,7 @@ def plain(study: Study) -> dict[str, object]:
         "trades": [asdict(one) for one in trades_of(study)],
         "tables": [asdict(one) for one in study.tables],
     }
-    return {key: _finite(value) for key, value in report.items()}
+    return {key: finite(value) for key, value in report.items()}
 
 
 def _result(study: Study, result: Result) -> dict[str, object]:
@@ -79,14 +79,14 @@ def _derived(figures: Summary) -> dict[str, object]:
     }
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
     """The same with null for what JSON has no number for."""
     match value:
         case float() if not math.isfinite(value):
             return None
         case dict():
-            return {key: _finite(one) for key, one in value.items()}
+            return {key: finite(one) for key, one in value.items()}
         case list() | tuple():
-            return [_finite(one) for one in value]
+            return [finite(one) for one in value]
         case _:
             return value

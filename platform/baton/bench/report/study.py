@@ -125,6 +125,10 @@ class Study:
     """Where each scale of the objectives was a run of its own; else one run is judged by all."""
     trades: tuple[Trade, ...] = ()
     tables: tuple[Table, ...] = ()
+    tables_of_results: bool = True
+    """Whether the usual ones are made from the results; not where `tables` have all figures."""
+    definitions: tuple[str, ...] = ()
+    """Of the words in it; none for the usual ones."""
 
     @property
     def judged(self) -> bool:

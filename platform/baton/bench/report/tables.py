@@ -22,6 +22,8 @@ from baton.bench.words import NOTHING, number_text, seconds_text, share_text
 def tables_of(study: Study) -> tuple[Table, ...]:
     """All tables of a study, the most telling first."""
     made = list(study.tables)
+    if not study.tables_of_results:
+        return tuple(made)
     if study.results:
         made.append(_figures(study))
         made += _shares(study)
