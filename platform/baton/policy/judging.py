@@ -16,7 +16,7 @@ from baton.domain.slo import Judgement, Slo
 SLOW_GAPS_ALLOWED = 0.01
 """Of the gaps between two tokens of a request: what a promise for the 99th percentile leaves."""
 _REFUSED = frozenset({Phase.SHED, Phase.EVICTED, Phase.FAILED})
-_ROUNDING_S = 1e-9
+ROUNDING_S = 1e-9
 """Sums of times miss a bound by so much that nobody could measure."""
 
 
@@ -77,4 +77,4 @@ def _gaps_met(ended: RequestRecord) -> bool:
 
 
 def _within(took_s: float, bound_s: float | None) -> bool:
-    return bound_s is None or took_s <= bound_s + _ROUNDING_S
+    return bound_s is None or took_s <= bound_s + ROUNDING_S

@@ -1,0 +1,34 @@
+"""What an address in a configuration means for who can reach it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+def ip_address(text: str) -> IpAddress | None:
+    """An IP address; None for anything else."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def is_host(text: str) -> bool:
+    """Whether it is an IP address, or could be the name of a host."""
+    return ip_address(text) is not None or _HOST.fullmatch(text) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    address = ip_address(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
+
+
+def is_any(host: str) -> bool:
+    """Whether it means all addresses of a machine."""
+    address = ip_address(host)
+    return address is not None and address.is_unspecified

@@ -1,0 +1,51 @@
+"""What must agree about what can be seen, and by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baton.config.addresses import is_any, is_host, is_loopback
+from baton.config.schema import ServerConfig, SideChannel
+from baton.config.schema_observability import ObservabilityConfig
+from baton.config.seen import Seen
+from baton.config.tree import Finding
+
+_METRICS = ("observability", "metrics")
+
+
+def check_observability(seen: Seen) -> Iterator[Finding]:
+    """The endpoint of metrics and console: its address, and who may ask there."""
+    wanted = seen.get(ObservabilityConfig, "observability")
+    if wanted is None or not (wanted.metrics.enabled or wanted.console.enabled):
+        return
+    host = wanted.metrics.host
+    if not is_host(host):
+        what = f"got {host!r}, wanted a host name or an IP address"
+        yield seen.wrong((*_METRICS, "host"), what)
+    elif not is_loopback(host) and wanted.token_file is None:
+        what = (
+            f"got {host!r}, which others reach, without a token: set observability.token_file to a"
+            " file with one, or host to 127.0.0.1"
+        )
+        yield seen.wrong((*_METRICS, "host"), what)
+    yield from _port(seen, host, wanted.metrics.port)
+
+
+def _port(seen: Seen, host: str, port: int) -> Iterator[Finding]:
+    path = (*_METRICS, "port")
+    server = seen.get(ServerConfig, "server")
+    if server is not None and port == server.port and _overlap(host, server.host):
+        yield seen.wrong(path, f"got {port}, which is server.port, wanted another, or 0 for any")
+    side_channel = seen.get(SideChannel, "transfer", "side_channel")
+    if side_channel is None:
+        return
+    base = side_channel.port_base
+    engines = sum(pool.replicas.max * pool.parallel.workers for pool in seen.pools().values())
+    if base <= port < base + engines:
+        what = f"got {port}, which is one of the side channel's ({base} and up), wanted another"
+        yield seen.wrong(path, what)
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether one port cannot be had on both."""
+    return one == other or is_any(one) or is_any(other)

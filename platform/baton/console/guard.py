@@ -1,0 +1,72 @@
+"""What every answer of the console goes through: read-only, and closed to other pages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+"""Nothing from elsewhere, nothing inline; and no string ever becomes markup."""
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+_OTHER_PAGES = frozenset({"cross-site", "same-site"})
+
+
+class Guard:
+    """ASGI middleware: adds the headers, and lets nothing but GET through.
+
+    Another site's page in the same browser may link here, and nothing else: it could not read
+    anything, but it could take viewers' places.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 405 or 403, or pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        app = refusal(scope) or self._app
+        await app(scope, receive, guarded)
+
+
+def refusal(scope: Scope) -> ASGIApp | None:
+    """The answer to what is not let through; None for what is."""
+    if scope["method"] != "GET":
+        return PlainTextResponse("the console only reads: GET\n", 405, headers={"allow": "GET"})
+    headers = Headers(scope=scope)
+    is_link = headers.get("sec-fetch-mode") == "navigate"
+    if headers.get("sec-fetch-site") in _OTHER_PAGES and not is_link:
+        return PlainTextResponse("not for other sites' pages\n", 403)
+    return None

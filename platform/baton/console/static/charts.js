@@ -1,0 +1,160 @@
+// Lines over the last ten minutes, by uPlot. Colours come from the style sheet, so that both themes
+// are right; every chart has a line of text above it that says what is under the pointer.
+
+import { h } from "./dom.js";
+
+const SPAN_S = 600;
+const GAP_S = 6;
+
+const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** Rows of `history` with x in wall time, and a hole wherever nobody was watching. */
+function data(history, offset_s, names) {
+  const out = [[], ...names.map(() => [])];
+  let before = null;
+  history.at_s.forEach((at_s, index) => {
+    if (before !== null && at_s - before > GAP_S) {
+      out[0].push(at_s + offset_s - 0.001);
+      names.forEach((_, line) => out[line + 1].push(null));
+    }
+    out[0].push(at_s + offset_s);
+    names.forEach((name, line) => out[line + 1].push(history[name]?.[index] ?? null));
+    before = at_s;
+  });
+  return out;
+}
+
+/** `spec`: `lines(history)` → [{ name, label, color, fill, dash, step }], `text(value)`, `band`, `least`. */
+export class Chart {
+  constructor(spec) {
+    this.spec = spec;
+    this.hook = (node) => this.#mount(node);
+  }
+
+  draw(live) {
+    if (!this.node) return;
+    const lines = this.spec.lines(live.history);
+    const gist = JSON.stringify([lines, document.documentElement.dataset.theme, ink("--text")]);
+    if (gist !== this.gist) this.#build(lines, gist);
+    const offset_s = Date.now() / 1000 - live.now();
+    this.now_s = Date.now() / 1000;
+    this.plot.setData(data(live.history, offset_s, lines.map((line) => line.name)));
+    this.#say();
+  }
+
+  #mount(node) {
+    this.node = node;
+    this.gist = null;
+    const watch = new ResizeObserver(() => {
+      if (this.plot && node.clientWidth) this.plot.setSize({ width: node.clientWidth, height: node.clientHeight });
+    });
+    watch.observe(node);
+    return () => {
+      watch.disconnect();
+      this.plot?.destroy();
+      this.plot = this.node = null;
+    };
+  }
+
+  #build(lines, gist) {
+    this.plot?.destroy();
+    this.gist = gist;
+    this.lines = lines;
+    const axis = { stroke: ink("--faint"), grid: { stroke: ink("--line"), width: 1 }, ticks: { show: false }, font: `${ink("--chart-font")}` };
+    const options = {
+      width: this.node.clientWidth || 300,
+      height: this.node.clientHeight || 160,
+      legend: { show: false },
+      cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
+      padding: [8, 8, 0, 0],
+      scales: {
+        x: { range: () => [this.now_s - SPAN_S, this.now_s] },
+        y: { range: (_plot, low, high) => this.#range(low, high) },
+      },
+      axes: [
+        { ...axis, grid: { show: false }, space: 90, size: 26, values: (_plot, ticks) => ticks.map(clock) },
+        { ...axis, size: 44, space: 34, values: (_plot, ticks) => ticks.map((tick) => this.spec.text(tick)) },
+      ],
+      series: [{}, ...lines.map((line) => this.#series(line))],
+      bands: this.spec.band ? [{ series: this.spec.band, fill: ink("--miss-wash") }] : [],
+      hooks: { setCursor: [() => this.#say()] },
+    };
+    this.plot = new window.uPlot(options, [[], ...lines.map(() => [])], this.node);
+    this.plot.root.setAttribute("aria-hidden", "true");
+  }
+
+  #series(line) {
+    return {
+      label: line.label,
+      stroke: ink(line.color),
+      width: line.width ?? 1.75,
+      dash: line.dash,
+      fill: line.fill ? ink(line.fill) : undefined,
+      points: { show: false },
+      paths: line.step ? window.uPlot.paths.stepped({ align: 1 }) : undefined,
+    };
+  }
+
+  #range(low, high) {
+    if (this.spec.range) return this.spec.range(low, high);
+    const top = high === null || high === undefined || high <= 0 ? (this.spec.least ?? 1) : high * 1.12;
+    return [0, Math.max(top, this.spec.least ?? 0)];
+  }
+
+  /** What is under the pointer, or now. */
+  #say() {
+    const said = this.node?.parentElement?.querySelector("[data-reads]");
+    if (!said || !this.plot) return;
+    const columns = this.plot.data;
+    const at = this.plot.cursor.idx ?? columns[0].length - 1;
+    for (const item of said.children) {
+      const line = this.lines.findIndex((one) => one.name === item.dataset.line);
+      const value = line < 0 ? null : columns[line + 1]?.[at];
+      item.querySelector("b").textContent = value === null || value === undefined ? "–" : this.spec.text(value);
+    }
+    const when = said.parentElement.querySelector("[data-when]");
+    if (when) when.textContent = this.plot.cursor.idx == null ? "now" : clock(columns[0][at], true);
+  }
+}
+
+/** A chart with its title and its legend, which reads the values. */
+export function chartBox(chart, { title, key, live, note }) {
+  const lines = chart.spec.lines(live.history);
+  return h(
+    "figure",
+    { class: "chart-box", key },
+    h("figcaption", {},
+      h("span", { class: "chart-title" }, title),
+      h("span", { class: "reads", "data-reads": true },
+        lines.map((line) => h("span", { key: line.name, class: "read", "data-line": line.name }, h("i", { class: `swatch${line.dash ? " dashed" : ""}`, style: { "--ink": `var(${line.color})` } }), line.label, " ", h("b", { hook: () => undefined }))),
+      ),
+      h("span", { class: "when", "data-when": true, hook: () => undefined }),
+    ),
+    h("div", { class: "chart", hook: chart.hook, role: "img", "aria-label": note }),
+  );
+}
+
+function clock(at_s, exact = false) {
+  const date = new Date(at_s * 1000);
+  const parts = [date.getHours(), date.getMinutes(), ...(exact ? [date.getSeconds()] : [])];
+  return parts.map((part) => String(part).padStart(2, "0")).join(":");
+}
+
+/** A line of words' height: values between `low` and 1, and where the target is. */
+export function sparkline(values, target, label) {
+  const known = values.filter((value) => value !== null && value !== undefined);
+  if (known.length < 2) return h("span", { class: "faint" }, "–");
+  const low = Math.min(...known, 1 - 2 * (1 - target), 0.999);
+  const x = (index) => ((index / (values.length - 1)) * 100).toFixed(1);
+  const y = (value) => (2 + (1 - (value - low) / (1 - low)) * 20).toFixed(1);
+  let path = "";
+  values.forEach((value, index) => {
+    if (value === null || value === undefined) return;
+    const begins = path === "" || values[index - 1] === null || values[index - 1] === undefined;
+    path += `${begins ? "M" : "L"}${x(index)} ${y(value)}`;
+  });
+  return h("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    h("line", { class: "spark-target", x1: 0, x2: 100, y1: y(target), y2: y(target) }),
+    h("path", { class: "spark-line", d: path }),
+  );
+}

@@ -1,0 +1,90 @@
+// A page as a function of what is known: `h` says what there should be, `patch` makes it so.
+// Text goes in as text nodes only, whatever a fleet or a client has put into it.
+
+const SVG = "http://www.w3.org/2000/svg";
+const SVG_TAGS = new Set(["svg", "path", "line", "rect", "circle", "g", "polyline"]);
+
+/**
+ * One element. Props: `key` (who it is among its siblings), `class`, `style` (CSS properties),
+ * `on` (handlers by event), `hook` (called once with the new element, whose inside is then its
+ * own); all others are attributes, left out when null or false.
+ */
+export function h(tag, props = {}, ...kids) {
+  return { tag, props, kids: kids.flat(Infinity).filter((kid) => kid !== null && kid !== false && kid !== undefined && kid !== "") };
+}
+
+/** Make the children of `parent` what `wanted` says, touching only what differs. */
+export function patch(parent, wanted) {
+  const kept = new Map();
+  for (const node of parent.childNodes) if (node.vkey !== undefined) kept.set(node.vkey, node);
+  let at = parent.firstChild;
+  wanted.forEach((want, index) => {
+    let node = reusable(want, at, kept);
+    if (node === null) node = created(want);
+    if (node !== at) parent.insertBefore(node, at);
+    else at = at.nextSibling;
+    node.vkey = want.props?.key ?? undefined;
+    update(node, want);
+    void index;
+  });
+  while (at !== null) {
+    const next = at.nextSibling;
+    at.gone?.();
+    at.remove();
+    at = next;
+  }
+}
+
+function reusable(want, at, kept) {
+  if (typeof want !== "object") return at?.nodeType === Node.TEXT_NODE ? at : null;
+  const key = want.props.key;
+  const found = key === undefined ? at : kept.get(key);
+  if (!found || found.nodeType !== Node.ELEMENT_NODE) return null;
+  if (key === undefined && found.vkey !== undefined) return null;
+  return found.localName === want.tag ? found : null;
+}
+
+function created(want) {
+  if (typeof want !== "object") return document.createTextNode("");
+  const node = SVG_TAGS.has(want.tag) ? document.createElementNS(SVG, want.tag) : document.createElement(want.tag);
+  if (want.props.hook) node.gone = want.props.hook(node);
+  return node;
+}
+
+function update(node, want) {
+  if (typeof want !== "object") {
+    const text = String(want);
+    if (node.data !== text) node.data = text;
+    return;
+  }
+  const { key, class: names, style, on, hook, ...attributes } = want.props;
+  setAttributes(node, names ? { ...attributes, class: names } : attributes);
+  setStyle(node, style ?? {});
+  setHandlers(node, on ?? {});
+  if (!hook) patch(node, want.kids);
+}
+
+function setAttributes(node, wanted) {
+  const had = node.vattributes ?? {};
+  for (const name of Object.keys(had)) if (!(name in wanted)) node.removeAttribute(name);
+  for (const [name, value] of Object.entries(wanted)) {
+    if (had[name] === value) continue;
+    if (value === null || value === undefined || value === false) node.removeAttribute(name);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.vattributes = wanted;
+}
+
+function setStyle(node, wanted) {
+  const had = node.vstyle ?? {};
+  for (const name of Object.keys(had)) if (!(name in wanted)) node.style.removeProperty(name);
+  for (const [name, value] of Object.entries(wanted)) if (had[name] !== value) node.style.setProperty(name, value);
+  node.vstyle = wanted;
+}
+
+function setHandlers(node, wanted) {
+  const had = node.vhandlers ?? {};
+  for (const name of Object.keys(had)) if (!(name in wanted)) node[`on${name}`] = null;
+  for (const [name, handler] of Object.entries(wanted)) node[`on${name}`] = handler;
+  node.vhandlers = wanted;
+}

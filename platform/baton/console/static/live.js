@@ -1,0 +1,110 @@
+// The stream of server-sent events: which topics, what came last, and whether it still comes.
+
+const PATIENCE_S = 6;
+
+export class Live {
+  /** `onChange` is called after every event, and when the state changes. */
+  constructor(onChange) {
+    this.onChange = onChange;
+    this.latest = new Map();
+    this.troubles = new Map();
+    this.history = { at_s: [] };
+    this.state = "connecting";
+    this.why = "";
+    this.lastAt = performance.now();
+    this.topics = "";
+    setInterval(() => this.#check(), 1000);
+  }
+
+  /** Watch these; a stream that watches the same goes on. */
+  watch(topics) {
+    const wanted = [...topics].sort().join(",");
+    if (wanted === this.topics && this.source) return;
+    this.topics = wanted;
+    for (const source of this.troubles.keys()) if (source !== "overview") this.troubles.delete(source);
+    this.#open();
+  }
+
+  /** Nobody looks: let the fleet alone until `watch`. */
+  rest() {
+    this.source?.close();
+    this.source = null;
+    this.state = "connecting";
+  }
+
+  /** The server's clock now, in its seconds. */
+  now() {
+    return performance.now() / 1000 + (this.offset ?? 0);
+  }
+
+  get(topic) {
+    return this.latest.get(topic)?.data;
+  }
+
+  /** Seconds since what is known of a topic was sent. */
+  age(topic) {
+    const found = this.latest.get(topic);
+    return found ? (performance.now() - found.at) / 1000 : 0;
+  }
+
+  #open() {
+    this.source?.close();
+    clearTimeout(this.retry);
+    const source = new EventSource(`events?topics=${encodeURIComponent(this.topics)}`);
+    this.source = source;
+    source.addEventListener("hello", (event) => this.#hello(JSON.parse(event.data)));
+    source.addEventListener("trouble", (event) => this.#trouble(JSON.parse(event.data)));
+    for (const topic of ["overview", "fleet", "links", "latest", "missed", "slowest", "ticks"])
+      source.addEventListener(topic, (event) => this.#took(topic, JSON.parse(event.data)));
+    source.onerror = () => this.#failed(source);
+  }
+
+  #hello(told) {
+    this.offset = told.now_s - performance.now() / 1000;
+    this.history = told.history.at_s ? told.history : { at_s: [] };
+    this.#alive("live");
+  }
+
+  #took(topic, data) {
+    this.latest.set(topic, { data, at: performance.now() });
+    if (topic === "overview") this.#point(data.point);
+    this.#alive("live");
+  }
+
+  #trouble(told) {
+    if (told.why === null) this.troubles.delete(told.source);
+    else this.troubles.set(told.source, { why: told.why, since: performance.now() - told.for_s * 1000 });
+    this.#alive("live");
+  }
+
+  #point(point) {
+    const columns = this.history;
+    const last = columns.at_s.at(-1);
+    if (last !== undefined && point.at_s <= last) return;
+    const length = columns.at_s.length;
+    for (const name of Object.keys(point)) columns[name] ??= new Array(length).fill(null);
+    for (const name of Object.keys(columns)) {
+      columns[name].push(point[name] ?? null);
+      if (columns[name].length > 600) columns[name].shift();
+    }
+  }
+
+  #alive(state) {
+    this.lastAt = performance.now();
+    this.state = state;
+    this.onChange();
+  }
+
+  /** EventSource tries again by itself, but not after an answer that is no stream. */
+  #failed(source) {
+    if (source !== this.source) return;
+    this.state = "lost";
+    if (source.readyState === EventSource.CLOSED) this.retry = setTimeout(() => this.#open(), 5000);
+    this.onChange();
+  }
+
+  #check() {
+    if (this.state === "live" && performance.now() - this.lastAt > PATIENCE_S * 1000) this.state = "stale";
+    this.onChange();
+  }
+}

@@ -1,0 +1,103 @@
+// Requests that have ended lately, and all of one: its waterfall, and how it was placed.
+
+import { h } from "./dom.js";
+import { ago, route, seconds, shortId, whole, words } from "./format.js";
+import { detail } from "./request.js";
+
+const ORDERS = [["latest", "l"], ["missed", "m"], ["slowest", "s"]];
+export const PARTS = ["held", "lost", "queue", "prefill", "transfer", "decode"];
+
+export const requests = {
+  topics: (state) => [state.order],
+  view(ctx) {
+    const { live, state } = ctx;
+    const told = live.get(state.order);
+    const open = state.open !== null;
+    return [h("div", { class: `split ${open ? "open" : ""}`, key: "split" },
+      h("section", { class: "list", key: "list" }, head(ctx), list(ctx, told)),
+      open ? h("section", { class: "detail", key: "detail", "aria-label": "Request" }, detail(ctx)) : null,
+    )];
+  },
+  filters: "by id, class, tenant, replica, outcome",
+  key(event, ctx) {
+    const order = ORDERS.find(([, key]) => key === event.key);
+    if (order) ctx.set({ order: order[0], shown: null });
+    if (event.key === "z") ctx.set({ whole: !ctx.state.whole });
+    return Boolean(order) || event.key === "z";
+  },
+};
+
+function head(ctx) {
+  return h("div", { class: "section-head" },
+    h("h1", {}, "Requests"),
+    h("div", { class: "segments", role: "group", "aria-label": "Which" }, ORDERS.map(([order, key]) => h("button", {
+      type: "button", key: order, "aria-pressed": ctx.state.order === order ? "true" : "false", "aria-keyshortcuts": key,
+      on: { click: () => ctx.set({ order, shown: null }) },
+    }, order))),
+    h("span", { class: "faint held-note" }, ctx.state.isReading ? "list held while you read" : ""),
+  );
+}
+
+const EMPTY = {
+  latest: "No request has ended lately. Send one, and it appears here.",
+  missed: "No request that is remembered missed a promise.",
+  slowest: "No request has ended lately.",
+};
+
+function list(ctx, told) {
+  const { state } = ctx;
+  if (!told) return h("p", { class: "empty" }, "Waiting for the ingresses' first answer.");
+  const all = state.isReading && state.shown ? state.shown : told;
+  state.shown = all;
+  const rows = all.requests.filter((row) => matches(row, state.filter));
+  if (!rows.length) return nothing(state);
+  return h("div", { class: "scroll", "data-reading": true }, h("table", { class: "rows" },
+    h("thead", {}, h("tr", {}, ["", "Request", "Class", "Tenant", "Ran on", "TTFT", "TPOT", "Total", "Tokens", "Where the time to first token went", "Ended"].map((name, at) => h("th", { scope: "col", class: at >= 5 && at <= 8 ? "n" : at === 9 ? "wide" : "" }, name)))),
+    h("tbody", {}, rows.map((row) => line(row, ctx))),
+  ));
+}
+
+function nothing(state) {
+  if (!state.filter) return h("p", { class: "empty" }, EMPTY[state.order]);
+  return h("p", { class: "empty" }, "None of these match. ", h("a", { href: `#requests/${encodeURIComponent(state.filterText)}`, "data-row": true }, `Look for “${state.filterText}” among all that are remembered`));
+}
+
+function matches(row, filter) {
+  if (!filter) return true;
+  const text = [row.request_id, row.slo_class, row.tenant, row.prefill_replica, row.decode_replica, row.outcome, row.missed, row.verdict].join(" ");
+  return text.toLowerCase().includes(filter);
+}
+
+export function verdictText(row) {
+  if (row.verdict === "good") return ["✓", "good", "kept"];
+  if (row.verdict === "missed") return ["✕", "bad", `missed ${words(row.missed).replaceAll(",", ", ")}`];
+  return ["–", "faint", String(row.verdict ?? "")];
+}
+
+function line(row, ctx) {
+  const [glyph, tone, text] = verdictText(row);
+  const total = firstToken(row) ?? row.ended_s;
+  return h("tr", { key: row.request_id, class: ctx.state.open === row.request_id ? "on" : "" },
+    h("td", { class: tone }, h("span", { title: text, role: "img", "aria-label": text }, glyph)),
+    h("th", { scope: "row" }, h("a", { class: "stretch mono cut", href: `#requests/${encodeURIComponent(row.request_id)}`, "data-row": true, title: row.request_id }, row.request_id)),
+    h("td", {}, h("span", { class: "cut narrow" }, row.slo_class ?? "–")),
+    h("td", {}, h("span", { class: "cut narrow" }, row.tenant ?? "–")),
+    h("td", { class: "mono nowrap" }, route(row, shortId)),
+    h("td", { class: `n ${String(row.missed).includes("ttft") ? "bad" : ""}` }, seconds(row.first_token_s)),
+    h("td", { class: `n ${String(row.missed).includes("tpot") ? "bad" : ""}` }, seconds(row.tpot_s)),
+    h("td", { class: "n" }, seconds(row.ended_s)),
+    h("td", { class: "n nowrap" }, whole(row.prompt_tokens), h("span", { class: "faint" }, ` → ${whole(row.output_tokens)}`)),
+    h("td", { class: "wide" }, bars(row.bars, total)),
+    h("td", { class: "faint nowrap" }, ago((row.age_s ?? 0) + ctx.live.age(ctx.state.order))),
+  );
+}
+
+const firstToken = (row) => (typeof row.first_token_s === "number" ? row.first_token_s : null);
+
+function bars(parts, total) {
+  if (!parts?.length || !total) return null;
+  return h("div", { class: "minibar", "aria-hidden": "true" }, parts.filter(([, from]) => from < total).map(([part, from, to], at) => h("i", {
+    key: `${at}`, class: `part ${PARTS.includes(part) ? part : "lost"}`,
+    style: { left: `${((from / total) * 100).toFixed(2)}%`, width: `${(((Math.min(to, total) - from) / total) * 100).toFixed(2)}%` },
+  })));
+}

@@ -1,0 +1,63 @@
+// Where a request's time went, in order: one bar for each stretch, on one axis.
+
+import { h } from "./dom.js";
+import { seconds, shortId } from "./format.js";
+
+const PARTS = new Set(["held", "lost", "queue", "prefill", "transfer", "decode"]);
+
+export function waterfall(told, ctx) {
+  const bars = told.waterfall ?? [];
+  const first = typeof told.first_token_s === "number" ? told.first_token_s : null;
+  const end = bars.at(-1)?.to_s ?? 0;
+  if (!bars.length || end <= 0) return h("p", { class: "empty" }, "Nothing is known of its time.");
+  const all = ctx.state.whole || first === null || first <= 0;
+  const span = all ? end : first * 1.08;
+  const promised = (told.objectives ?? []).find((row) => row.objective === "ttft")?.promised_s ?? null;
+  return h("figure", { class: "waterfall", "data-end": end, key: "waterfall" },
+    h("figcaption", {},
+      h("h2", {}, "Where its time went"),
+      first === null ? null : h("div", { class: "segments small", role: "group", "aria-label": "Axis" },
+        h("button", { type: "button", "aria-pressed": all ? "false" : "true", on: { click: () => ctx.set({ whole: false }) } }, "until the first token"),
+        h("button", { type: "button", "aria-pressed": all ? "true" : "false", "aria-keyshortcuts": "z", on: { click: () => ctx.set({ whole: true }) } }, "all of it")),
+    ),
+    h("ol", { class: "bars" }, bars.map((bar, at) => row(bar, at, span)), axis(span, first, promised)),
+    h("p", { class: "total" }, "ended after ", h("b", { "data-test": "e2e", "data-seconds": told.ended_s ?? end }, seconds(told.ended_s ?? end)), first === null ? ", without a first token" : [", first token after ", h("b", {}, seconds(first))]),
+  );
+}
+
+function row(bar, at, span) {
+  const took = bar.to_s - bar.from_s;
+  const beyond = bar.from_s >= span;
+  const cut = !beyond && bar.to_s > span * 1.0001;
+  const width = beyond ? 0 : ((Math.min(bar.to_s, span) - bar.from_s) / span) * 100;
+  const part = PARTS.has(bar.part) ? bar.part : "lost";
+  return h("li", { key: String(at), "data-test": "bar", "data-seconds": took },
+    h("span", { class: "bar-name" }, h("i", { class: `part ${part}`, "aria-hidden": "true" }), part, h("span", { class: "faint mono cut", title: bar.replica ?? "" }, bar.replica ? shortId(bar.replica) : "ingress")),
+    h("span", { class: "lane" },
+      bar.predicted_s === null || bar.predicted_s === undefined || beyond ? null : h("i", { class: "foreseen", title: `predicted ${seconds(bar.predicted_s)}`, style: place(bar.from_s, bar.predicted_s, span) }),
+      h("i", { class: `part bar ${part} ${cut ? "cut-off" : ""}`, style: { left: `${Math.min(100, (bar.from_s / span) * 100).toFixed(3)}%`, width: `${width.toFixed(3)}%` } })),
+    h("span", { class: "n bar-value" }, seconds(took)),
+  );
+}
+
+const place = (from, took, span) => ({ left: `${((from / span) * 100).toFixed(3)}%`, width: `${Math.min(100 - (from / span) * 100, (took / span) * 100).toFixed(3)}%` });
+
+function axis(span, first, promised) {
+  const marks = [];
+  if (first !== null && first <= span) marks.push(["first", first, "first token"]);
+  if (promised !== null && promised <= span) marks.push(["promised", promised, "promised"]);
+  return h("li", { class: "axis", "aria-hidden": "true" }, h("span", {}), h("span", { class: "lane" },
+    ticks(span).map((at) => h("span", { key: `t${at}`, class: "tick", style: { left: `${(at / span) * 100}%` } }, at === 0 ? "0" : seconds(at))),
+    marks.map(([kind, at, text]) => h("span", { key: kind, class: `marker ${kind}`, style: { left: `${(at / span) * 100}%` }, title: `${text} ${seconds(at)}` })),
+  ), h("span", {}));
+}
+
+/** Round numbers, about four of them. */
+function ticks(span) {
+  const raw = span / 4;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= raw) ?? raw;
+  const out = [];
+  for (let at = 0; at < span * 0.97; at += step) out.push(Number(at.toPrecision(6)));
+  return out;
+}

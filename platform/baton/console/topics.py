@@ -1,0 +1,82 @@
+"""What a viewer can watch, and how each of it is read from the feed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from baton.console.feed import Feed
+from baton.console.history import History
+from baton.console.views import fleet_view, overview_view, story_row, tick_runs
+from baton.domain.commands import RecordOrder
+
+STORIES: Final = 40
+TICKS: Final = 120
+MOST_LINKS: Final = 4096
+"""Pairs that are sent: a map of 64 by 64."""
+
+
+class Topic(StrEnum):
+    """What one section of the page shows; names of server-sent events."""
+
+    OVERVIEW = "overview"
+    """Watched by every viewer: the header shows it, too."""
+    FLEET = "fleet"
+    LINKS = "links"
+    LATEST = "latest"
+    MISSED = "missed"
+    SLOWEST = "slowest"
+    TICKS = "ticks"
+
+
+Views = Mapping[Topic, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One call of the feed, and the topics that it serves."""
+
+    name: str
+    """What is not shown when it fails."""
+    topics: frozenset[Topic]
+    read: Callable[[frozenset[Topic]], Awaitable[Views]]
+    """Given the topics that somebody watches."""
+
+
+def sources(feed: Feed, history: History, clock: Callable[[], float]) -> tuple[Source, ...]:
+    """Every source; what the overview says goes into the history."""
+
+    async def overview(watched: frozenset[Topic]) -> Views:
+        report = await feed.overview()
+        point = history.add(report, clock())
+        views: dict[Topic, object] = {
+            Topic.OVERVIEW: {"point": point, "overview": overview_view(report)}
+        }
+        if Topic.FLEET in watched:
+            views[Topic.FLEET] = fleet_view(report)
+        return views
+
+    async def links(_watched: frozenset[Topic]) -> Views:
+        rows = await feed.links()
+        return {Topic.LINKS: {"pairs": len(rows), "links": rows[:MOST_LINKS]}}
+
+    async def ticks(_watched: frozenset[Topic]) -> Views:
+        return {Topic.TICKS: {"runs": tick_runs(await feed.ticks(TICKS))}}
+
+    def requests(topic: Topic, order: RecordOrder) -> Source:
+        async def read(_watched: frozenset[Topic]) -> Views:
+            stories = await feed.requests(STORIES, order)
+            return {topic: {"requests": [story_row(story) for story in stories]}}
+
+        return Source(name="requests", topics=frozenset({topic}), read=read)
+
+    return (
+        Source(name="overview", topics=frozenset({Topic.OVERVIEW, Topic.FLEET}), read=overview),
+        Source(name="links", topics=frozenset({Topic.LINKS}), read=links),
+        requests(Topic.LATEST, RecordOrder.LATEST),
+        requests(Topic.MISSED, RecordOrder.MISSED),
+        requests(Topic.SLOWEST, RecordOrder.SLOWEST),
+        Source(name="ticks", topics=frozenset({Topic.TICKS}), read=ticks),
+    )

@@ -1,0 +1,139 @@
+"""What the page is sent: reports for operators, cut down to what is drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+Told = Mapping[str, Any]
+Drawn = dict[str, object]
+
+LONGEST_ID: Final = 256
+"""Characters of a request's id that are shown; clients choose them."""
+_STORY_FIELDS = (
+    "outcome", "reason", "mode", "prefill_replica", "decode_replica", "slo_class", "tenant",
+    "verdict", "missed", "first_token_s", "tpot_s", "ended_s", "prompt_tokens", "cached_tokens",
+    "output_tokens", "resumes", "slowness", "age_s",
+)  # fmt: skip
+_REPLICA_FIELDS = (
+    "engine", "running_requests", "queued_requests", "pulling_requests", "kv_used_fraction",
+    "step_s", "inflight_legs", "moved_bytes", "transfer_failures", "expired_leases", "load_age_s",
+)  # fmt: skip
+
+
+def overview_view(report: Told) -> Drawn:
+    """What the header and the overview show, without the replicas."""
+    ingresses: Sequence[Told] = report.get("ingresses") or ()
+    return {
+        "baton": report.get("baton"),
+        "model": report.get("model"),
+        "generation": report.get("generation"),
+        "up_s": report.get("up_s"),
+        "demand": report.get("demand"),
+        "service": service_view(report),
+        "classes": report.get("classes") or [],
+        "pools": report.get("pools") or [],
+        "autoscaler": report.get("autoscaler"),
+        "ingresses": {
+            "count": len(ingresses),
+            "healthy": sum(bool(one.get("healthy")) for one in ingresses),
+            "unjoined": _unjoined(ingresses),
+            "in_flight": _summed(one.get("in_flight") for one in ingresses),
+            "ended": _summed(one.get("ended") for one in ingresses),
+        },
+        "predictions": [row for one in ingresses[:1] for row in one.get("timings") or ()],
+    }
+
+
+def service_view(report: Told) -> Drawn:
+    """All classes together: how many requests end, how many of them as promised."""
+    classes: Sequence[Told] = report.get("classes") or ()
+    ended_per_s = sum(row["requests_per_s"] for row in classes)
+    good_per_s = sum(row["goodput_per_s"] for row in classes)
+    return {
+        "ended_per_s": round(ended_per_s, 3),
+        "goodput_per_s": round(good_per_s, 3),
+        "good_fraction": round(good_per_s / ended_per_s, 4) if ended_per_s else None,
+    }
+
+
+def fleet_view(report: Told) -> Drawn:
+    """Every replica that Ray knows, as the first ingress sees it that has reached it."""
+    seen: dict[str, Told] = {}
+    leases: Counter[str] = Counter()
+    for ingress in report.get("ingresses") or ():
+        for row in ingress.get("replicas") or ():
+            seen.setdefault(row["replica_id"], row)
+            leases[row["replica_id"]] += row.get("leases", 0)
+    members: Sequence[Told] = report.get("members") or tuple(seen.values())
+    rows = [_replica(member, seen.get(member.get("replica_id", ""))) for member in members]
+    for row in rows:
+        row["leases"] = leases[str(row["replica_id"])]
+    return {"pools": report.get("pools") or [], "replicas": rows}
+
+
+def _replica(member: Told, seen: Told | None) -> Drawn:
+    row: Drawn = {name: member.get(name) for name in ("replica_id", "pool", "role", "node", "pid")}
+    if seen is None:
+        return row | {"state": "not joined"}
+    row |= {name: seen.get(name) for name in _REPLICA_FIELDS}
+    row["role"] = seen.get("role", row["role"])
+    row["state"] = "draining" if seen.get("draining") else "ready"
+    if (cache := seen.get("cache")) is not None:
+        row["cached_blocks"] = cache.get("gpu_blocks")
+        row["index"] = _index_state(cache)
+    return row
+
+
+def _index_state(cache: Told) -> str:
+    if not cache.get("in_step", True):
+        return "out of step"
+    return "stale" if cache.get("stale") else "in step"
+
+
+def story_row(story: Told) -> Drawn:
+    """One line of the list of requests: the headline, and its time as bars."""
+    row: Drawn = {name: story.get(name) for name in _STORY_FIELDS}
+    row["request_id"] = str(story["request_id"])[:LONGEST_ID]
+    row["bars"] = [
+        (bar["part"], bar["from_s"], bar["to_s"]) for bar in story.get("waterfall") or ()
+    ]
+    return row
+
+
+def tick_runs(ticks: Sequence[Told]) -> list[Drawn]:
+    """Newest first; ticks in a row that decide the same are told once, by the newest of them."""
+    runs: list[list[Told]] = []
+    for tick in ticks:
+        if runs and _gist(runs[-1][-1]) == _gist(tick):
+            runs[-1].append(tick)
+        else:
+            runs.append([tick])
+    return [
+        {**run[-1], "ticks": len(run), "first_age_s": run[0]["age_s"]} for run in reversed(runs)
+    ]
+
+
+def _gist(tick: Told) -> object:
+    pools = [
+        (pool["pool"], pool["have"], pool["want"], pool["reason"], pool["clipped_by"])
+        for pool in tick["pools"]
+    ]
+    return (tick["held"], tick["actions"], tick["policy"], tick["dry_run"], pools)
+
+
+def _summed(counts: Iterable[Told | None]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one or {})
+    return dict(total)
+
+
+def _unjoined(ingresses: Iterable[Told]) -> dict[str, str]:
+    """Replicas that some ingress cannot reach, and why the first of those cannot."""
+    found: dict[str, str] = {}
+    for ingress in ingresses:
+        for replica_id, why in (ingress.get("unjoined") or {}).items():
+            found.setdefault(replica_id, why)
+    return found

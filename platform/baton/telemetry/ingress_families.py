@@ -1,0 +1,171 @@
+"""What an ingress is asked when Prometheus asks it: totals that are kept anyway, and what is now.
+
+*Theory of operation.* Collecting runs on the event loop that also carries tokens, so it must be
+quick: it takes time proportional to replicas, requests in flight and rows of the scoreboard. Of
+pairs of replicas, of which there are many more, all are counted and only those are described that
+are quarantined or have moved most. Values of labels are those of the configuration; tenants that
+were never in it are counted as `other`, and those that have left it keep their name, or else what
+they have used would be added to `other` at once.
+
+Handoffs that broke are counted as links are forgotten: a few may be missed of a replica that leaves
+between two scrapes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from heapq import nlargest
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import Metric as Family
+
+from baton.control.coordinator import Coordinator
+from baton.domain.demand import CoordinatorReport, Tally
+from baton.domain.handoff import HitSource
+from baton.domain.request import Phase
+from baton.domain.tenant import DEFAULT_TENANT
+from baton.policy.links import LinkCounts, LinkState
+from baton.telemetry import catalogue as c
+from baton.telemetry.families import Families
+from baton.telemetry.ingress_metrics import IngressMetrics
+
+BARRED = "barred"
+"""The outcome of requests that are not judged for their own doing."""
+_UNDER_WAY = (Phase.QUEUED, Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
+
+
+class IngressFacts(NamedTuple):
+    """What is read of an ingress besides its coordinator, each time it is asked."""
+
+    now_s: Callable[[], float]
+    unjoined: Callable[[], int]
+    """Replicas that Ray knows and that cannot be reached."""
+    generation: Callable[[], int]
+    """Of the configuration that it goes by."""
+
+
+class IngressCollector:
+    """Every metric of an ingress; see the module."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        metrics: IngressMetrics,
+        facts: IngressFacts,
+        *,
+        tenants: Iterable[str] = (),
+    ) -> None:
+        self._coordinator = coordinator
+        self._metrics = metrics
+        self._facts = facts
+        self._tenants = {DEFAULT_TENANT}
+        self._broken: Counter[str] = Counter()
+        """By target."""
+        self._broken_seen: dict[tuple[str, str], int] = {}
+        self.know(tenants)
+
+    def know(self, tenants: Iterable[str]) -> None:
+        """Tell these tenants by name from now on, and all others that were told before."""
+        for name in tenants:
+            if len(self._tenants) < c.MOST_VALUES:
+                self._tenants.add(name)
+
+    def collect(self) -> Iterator[Family]:
+        """Every metric of an ingress, as it is now."""
+        found, now_s = Families(), self._facts.now_s()
+        report = self._coordinator.report("", now_s)
+        self._add_tallies(found, report.tallies)
+        for row in self._coordinator.admissions():
+            found.add(c.ADMISSIONS, row.requests, row.slo_class, row.outcome, row.reason)
+        self._add_present(found, report)
+        self._add_knowledge(found, now_s)
+        self._add_links(found, now_s)
+        found.add(c.UNJOINED, self._facts.unjoined())
+        found.add(c.INGRESS_GENERATION, self._facts.generation())
+        yield from found.collect()
+        yield from self._metrics.families()
+
+    # ------------------------------------------------------------------ what clients got
+
+    def _add_tallies(self, found: Families, tallies: Iterable[Tally]) -> None:
+        for tally in tallies:
+            tenant = tally.tenant if tally.tenant in self._tenants else c.OTHER
+            whose = tally.slo_class, tenant, tally.model, tally.pool
+            for outcome, count in _outcomes(tally):
+                found.add(c.REQUESTS, count, *whose, outcome)
+            found.add(c.SLO_REQUESTS, tally.judged, *whose)
+            found.add(c.SLO_GOOD, tally.good, *whose, c.Objective.GOODPUT)
+            found.add(c.SLO_GOOD, tally.ttft_met, *whose, c.Objective.TTFT)
+            found.add(c.SLO_GOOD, tally.tpot_met, *whose, c.Objective.TPOT)
+            found.add(c.SLO_GOOD, tally.itl_met, *whose, c.Objective.ITL)
+            found.add(c.SLO_EXCUSED, tally.excused, *whose)
+            found.add(c.TOKENS, tally.prompt_tokens, *whose, c.TokenKind.PROMPT)
+            found.add(c.TOKENS, tally.cached_tokens, *whose, c.TokenKind.CACHED)
+            found.add(c.TOKENS, tally.output_tokens, *whose, c.TokenKind.OUTPUT)
+
+    # ------------------------------------------------------------------ what is now
+
+    def _add_present(self, found: Families, report: CoordinatorReport) -> None:
+        phases = Counter(self._coordinator.phases().values())
+        for phase in _UNDER_WAY:
+            found.add(c.IN_FLIGHT, phases[phase], phase)
+        found.add(c.HELD_REQUESTS, report.held)
+        found.add(c.SLACK, report.slack_s)
+
+    def _add_knowledge(self, found: Families, now_s: float) -> None:
+        knowledge = self._coordinator.knowledge
+        for quality in knowledge.timings.quality():
+            found.add(c.STEP_ERROR, quality.step_error, quality.pool)
+        leases = self._coordinator.leases()
+        for replica_id, view in self._coordinator.fleet(now_s).replicas.items():
+            found.add(c.LEASES, leases.get(replica_id, 0), view.facts.pool)
+            if (cache := knowledge.index.state(replica_id, now_s)) is not None:
+                reported = cache.gpu_blocks + cache.host_blocks
+                found.add(c.INDEX_BLOCKS, reported, HitSource.REPORTED)
+                found.add(c.INDEX_BLOCKS, cache.predicted_blocks, HitSource.PREDICTED)
+
+    # ------------------------------------------------------------------ links
+
+    def _add_links(self, found: Families, now_s: float) -> None:
+        links = self._coordinator.knowledge.links
+        counts = tuple(links.counts())
+        states = Counter(link.state for link in counts)
+        for state in LinkState:
+            found.add(c.LINK_PAIRS, states[state], state)
+        for target_id, broken in self._broken_by_target(counts):
+            found.add(c.BROKEN_HANDOFFS, broken, target_id)
+        told = {one[:2] for one in nlargest(c.MOST_VALUES, counts, key=_noteworthy)}
+        for row in links.rows(now_s, told):
+            pair = row.source_id, row.target_id
+            found.add(c.LINK_BANDWIDTH, row.bytes_per_s, *pair, row.transport)
+            found.add(c.LINK_SETUP, row.setup_s, *pair)
+            found.add(c.LINK_QUARANTINED, row.state is LinkState.QUARANTINED, *pair)
+
+    def _broken_by_target(self, counts: Iterable[LinkCounts]) -> Iterator[tuple[str, int]]:
+        """Totals that do not go down while their replica is there, whichever others leave."""
+        seen, self._broken_seen = self._broken_seen, {}
+        targets: set[str] = set()
+        for link in counts:
+            pair, broken = link[:2], link.broken_handoffs
+            before = seen.get(pair, 0)
+            self._broken[link.target_id] += broken - before if broken >= before else broken
+            self._broken_seen[pair] = broken
+            targets.add(link.target_id)
+        self._broken = Counter({one: self._broken[one] for one in sorted(targets)})
+        yield from self._broken.items()
+
+
+def _noteworthy(link: LinkCounts) -> tuple[bool, int]:
+    return link.state is LinkState.QUARANTINED, link.moved_bytes
+
+
+def _outcomes(tally: Tally) -> Iterator[tuple[str, int]]:
+    """How the requests of a row have ended; all of them, so that rare ones do not begin at 1."""
+    unserved = tally.shed + tally.evicted + tally.failed + tally.cancelled
+    yield Phase.FINISHED, tally.judged + tally.excused - unserved
+    yield Phase.SHED, tally.shed
+    yield Phase.EVICTED, tally.evicted
+    yield Phase.FAILED, tally.failed
+    yield Phase.CANCELLED, tally.cancelled
+    yield BARRED, tally.barred

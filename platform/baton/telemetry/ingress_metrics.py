@@ -1,0 +1,174 @@
+"""What an ingress measures as it happens: once for each request that has ended, once for each step.
+
+*Theory of operation.* `record` takes the story of a request apart. `step` is told of each engine
+step's outputs and observes one gap for all of the step's streams: the time since the replica's last
+step that had any of ours. That is each stream's own gap but where a stream was left out of a step
+(it was preempted there) and came back in a later one: that gap is told too short. Tokens that come
+together are one. A stream's first tokens on a replica have no gap before them, so a pause while a
+stream moves is not among these; it is in `baton_worst_token_gap_seconds`, which is exact.
+
+Nothing here looks at the tokens of a request one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.metrics_core import Metric as Family
+
+from baton.domain.commands import RequestRecord
+from baton.domain.events import Event, ReplicaJoined, ReplicaLost, StepProduced
+from baton.domain.handoff import HandoffMode, LegKind, LegOutput, RouteReason
+from baton.domain.leg_story import LegStory
+from baton.domain.request import Phase
+from baton.domain.slo import Slo
+from baton.policy.judging import tpot_s
+from baton.telemetry import catalogue as c
+from baton.telemetry.families import Families
+from baton.telemetry.histograms import Histogram
+from baton.telemetry.promises import ttft_parts
+from baton.telemetry.waterfall import chosen_option
+
+
+class _Streams(NamedTuple):
+    """One replica's, for the time between their tokens."""
+
+    pool: str
+    last_at_s: float | None
+    """When it last had tokens for any of them."""
+
+
+class IngressMetrics:
+    """Counts and histograms of one ingress. Satisfies `ports.Recorder`."""
+
+    def __init__(self, classes: Iterable[Slo], *, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._ttft = Histogram(c.TTFT)
+        self._tpot = Histogram(c.TPOT)
+        self._worst_gap = Histogram(c.WORST_GAP)
+        self._itl = Histogram(c.ITL)
+        self._duration = Histogram(c.DURATION)
+        self._held = Histogram(c.HELD)
+        self._handoff_gap = Histogram(c.HANDOFF_GAP)
+        self._ttft_ratio = Histogram(c.TTFT_RATIO)
+        self._parts: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._placements: Counter[tuple[HandoffMode, RouteReason]] = Counter()
+        self._resumes = 0
+        self._hit_tokens = 0
+        self._streams: dict[str, _Streams] = {}
+        self.fit(classes)
+
+    def fit(self, classes: Iterable[Slo]) -> None:
+        """Have an edge at each objective of these classes; others begin anew, if there are any."""
+        classes = tuple(classes)
+        gaps = _objectives(one.itl_p99_s for one in classes)
+        self._ttft.fit(_objectives(one.ttft_s for one in classes))
+        self._tpot.fit(_objectives(one.tpot_s for one in classes))
+        self._worst_gap.fit(gaps)
+        self._itl.fit(gaps)
+
+    # ------------------------------------------------------------------ once a request
+
+    def record(self, record: RequestRecord) -> None:
+        """A request has ended."""
+        slo_class = record.slo.name
+        if record.first_token_at_s is not None:
+            self._first_token(record, record.first_token_at_s)
+        if (took_s := tpot_s(record)) is not None:
+            self._tpot.observe(took_s, slo_class)
+            self._worst_gap.observe(record.worst_gap_s, slo_class)
+        if record.outcome is Phase.FINISHED:
+            self._duration.observe(record.ended_at_s - record.arrived_at_s, slo_class)
+        if record.routes:
+            self._held.observe(record.held_s, slo_class)
+        for route in record.routes:
+            self._placements[route.mode, route.reason] += 1
+        for decision in record.decisions:
+            option = chosen_option(decision)
+            self._hit_tokens += 0 if option is None else option.hit_tokens
+        self._resumes += record.resumes
+
+    def _first_token(self, record: RequestRecord, at_s: float) -> None:
+        """How long it took, where that time went, and what was predicted of it."""
+        slo_class = record.slo.name
+        self._ttft.observe(at_s - record.arrived_at_s, slo_class)
+        for name, part_s in (ttft_parts(record) or {}).items():
+            self._parts[slo_class, name.removesuffix("_s")] += part_s
+        leg = next((one for one in record.legs if _spoke_at(one, at_s)), None)
+        if leg is None:
+            return
+        if leg.kind is LegKind.DECODE and (done_at_s := _prefilled_at_s(record, leg)) is not None:
+            self._handoff_gap.observe(at_s - done_at_s, slo_class)
+        if leg.placement < len(record.decisions):
+            decision = record.decisions[leg.placement]
+            option, took_s = chosen_option(decision), at_s - decision.at_s
+            if option is not None and took_s > 0:
+                self._ttft_ratio.observe(option.ttft_s / took_s, option.mode)
+
+    # ------------------------------------------------------------------ once a step
+
+    def on_event(self, event: Event) -> None:
+        """See what replicas say; to be told before anybody acts on it."""
+        match event:
+            case StepProduced():
+                self._step(event.replica_id, event.outputs)
+            case ReplicaJoined(facts=facts):
+                self._streams[facts.replica_id] = _Streams(facts.pool, None)
+            case ReplicaLost(replica_id=replica_id):
+                self._streams.pop(replica_id, None)
+            case _:
+                pass
+
+    def _step(self, replica_id: str, outputs: tuple[LegOutput, ...]) -> None:
+        known = self._streams.get(replica_id)
+        streams = [one for one in outputs if one.token_ids and one.ticket is None]
+        if known is None or not streams:
+            return
+        now_s = self._now_s()
+        going_on = [one for one in streams if one.cached_tokens is None]
+        if going_on and known.last_at_s is not None:
+            self._itl.observe(now_s - known.last_at_s, known.pool, weight=len(going_on))
+        self._streams[replica_id] = _Streams(known.pool, now_s)
+
+    # ------------------------------------------------------------------ when asked
+
+    def families(self) -> Iterator[Family]:
+        """All of it, as it is now."""
+        found = Families()
+        for (slo_class, part), total_s in self._parts.items():
+            found.add(c.TTFT_PARTS, total_s, slo_class, part)
+        for (mode, reason), count in self._placements.items():
+            found.add(c.PLACEMENTS, count, mode, reason)
+        found.add(c.RESUMES, self._resumes)
+        found.add(c.HIT_TOKENS, self._hit_tokens)
+        yield from found.collect()
+        for histogram in (
+            self._ttft,
+            self._tpot,
+            self._worst_gap,
+            self._itl,
+            self._duration,
+            self._held,
+            self._handoff_gap,
+            self._ttft_ratio,
+        ):
+            yield histogram.family()
+
+
+def _objectives(promised: Iterable[float | None]) -> list[float]:
+    return [one for one in promised if one is not None]
+
+
+def _spoke_at(leg: LegStory, at_s: float) -> bool:
+    """Whether a request's first token, which came then, is of this leg."""
+    return leg.kind is not LegKind.PREFILL and leg.first_output_at_s == at_s
+
+
+def _prefilled_at_s(record: RequestRecord, decode: LegStory) -> float | None:
+    """When the prefill leg was over whose blocks a decode leg had; None: there is none."""
+    for leg in record.legs:
+        if leg.kind is LegKind.PREFILL and leg.placement == decode.placement:
+            return leg.ended_at_s
+    return None
