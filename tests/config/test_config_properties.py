@@ -41,6 +41,7 @@ from baton.config.schema import (
     SimTimings,
     TransferConfig,
 )
+from baton.config.schema_observability import MetricsConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
 from baton.config.schema_service import AdmissionConfig, SloClassConfig, TenantConfig, Timeouts
@@ -108,6 +109,8 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (ServerConfig, "replicas"): counts("min", "max"),
     (ServerConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "front.example"]),
     (ServerConfig, "port"): st.integers(1, 10_000),
+    (MetricsConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "localhost"]),
+    (MetricsConfig, "port"): st.integers(10_001, 19_999),
     (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fe80::1"]),
     (SideChannel, "port_base"): st.integers(20_000, 40_000),
     (Parallel, "tp"): st.integers(1, 16),

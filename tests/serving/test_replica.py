@@ -62,6 +62,7 @@ class Body:
 
     def __init__(self, host: ReplicaHost, facts: ReplicaFacts) -> None:
         self._host, self._facts, self._pool = host, facts, facts.pool
+        self._metrics = None
 
 
 async def test_a_replica_says_what_it_is_meant_for_now_and_what_its_pool_is_for() -> None:

@@ -5,11 +5,11 @@ Each check looks only at sections without findings of their own, so that nothing
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Iterator, Mapping
 
+from baton.config.addresses import ip_address, is_host
 from baton.config.build import Builder
+from baton.config.checks_observability import check_observability
 from baton.config.checks_service import check_scaling, check_service
 from baton.config.derive import sim_settings
 from baton.config.leaves import did_you_mean
@@ -51,7 +51,6 @@ _OWN_KEYS: Mapping[str, str] = {
 }
 """vLLM engine arguments that have a key of their own, and which."""
 
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _LAST_PORT = 65535
 
 
@@ -76,6 +75,7 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
     yield from _waits(seen)
     yield from check_service(seen)
     yield from check_scaling(seen)
+    yield from check_observability(seen)
 
 
 def _names(root: Section, key: str) -> tuple[str, ...]:
@@ -233,25 +233,18 @@ def _endpoint(seen: Seen) -> Iterator[Finding]:
         what = f"got min {counts.min}, max {counts.max}, wanted min <= max"
         yield seen.wrong(("server", "replicas"), what)
     server = seen.get(ServerConfig, "server")
-    if server is not None and not (_address(server.host) or _HOST.fullmatch(server.host)):
+    if server is not None and not is_host(server.host):
         what = f"got {server.host!r}, wanted a host name or an IP address"
         yield seen.wrong(("server", "host"), what)
     side_channel = seen.get(SideChannel, "transfer", "side_channel")
     if side_channel is not None and side_channel.bind != "private":
         bind = side_channel.bind
-        address = _address(bind)
+        address = ip_address(bind)
         if address is None or address.is_unspecified or address.is_multicast:
             what = (
                 f"got {bind!r}, wanted 'private' or one IP address: the side channel has no guard"
             )
             yield seen.wrong(("transfer", "side_channel", "bind"), what)
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
 
 
 def _ports(seen: Seen) -> Iterator[Finding]:

@@ -9,18 +9,38 @@ from collections.abc import Iterator, Mapping
 from baton.config.fields import Anything, Environment, Field, Named, Nested, SecretRef, fields_of
 from baton.config.read import resolve
 from baton.config.schema import DeploymentConfig
-from baton.config.tree import Path, format_path
+from baton.config.tree import Path, format_path, is_secret_name
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+(?:/[a-z]+)?")
 # JSON leaves these unescaped, YAML does not read them as they are.
 _ESCAPED = re.compile("[\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
+NOT_SHOWN = "(not shown)"
 Plain = Mapping[str, object]
 
 
 def render(config: DeploymentConfig) -> str:
     """The effective configuration as YAML; loading it gives an equal configuration."""
     return "\n".join(_lines(plain(config), 0)) + "\n"
+
+
+def render_for_all(config: DeploymentConfig) -> str:
+    """As `render`, for whoever looks: raw engine arguments that may be secrets are not shown.
+
+    Elsewhere secrets cannot be written but as the name of a variable or a file.
+    """
+    return "\n".join(_lines(_without_secrets(plain(config), ()), 0)) + "\n"
+
+
+def _without_secrets(values: Plain, path: Path) -> dict[str, object]:
+    shown: dict[str, object] = {}
+    for key, value in values.items():
+        here = (*path, key)
+        if "extra" in path and is_secret_name(key):
+            shown[key] = NOT_SHOWN
+        else:
+            shown[key] = _without_secrets(value, here) if isinstance(value, Mapping) else value
+    return shown
 
 
 def plain(section: object) -> dict[str, object]:

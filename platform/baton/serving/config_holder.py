@@ -31,6 +31,8 @@ class ConfigHolder:
         self._staged: tuple[DeploymentConfig, Switch] | None = None
         self._taking = asyncio.Lock()
         self._follower: ConfigFollower | None = None
+        self.refused = 0
+        """Configurations that could not be taken, each time that one was tried."""
 
     @property
     def live(self) -> LiveConfig:
@@ -59,6 +61,7 @@ class ConfigHolder:
             self._staged = (config, await asyncio.to_thread(self._build, config))
         except Exception as error:  # noqa: BLE001 - a boundary: whatever is wrong is said
             self._staged = None
+            self.refused += 1
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -68,9 +71,13 @@ class ConfigHolder:
             if live.generation <= self._live.generation:
                 return self._live.generation
             staged, self._staged = self._staged, None
-            if staged is None or staged[0] != live.config:
-                staged = (live.config, await asyncio.to_thread(self._build, live.config))
-            await staged[1]()
+            try:
+                if staged is None or staged[0] != live.config:
+                    staged = (live.config, await asyncio.to_thread(self._build, live.config))
+                await staged[1]()
+            except Exception:
+                self.refused += 1
+                raise
             self._live = live
         log_event(_LOGGER, logging.INFO, "config_taken", {"generation": live.generation})
         return live.generation

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 
+from prometheus_client.metrics_core import Metric as Family
+
 import baton
-from baton.config.derive import price_per_hour, slo_book, tenants
+from baton.config.derive import slo_book, tenants
 from baton.config.schema import DeploymentConfig
 from baton.control.observing import Observer
 from baton.control.usage import usage_rows
@@ -16,10 +19,16 @@ from baton.domain.errors import OperatorError
 from baton.runtime.clock import MonotonicClock
 from baton.serving import live_config
 from baton.serving.config_holder import ConfigHolder, Switch
+from baton.serving.console_feed import LiveFeed, ask_ingresses
+from baton.serving.controller_state import Hearing, Measured, prices
 from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Member, Membership
+from baton.serving.metrics_endpoint import Metrics
+from baton.serving.names import INGRESS
+from baton.serving.observatory import Observatory
 from baton.serving.packing import packed
 from baton.serving.quota_desk import QuotaDesk
+from baton.serving.ray_gauges import RayGauges
 from baton.serving.scaling_loop import ScalingLoop
 from baton.serving.scaling_plan import observer_options, scaling_plan
 from baton.serving.scaling_reports import (
@@ -30,7 +39,9 @@ from baton.serving.scaling_reports import (
     remaining_s,
     tick_rows,
 )
+from baton.serving.scrape_targets import TargetGroup, target_groups
 from baton.serving.serve_fleet import ServeFleet, StoredMemory
+from baton.telemetry.controller_metrics import ControllerState
 from baton.telemetry.logs import configure_logs, log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -54,7 +65,7 @@ class ControllerBody:
         self._seen_members = asyncio.Event()
         self._membership = Membership(
             app=app,
-            deployments=tuple(config.pools),
+            deployments=(*config.pools, INGRESS),
             on_change=lambda _members: self._seen_members.set(),
         )
         fleet = ServeFleet(app, tuple(config.pools))
@@ -62,13 +73,17 @@ class ControllerBody:
         plan = scaling_plan(config)
         self._observer = Observer(observer_options(plan), slos=self._slos)
         self._desk = QuotaDesk(tenants(config).values(), fleet.share_quotas)
+        hearing = Hearing(self._clock)
         self._loop = ScalingLoop(
             plan,
             fleet=fleet,
             observer=self._observer,
             memory=StoredMemory(live_config, owner=name, clock=self._clock),
             clock=self._clock,
-            readers=(self._desk,),
+            readers=(self._desk, hearing, RayGauges(self._state, clock=self._clock)),
+        )
+        self.measured = Measured(
+            config, loop=self._loop, observer=self._observer, hearing=hearing, clock=self._clock
         )
 
     async def start(self) -> None:
@@ -92,6 +107,7 @@ class ControllerBody:
 
         async def switch() -> None:
             self._config, self._slos = config, slos
+            self.measured.reconfigure(config)
             self._observer.reconfigure(options=observer_options(plan), slos=slos)
             self._desk.reconfigure(wanted.values())
             self._loop.reconfigure(plan)
@@ -111,7 +127,7 @@ class ControllerBody:
                 name: {"role": str(pool.role), "replicas": pool.replicas.start}
                 for name, pool in self._config.pools.items()
             },
-            "members": [_row(member) for member in sorted(self._membership.members, key=_order)],
+            "members": [_row(member) for member in self._replicas()],
             "pools": pool_rows(seen, self._loop.states),
             "classes": class_rows(self._slos, self._observer, now_s),
             "demand": demand_row(seen),
@@ -156,18 +172,25 @@ class ControllerBody:
 
     def usage(self) -> Told:
         """What each tenant has used since the controller began, and what was paid for besides."""
-        ledgers = self._observer.ledgers
-        prices = {
-            name: price
-            for name, pool in self._config.pools.items()
-            if (price := price_per_hour(pool)) is not None
-        }
-        rows = usage_rows(ledgers.tallies(), ledgers.spent(), ledgers.pools(), prices)
+        ledgers, of_device = self._observer.ledgers, prices(self._config)
+        rows = usage_rows(ledgers.tallies(), ledgers.spent(), ledgers.pools(), of_device)
         return {
             "since_s": round(time.monotonic() - self._started_at_s, 1),
-            "unpriced_pools": sorted(self._config.pools.keys() - prices.keys()),
+            "unpriced_pools": sorted(self._config.pools.keys() - of_device.keys()),
             "tenants": [asdict(row) for row in rows],
         }
+
+    def targets(self, address: str | None, node: str) -> list[TargetGroup]:
+        """Every process that has metrics; this one's are at `address`, if anywhere."""
+        return target_groups(self._membership.members, controller=address, node=node)
+
+    def _state(self) -> ControllerState:
+        return self.measured.state()
+
+    def _replicas(self) -> list[Member]:
+        pools = self._config.pools
+        members = (one for one in self._membership.members if one.deployment in pools)
+        return sorted(members, key=_order)
 
     def _scaling(self) -> Told:
         counters, ticks = self._loop.counters, self._loop.history()
@@ -189,22 +212,25 @@ class Controller:
     """The class behind the controller deployment; `app` decorates it."""
 
     async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]
-        from baton.serving.ray_context import app_name, replica_name
+        from baton.serving.ray_context import app_name, node_address, replica_name
 
         logs = config.observability.logs
         configure_logs(logs.format, logs.level)
         generations = Generations()
         live = await asyncio.to_thread(generations.newest, config)
         self._body = ControllerBody(live.config, app=app_name(), name=replica_name())
-        await self._body.start()
         self._holder = ConfigHolder(live, self._body.switch_to)
+        self._seen_at = observatory(self._body, self._holder, app=app_name(), node=node_address())
+        await self._body.start()
         self._holder.follow(generations)
+        await self._seen_at.start()
         log_event(_LOGGER, logging.INFO, "controller_started", {"controller": replica_name()})
 
     async def status(self) -> bytes:
         """See `ControllerBody.status`; also which generation of the configuration holds; packed."""
         told = await self._body.status()
-        return packed({**told, "generation": self._holder.live.generation})
+        live, seen_at = self._holder.live, self._seen_at.status()
+        return packed({**told, "generation": live.generation, "observability": seen_at})
 
     async def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Told:
         """See `ControllerBody.scale`."""
@@ -232,8 +258,25 @@ class Controller:
 
     async def __del__(self) -> None:
         """Serve's shutdown hook."""
+        await self._seen_at.close()
         await self._holder.close()
         await self._body.close()
+
+
+def observatory(body: ControllerBody, holder: ConfigHolder, *, app: str, node: str) -> Observatory:
+    """Where a controller can be looked at."""
+
+    def collect() -> Iterable[Family]:
+        generation, refused = holder.live.generation, holder.refused
+        return body.measured.families(generation=generation, refused_configs=refused)
+
+    return Observatory(
+        holder.live.config.observability,
+        node=node,
+        metrics=Metrics(collect),
+        targets=lambda address: body.targets(address, node),
+        feed=LiveFeed(body, ask=ask_ingresses(app), config=lambda: holder.live.config),
+    )
 
 
 def _order(member: Member) -> tuple[str, str]:

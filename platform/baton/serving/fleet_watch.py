@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
 from baton.serving.membership import Member
-from baton.serving.replica import LINK_ADDRESS, REPLICA_ID
+from baton.serving.metadata import LINK_ADDRESS, REPLICA_ID
 
 
 class Links(Protocol):

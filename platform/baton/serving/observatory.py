@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from baton.config.addresses import is_any, is_loopback
 from baton.config.schema_observability import ObservabilityConfig
 from baton.console.feed import Feed
 from baton.serving.access_token import TokenFile, TokenGate
@@ -85,7 +85,7 @@ class Observatory:
         if address is None:
             return None
         host, _, port = address.rpartition(":")
-        if _is_any(host):
+        if is_any(host.strip("[]")):
             return f"{self._node}:{port}"
         return address
 
@@ -221,21 +221,3 @@ async def _refuse(send: Send) -> None:
     ]
     await send({"type": "http.response.start", "status": 403, "headers": headers})
     await send({"type": "http.response.body", "body": text})
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_any(host: str) -> bool:
-    """Whether an address means all of this machine's."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_unspecified
-    except ValueError:
-        return False

@@ -6,19 +6,23 @@ import asyncio
 import logging
 import os
 from dataclasses import asdict
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
 
 from baton.config.schema import DeploymentConfig
 from baton.domain.errors import EngineDied
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.roles import known_role
+from baton.serving.access_token import TokenFile
 from baton.serving.engines import ReplicaSite, build_engine, devices
+from baton.serving.metadata import LINK_ADDRESS, METRICS_ADDRESS, REPLICA_ID
+from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
 from baton.serving.ports import PortReservation
 from baton.telemetry.logs import configure_logs, log_event
+from baton.telemetry.replica_metrics import replica_families
 
 _LOGGER = logging.getLogger(__name__)
-REPLICA_ID = "replica_id"
-LINK_ADDRESS = "link"
-"""Keys of a replica's metadata, by which coordinators find its link."""
 
 
 def host_options(config: DeploymentConfig, pool: str) -> HostOptions:
@@ -36,6 +40,18 @@ def host_options(config: DeploymentConfig, pool: str) -> HostOptions:
     )
 
 
+def metrics_endpoint(
+    config: DeploymentConfig, host: ReplicaHost, *, address: str, series: CollectorRegistry
+) -> MetricsEndpoint | None:
+    """Where a replica's metrics and its engine's own series are; None where none are wanted."""
+    wanted = config.observability
+    if not wanted.metrics.enabled:
+        return None
+    token = None if wanted.token_file is None else TokenFile(Path(wanted.token_file))
+    metrics = Metrics(lambda: replica_families(host), others=series)
+    return MetricsEndpoint(metrics, host=address, token=token)
+
+
 class EngineReplica:
     """The class behind each pool's deployment; `app` decorates it."""
 
@@ -47,6 +63,7 @@ class EngineReplica:
         self._config, self._pool = config, pool
         self._ports = PortReservation()
         self._host: ReplicaHost | None = None
+        self._metrics: MetricsEndpoint | None = None
         host = node_address()
         site = ReplicaSite(
             replica_id=f"{pool}-{replica_name()}",
@@ -54,20 +71,26 @@ class EngineReplica:
             host=host,
             reserve_ports=self._ports.reserve,
         )
-        engine = await asyncio.to_thread(build_engine, config, site)
+        series = CollectorRegistry()
+        engine = await asyncio.to_thread(build_engine, config, site, series=series)
         self._host = ReplicaHost(
             engine,
             bind=f"tcp://{host}:0",
             options=host_options(config, pool),
         )
         self._facts = await self._host.start()
+        self._metrics = metrics_endpoint(config, self._host, address=host, series=series)
+        if self._metrics is not None:
+            await self._metrics.start()
         fields = {"replica_id": site.replica_id, "pool": pool, "link": self._host.address}
         log_event(_LOGGER, logging.INFO, "replica_started", fields)
 
     def record_replica_metadata(self) -> dict[str, object]:
         """What coordinators need to reach this replica; Serve hands it to them."""
+        metrics_at = None if self._metrics is None else self._metrics.address
         return {
             LINK_ADDRESS: self._started().address,
+            METRICS_ADDRESS: metrics_at,
             REPLICA_ID: self._facts.replica_id,
             "pool": self._pool,
             "role": str(self._facts.role),  # its pool's; `status` has the present one
@@ -131,6 +154,8 @@ class EngineReplica:
             return
         host.drain(deadline_s=self._config.admission.timeouts.total_s)
         await host.drained.wait()
+        if self._metrics is not None:
+            await self._metrics.close()
         await host.close()
         self._ports.release()
         fields = {"replica_id": self._facts.replica_id, "pool": self._pool}
