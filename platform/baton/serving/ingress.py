@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from baton.config.derive import (
     coordinator_limits,
@@ -33,11 +34,14 @@ from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
 from baton.serving.front_door import FrontDoor, frontend_limits
+from baton.serving.ingress_telemetry import IngressTelemetry
 from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Membership
+from baton.serving.metadata import METRICS_ADDRESS
 from baton.serving.packing import packed, packed_report
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.telemetry.logs import configure_logs, log_event
+from baton.telemetry.recorders import Recorders
 from baton.telemetry.records import RecordBook, Story, story
 
 _LOGGER = logging.getLogger(__name__)
@@ -60,22 +64,29 @@ class IngressBody:
         self._door = FrontDoor(config)
         self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
         self._link = LinkClient(coordinator_id, self._on_link_event)
-        rng = router_rng(config, coordinator_id)
+        rules, rng = service_rules(config), router_rng(config, coordinator_id)
         self._placer = build_placer(config, rng)
         self._coordinator = Coordinator(
             limits=coordinator_limits(config),
             placer=self._placer,
-            rules=service_rules(config),
+            rules=rules,
             coordinators=config.server.replicas.min,
             seed=rng.getrandbits(63),
             index=index_options(config),
             probing=probe_options(config),
         )
+        self.telemetry = IngressTelemetry(
+            config.observability,
+            self._coordinator,
+            rules,
+            now_s=self._clock.now_s,
+            unjoined=lambda: len(self._unjoined),
+        )
         self._driver = Driver(
             self._coordinator,
             link=self._link,
             frontend=self,
-            recorder=self._records,
+            recorder=Recorders(self._records, *self.telemetry.recorders),
             clock=self._clock,
         )
         self._watch = FleetWatch(self._link, self._driver.on_event)
@@ -83,12 +94,13 @@ class IngressBody:
             app=app, deployments=tuple(config.pools), on_change=self._watch.on_members
         )
 
-    async def start(self) -> AsgiApp:
-        """Follow the fleet and bring the API up.
+    async def start(self, host: str) -> AsgiApp:
+        """Follow the fleet and bring the API up; metrics are served at this address.
 
         Raises:
             EngineStartFailed: the frontend cannot be started.
         """
+        await self.telemetry.start(host)
         await self._membership.start()
         await self._door.start()
         settings = await asyncio.to_thread(self._frontend_settings)
@@ -105,6 +117,7 @@ class IngressBody:
             await self._frontend.close()
         self._driver.close()
         await self._link.close()
+        await self.telemetry.close()
 
     def switch_to(self, config: DeploymentConfig) -> Switch:
         """The way to another configuration; whatever can fail has not.
@@ -124,6 +137,7 @@ class IngressBody:
             await self._door.reconfigure(config)
             self._config, self._placer = config, placer
             self._coordinator.reconfigure(limits=limits, placer=placer, rules=rules)
+            self.telemetry.go_by(rules)
             if self._frontend is not None:
                 access = self._door.access(config)
                 self._frontend.reconfigure(limits=frontend_limits(config), access=access)
@@ -146,7 +160,7 @@ class IngressBody:
             "timings": timing_report(self._coordinator.knowledge.timings.quality()),
             "unjoined": {
                 replica_id: self._link.refusals.get(replica_id, "connecting")
-                for replica_id in sorted(self._link.replica_ids - self._link.joined_ids)
+                for replica_id in sorted(self._unjoined)
             },
             "in_flight": phases,
             "ended": self._records.totals(),
@@ -180,6 +194,10 @@ class IngressBody:
             return None
         self._driver.on_event(QuotasShared(shares=own))
         return self._coordinator_id
+
+    @property
+    def _unjoined(self) -> AbstractSet[str]:
+        return self._link.replica_ids - self._link.joined_ids
 
     def _fleet_report(self) -> list[Row]:
         caches = self._coordinator.knowledge.caches(self._clock.now_s())
@@ -245,6 +263,7 @@ class IngressBody:
         return any(not view.draining for view in self._driver.fleet().replicas.values())
 
     def _on_link_event(self, event: Event) -> None:
+        self.telemetry.on_event(event)
         self._watch.on_link_event(event)
         self._say_notices()
         if isinstance(event, ReplicaJoined) and not self._first_facts.done():
@@ -271,16 +290,21 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> AsgiApp:
         """Called once by Serve when the replica starts."""
-        from baton.serving.ray_context import app_name, replica_name
+        from baton.serving.ray_context import app_name, node_address, replica_name
 
         generations = Generations()
         live = await asyncio.to_thread(generations.newest, self._config)
         self._body = IngressBody(live.config, app=app_name(), coordinator_id=replica_name())
-        app = await self._body.start()
-        self._holder = ConfigHolder(live, self._body.switch_to)
-        self._holder.follow(generations)
+        app = await self._body.start(node_address())
+        holder = self._holder = ConfigHolder(live, self._body.switch_to)
+        self._body.telemetry.generation = lambda: holder.live.generation
+        holder.follow(generations)
         log_event(_LOGGER, logging.INFO, "ingress_started", {"ingress": replica_name()})
         return app
+
+    def record_replica_metadata(self) -> dict[str, object]:
+        """Where its metrics are; Serve hands it to whoever follows the ingresses."""
+        return {METRICS_ADDRESS: self._started().telemetry.address}
 
     async def status(self) -> bytes:
         """See `IngressBody.status`; packed."""
