@@ -8,8 +8,10 @@ import typer
 
 from baton.cli import (
     apply,
+    bench,
     config,
     demo,
+    doctor,
     down,
     explain,
     explain_scale,
@@ -51,6 +53,7 @@ def build_app() -> typer.Typer:
     app.command("scale")(scale.scale)
     app.command("top")(top.top)
     app.command("trace")(trace.trace)
+    app.command("doctor")(doctor.doctor)
     app.command("usage")(usage.usage)
     app.command("down")(down.down)
     app.command("demo")(demo.demo)
@@ -58,6 +61,7 @@ def build_app() -> typer.Typer:
     app.command("plan")(plan.plan)
     app.command("simulate")(simulate.simulate)
     app.command("replay")(replay.replay)
+    app.command("bench")(bench.bench)
     app.command("version")(version.version)
     _add_groups(app)
     return app

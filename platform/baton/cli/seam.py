@@ -136,6 +136,15 @@ class Commands(Protocol):
         """
         ...
 
+    def doctor(
+        self, config: LoadedConfig | None, *, address: str | None, progress: Progress
+    ) -> Report:
+        """Numbered checks of this machine, of a configuration, and of what runs; under `checks`.
+
+        `ok` says whether none failed. What is found wrong is never raised.
+        """
+        ...
+
     def down(self, *, timeout_s: float) -> Report:
         """Drain and stop the deployment.
 

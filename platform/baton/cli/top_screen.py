@@ -109,7 +109,8 @@ def _part(
         table.add_row(*row)
     for at, column in enumerate(table.columns[:-1]):
         # Only the last one gives way where a screen is narrow.
-        column.min_width = max(len(str(row[at])) for row in rows[:room])
+        header = len(str(column.header))
+        column.min_width = max([header, *(len(str(row[at])) for row in rows[:room])])
     hidden = len(rows) - room
     if hidden > 0 and table.columns:
         table.columns[0].header = f"{table.columns[0].header} (+{hidden})"
@@ -250,7 +251,7 @@ def _links_line(links: Told, history: History) -> Text:
 def _link_table() -> Table:
     return _table(
         ("from", False), ("to", False), ("state", False), ("GB/s", True), ("p99", True),
-        ("pulls", True), ("failed", True), ("over", False),
+        ("pulls", True), ("failed", True), ("over, or why not", False),
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from baton.serving.apply import Applied, ApplyOptions, Patience, apply_config, r
 from baton.serving.apply import report as applied_report
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import LocalDeployment, Progress
+from baton.serving.doctor import examined
 from baton.serving.joined import Joined, join, local_state
 from baton.serving.preflight import check_machine
 from baton.serving.running import running_deployment
@@ -102,6 +103,11 @@ def usage(*, address: str | None) -> Report:
     """What each tenant has used, and what nobody has."""
     with join(address) as deployment:
         return deployment.usage()
+
+
+def doctor(config: LoadedConfig | None, *, address: str | None, progress: Progress) -> Report:
+    """Everything that can be looked at: this machine, a configuration, what runs."""
+    return examined(None if config is None else config.config, address=address, progress=progress)
 
 
 def _scaled(told: Report) -> Report:

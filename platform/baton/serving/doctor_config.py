@@ -1,0 +1,139 @@
+"""Checks of `baton doctor` on a configuration: could this machine run it? Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baton.config.schema import DeploymentConfig
+from baton.serving.doctor_facts import FileFact, MachineNow, PortFact, Unknown
+from baton.serving.doctor_verdicts import Check, Topic, size_text
+from baton.serving.preflight import (
+    gpu_findings,
+    key_findings,
+    keyless_findings,
+    memory_findings,
+    model_findings,
+)
+
+_OTHERS = 0o077
+_NO_CONFIG = "no configuration was given; name one with -c FILE"
+
+
+def config_checks(
+    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None
+) -> Iterator[Check]:
+    """Whether it can run this configuration; `runs_at` is the endpoint of what runs here."""
+    yield check_memory(machine, config, runs_at=runs_at)
+    yield check_gpus(machine, config, runs_at=runs_at)
+    yield check_model(config)
+    yield check_ports(machine, config, runs_at=runs_at)
+    yield check_secrets(machine, config)
+    yield check_keys(config)
+
+
+def check_memory(
+    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None
+) -> Check:
+    """Whether everything that starts at once fits into main memory."""
+    topic = Topic(name="memory", why="a machine without memory kills whoever asks for more")
+    available = machine.available_memory_bytes
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if runs_at is not None:
+        return topic.skipped(f"what runs at {runs_at} holds its memory already")
+    if isinstance(available, Unknown):
+        return topic.skipped(available.why)
+    if findings := memory_findings(config, available):
+        return topic.said(findings)
+    return topic.passed(f"{size_text(available)} available, enough for what starts at once")
+
+
+def check_gpus(
+    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None
+) -> Check:
+    """Whether there are as many GPUs as start at once."""
+    topic = Topic(name="GPUs", why="replicas wait for devices that are not there, for ever")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if runs_at is not None:
+        return topic.skipped(f"what runs at {runs_at} has its devices already")
+    if findings := gpu_findings(config, machine.gpus):
+        return topic.said(findings)
+    return topic.passed(f"{machine.gpus} here, enough for what starts at once")
+
+
+def check_model(config: DeploymentConfig | None) -> Check:
+    """Whether models are where the configuration says."""
+    topic = Topic(name="model", why="engines end at once when there are no weights")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if findings := model_findings(config):
+        return topic.said(findings)
+    return topic.passed(", ".join(f"{n}: {m.source}" for n, m in config.models.items()))
+
+
+def check_ports(
+    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None
+) -> Check:
+    """Whether the ports that the configuration names can be had."""
+    topic = Topic(name="ports", why="two programs cannot listen on one port")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if runs_at is not None:
+        return topic.passed(f"held by what runs at {runs_at}")
+    if taken := [port for port in machine.ports if not port.free]:
+        return topic.failed(
+            "; ".join(f"{one.host}:{one.port} ({one.key}) {_held(one)}" for one in taken),
+            f"stop it, or set {' and '.join(one.key for one in taken)} to another",
+        )
+    return topic.passed(", ".join(f"{one.port} ({one.key})" for one in machine.ports) + " free")
+
+
+def _held(port: PortFact) -> str:
+    listener = port.listener
+    if listener is None:
+        return "is in use, or the address is not this machine's"
+    if listener.pid is None:
+        return "is held by another user's process"
+    return f"is held by {listener.program} (pid {listener.pid})"
+
+
+def check_secrets(machine: MachineNow, config: DeploymentConfig | None) -> Check:
+    """Whether files with tokens and keys are there, and nobody else's to read."""
+    topic = Topic(name="token and key files", why="whoever reads a token is let in with it")
+    if config is None and not machine.secrets:
+        return topic.skipped(_NO_CONFIG)
+    if lost := [one for one in machine.secrets if _lost(one)]:
+        return topic.failed(
+            "; ".join(f"{one.path} ({one.what}): {_lost(one)}" for one in lost),
+            f"create {' and '.join(one.path for one in lost)} with what it is to hold, as this"
+            " user, with mode 600",
+        )
+    if bare := [one for one in machine.secrets if (one.mode or 0) & _OTHERS]:
+        return topic.failed(
+            "; ".join(f"{one.path} ({one.what}) is open to others: {one.mode:04o}" for one in bare),
+            f"chmod 600 {' '.join(one.path for one in bare)}, and replace the tokens in them",
+        )
+    names = [one.what for one in machine.secrets]
+    return topic.passed(f"{', '.join(names)}: this user's alone" if names else "none are named")
+
+
+def _lost(one: FileFact) -> str:
+    if one.problem:
+        return one.problem
+    if not one.readable:
+        return "this user cannot read it"
+    return "it is empty" if one.empty and one.what == "observability.token_file" else ""
+
+
+def check_keys(config: DeploymentConfig | None) -> Check:
+    """Whether the keys can be read, and every tenant has one."""
+    topic = Topic(name="API keys", why="callers are known by their keys")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    if findings := key_findings(config):
+        return topic.failed("; ".join(findings), "correct these lines; see 'baton keys list'")
+    if findings := keyless_findings(config):
+        first = findings[0].partition("; ")
+        return topic.warned("; ".join(line.partition(";")[0] for line in findings), first[2])
+    return topic.passed(f"{len(config.tenants)} tenants, every key file can be read")

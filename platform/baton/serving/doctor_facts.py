@@ -1,0 +1,294 @@
+"""Gathers what `baton doctor` looks at: each fact by itself, within a deadline of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar, cast
+
+import httpx
+
+from baton.config.derive import key_files
+from baton.config.schema import DeploymentConfig
+from baton.serving.data_path import choose_data_path, port_is_free
+from baton.serving.preflight_facts import (
+    PortListener,
+    available_memory_bytes,
+    count_gpus,
+    installed_versions,
+    port_listener,
+)
+
+T = TypeVar("T")
+Progress = Callable[[str], None]
+VENDORS = ("ray", "vllm", "nixl", "torch")
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+_FACT_S = 5.0
+_HAPROXY_S = 15.0
+_IMPORT_S = 180.0
+"""vLLM takes 6 to 9 s to import on a quiet machine."""
+_HTTP_S = 3.0
+_CLOCK_ERROR = 5
+"""What `adjtimex` returns while nothing keeps the clock right."""
+_IMPORTS = """
+import json, sys
+told = {}
+for name in sys.argv[1:]:
+    try:
+        module = __import__(name)
+        said = {"version": str(getattr(module, "__version__", ""))}
+        if name == "torch":
+            said["cuda"] = module.version.cuda
+        told[name] = said
+    except BaseException as error:
+        told[name] = {"problem": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+print("\\n" + json.dumps(told))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A fact that could not be found out."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What came of importing a package."""
+
+    version: str = ""
+    problem: str = ""
+    """Empty when it could be imported."""
+    cuda: str | None = None
+    """Of torch: the CUDA that it was built for; None for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortFact:
+    """A port that a configuration wants."""
+
+    key: str
+    """The key that sets it."""
+    host: str
+    port: int
+    free: bool
+    listener: PortListener | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFact:
+    """A file that holds a secret, or what stands for one."""
+
+    path: str
+    what: str
+    mode: int | None = None
+    """Its permission bits; None when it could not be looked at."""
+    readable: bool = True
+    """By this user."""
+    empty: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Descriptors:
+    """Limits of this user on open files of a process."""
+
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineNow:
+    """This machine, as far as it could be found out."""
+
+    python: str
+    versions: Mapping[str, str | None]
+    unwanted: Mapping[str, str | None]
+    imports: Mapping[str, Imported] | Unknown
+    gpus: int
+    available_memory_bytes: int | Unknown
+    shared_memory_bytes: int | Unknown
+    """Free in /dev/shm."""
+    disk_bytes: int | Unknown
+    """Free where Ray keeps its session and its logs."""
+    disk_path: str
+    descriptors: Descriptors
+    front_warning: str | Unknown | None
+    """Why HAProxy cannot carry the tokens; None when it can."""
+    clock_kept: bool | Unknown
+    """Whether something keeps the clock right."""
+    ports: tuple[PortFact, ...] = ()
+    secrets: tuple[FileFact, ...] = ()
+
+
+def machine_now(config: DeploymentConfig | None, progress: Progress) -> MachineNow:
+    """Look at this machine; with a configuration, also at the ports and files that it names."""
+    progress("importing " + ", ".join(VENDORS) + " in a process of its own")
+    folder = tempfile.gettempdir()
+    return MachineNow(
+        python=platform.python_version(),
+        versions=installed_versions(VENDORS),
+        unwanted=_distributions(UNWANTED),
+        imports=within(_IMPORT_S + _FACT_S, "importing them", _imports),
+        gpus=count_gpus(os.environ),
+        available_memory_bytes=within(_FACT_S, "the memory", available_memory_bytes),
+        shared_memory_bytes=within(
+            _FACT_S, "/dev/shm", lambda: shutil.disk_usage("/dev/shm").free  # noqa: S108 - looked at
+        ),
+        disk_bytes=within(_FACT_S, folder, lambda: shutil.disk_usage(folder).free),
+        disk_path=folder,
+        descriptors=_descriptors(),
+        front_warning=within(
+            _HAPROXY_S, "HAProxy", lambda: choose_data_path(os.environ).warning
+        ),
+        clock_kept=within(_FACT_S, "the clock", _clock_kept),
+        ports=() if config is None else port_facts(config),
+        secrets=() if config is None else secret_files(config),
+    )  # fmt: skip
+
+
+def within(deadline_s: float, what: str, find: Callable[[], T]) -> T | Unknown:
+    """A fact, or why it is not known: it took too long, or could not be had."""
+    answers: SimpleQueue[T | Unknown] = SimpleQueue()
+
+    def look() -> None:
+        try:
+            answers.put(find())
+        except Exception as error:  # noqa: BLE001 - a fact that cannot be had is one, too
+            answers.put(Unknown(f"{what}: {type(error).__name__}: {error}".splitlines()[0]))
+
+    # A daemon: a disk that hangs must not keep the command from ending.
+    threading.Thread(target=look, name=f"look at {what}", daemon=True).start()
+    try:
+        return answers.get(timeout=deadline_s)
+    except Empty:
+        return Unknown(f"{what}: nothing came within {deadline_s:g} s")
+
+
+def port_facts(config: DeploymentConfig) -> tuple[PortFact, ...]:
+    """The ports that a configuration names; 0 is any that is free."""
+    metrics = config.observability.metrics
+    wanted = [("server.port", config.server.host, config.server.port)]
+    if metrics.enabled:
+        wanted.append(("observability.metrics.port", metrics.host, metrics.port))
+    return tuple(_port(key, host, port) for key, host, port in wanted if port)
+
+
+def _port(key: str, host: str, port: int) -> PortFact:
+    free = port_is_free(host, port)
+    listener = None if free else port_listener(port)
+    return PortFact(key=key, host=host, port=port, free=free, listener=listener)
+
+
+def secret_files(config: DeploymentConfig) -> tuple[FileFact, ...]:
+    """Files with tokens and keys that a configuration names."""
+    named = [(f"keys of tenant {name}", path) for name, path in key_files(config).items()]
+    if (token_file := config.observability.token_file) is not None:
+        named.append(("observability.token_file", Path(token_file)))
+    return tuple(file_fact(what, path) for what, path in named)
+
+
+def file_fact(what: str, path: Path) -> FileFact:
+    """One file; nothing of what is in it."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return FileFact(path=str(path), what=what, problem=error.strerror or str(error))
+    return FileFact(
+        path=str(path),
+        what=what,
+        mode=stat.S_IMODE(found.st_mode),
+        readable=os.access(path, os.R_OK),
+        empty=found.st_size == 0,
+    )
+
+
+def answers_health(url: str) -> str:
+    """Why `/health` of an endpoint does not say that it is well; empty when it does."""
+    try:
+        answer = httpx.get(f"{url}/health", timeout=_HTTP_S)
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__}: {error}"
+    return "" if answer.is_success else f"it answers {answer.status_code}"
+
+
+def answers_at(url: str) -> str:
+    """Why nothing answers HTTP there; empty when something does, whatever it says."""
+    try:
+        httpx.get(url, timeout=_HTTP_S)
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _distributions(names: Sequence[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _imports() -> dict[str, Imported]:
+    """In another process: an import may crash, hang, or take gigabytes."""
+    done = subprocess.run(  # noqa: S603 - this Python, a program of our own
+        [sys.executable, "-c", _IMPORTS, "torch", "ray", "vllm", "nixl"],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=_IMPORT_S,
+        check=False,
+        env=os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+    )
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"the process that imports ended with {done.returncode}: {last}")
+    told = cast("dict[str, dict[str, str | None]]", json.loads(lines[-1]))
+    return {
+        name: Imported(
+            version=said.get("version") or "",
+            problem=said.get("problem") or "",
+            cuda=said.get("cuda"),
+        )
+        for name, said in told.items()
+    }
+
+
+def _descriptors() -> Descriptors:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 30
+    return Descriptors(
+        soft=most if soft == resource.RLIM_INFINITY else soft,
+        hard=most if hard == resource.RLIM_INFINITY else hard,
+    )
+
+
+def _clock_kept() -> bool:
+    """As the kernel has it: whether a time service has set the clock lately.
+
+    Source: adjtimex(2); `TIME_ERROR` is returned while the clock is not synchronized.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    # `struct timex` is 208 bytes on 64-bit Linux; all zeros asks and changes nothing.
+    state: int = libc.adjtimex(ctypes.create_string_buffer(512))
+    if state < 0:
+        raise OSError(ctypes.get_errno(), "the kernel does not say")
+    return state != _CLOCK_ERROR

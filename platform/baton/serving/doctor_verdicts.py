@@ -1,0 +1,77 @@
+"""What a check of `baton doctor` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+_MIB = 1024**2
+_GIB = 1024**3
+
+
+class Verdict(StrEnum):
+    """What a check came to."""
+
+    PASS = "PASS"  # noqa: S105 - no password
+    WARN = "WARN"
+    FAIL = "FAIL"
+    SKIP = "SKIP"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    """What is."""
+    why: str = ""
+    """Why it matters."""
+    fix: str = ""
+    """What to do about it; empty when there is nothing to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """What several verdicts on one thing have in common."""
+
+    name: str
+    why: str
+
+    def passed(self, found: str) -> Check:
+        """All is well."""
+        return Check(name=self.name, verdict=Verdict.PASS, found=found, why=self.why)
+
+    def warned(self, found: str, fix: str) -> Check:
+        """It works, and not as it should."""
+        return Check(name=self.name, verdict=Verdict.WARN, found=found, why=self.why, fix=fix)
+
+    def failed(self, found: str, fix: str) -> Check:
+        """It does not work."""
+        return Check(name=self.name, verdict=Verdict.FAIL, found=found, why=self.why, fix=fix)
+
+    def skipped(self, found: str) -> Check:
+        """It could not be looked at, or need not be."""
+        return Check(name=self.name, verdict=Verdict.SKIP, found=found, why=self.why)
+
+    def said(self, findings: Sequence[str]) -> Check:
+        """Failed, by a line that says what is wrong and, after a semicolon, what to do."""
+        parts = [line.partition("; ") for line in findings]
+        found = "; ".join(part[0] for part in parts)
+        fixes = "; ".join(dict.fromkeys(part[2] for part in parts if part[2]))
+        return self.failed(found, fixes or "correct the configuration")
+
+
+def counted(checks: Iterable[Check]) -> dict[Verdict, int]:
+    """How many came to each verdict."""
+    found = dict.fromkeys(Verdict, 0)
+    for check in checks:
+        found[check.verdict] += 1
+    return found
+
+
+def size_text(size_bytes: int) -> str:
+    """`2.0 GiB`, `64 MiB`."""
+    return f"{size_bytes / _GIB:.1f} GiB" if size_bytes >= _GIB else f"{size_bytes // _MIB} MiB"

@@ -1,0 +1,123 @@
+"""`baton doctor`: what it asks for, what a person reads, and how it exits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from typer.testing import CliRunner, Result
+
+from baton.cli.doctor import readable
+from baton.cli.main import build_app
+from baton.cli.seam import Commands, Progress, Report, Seam
+from baton.config import LoadedConfig
+
+SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
+
+
+def row(number: int, area: str, name: str, verdict: str, **more: str) -> dict[str, Any]:
+    told = {"found": f"{name} is so", "why": f"{name} matters", "fix": ""}
+    return {"number": number, "area": area, "name": name, "verdict": verdict} | told | more
+
+
+GOOD = [row(1, "machine", "versions", "PASS"), row(2, "deployment", "pools", "SKIP")]
+BAD = [
+    row(1, "machine", "versions", "PASS"),
+    row(2, "machine", "ports", "FAIL", fix="stop it"),
+    row(3, "deployment", "pairs", "WARN", fix="wait"),
+]
+
+
+def report(checks: list[dict[str, Any]]) -> Report:
+    names = ("pass", "warn", "fail", "skip")
+    counts = {name: sum(one["verdict"] == name.upper() for one in checks) for name in names}
+    return {"ok": not counts["fail"], "counts": counts, "checks": checks}
+
+
+@dataclass
+class Scripted:
+    """Answers with one report; remembers what it was asked."""
+
+    checks: list[dict[str, Any]] = field(default_factory=lambda: GOOD)
+    asked: list[tuple[LoadedConfig | None, str | None]] = field(default_factory=list)
+
+    def doctor(
+        self, config: LoadedConfig | None, *, address: str | None, progress: Progress
+    ) -> Report:
+        progress("looking")
+        self.asked.append((config, address))
+        return report(self.checks)
+
+
+def run(*arguments: str, scripted: Scripted | None = None) -> Result:
+    seam = Seam(commands=lambda: cast(Commands, scripted or Scripted()), environ={})
+    return CliRunner().invoke(build_app(), ["doctor", *arguments], obj=seam)
+
+
+def test_checks_are_lines_under_their_areas_and_what_is_not_well_has_its_fix() -> None:
+    assert list(readable(report(BAD))) == [
+        "machine",
+        "    1  PASS  versions  versions is so",
+        "    2  FAIL  ports     ports is so",
+        "             why: ports matters",
+        "             fix: stop it",
+        "",
+        "deployment",
+        "    3  WARN  pairs     pairs is so",
+        "             why: pairs matters",
+        "             fix: wait",
+        "",
+        "1 passed, 1 with a warning, 1 failed",
+    ]
+
+
+def test_checks_that_were_skipped_for_one_reason_are_one_line() -> None:
+    nothing = {"found": "nothing runs here"}
+    checks = [row(n, "deployment", f"c{n}", "SKIP", **nothing) for n in range(16, 29)]
+    lines = list(readable(report(checks)))
+    assert lines == ["deployment", "16-28  SKIP  nothing runs here", "", "0 passed, 13 skipped"]
+
+
+def test_the_reasons_of_all_checks_are_told_on_request() -> None:
+    lines = list(readable(report(GOOD), verbose=True))
+    assert "             why: versions matters" in lines
+    assert not [line for line in readable(report(GOOD)) if "matters" in line]
+
+
+def test_a_failure_is_exit_1_and_the_next_step_is_on_stderr() -> None:
+    result = run(scripted=Scripted(BAD))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        "next: fix 2, the first of them first, then run 'baton doctor' again"
+    )
+
+
+def test_warnings_alone_are_exit_0() -> None:
+    assert run(scripted=Scripted([BAD[0], BAD[2]])).exit_code == 0
+
+
+def test_json_is_the_whole_report_also_when_something_failed() -> None:
+    result = run("-o", "json", scripted=Scripted(BAD))
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == report(BAD)
+    assert "looking" in result.stderr
+
+
+def test_a_configuration_is_handed_over_with_its_layers() -> None:
+    scripted = Scripted()
+    run("-c", SIM, "--set", "server.port=9001", "--address", "h:1", scripted=scripted)
+    ((loaded, address),) = scripted.asked
+    assert loaded is not None
+    assert (loaded.config.server.port, address) == (9001, "h:1")
+
+
+def test_without_a_configuration_the_machine_is_looked_at_all_the_same() -> None:
+    scripted = Scripted()
+    assert run(scripted=scripted).exit_code == 0
+    assert scripted.asked == [(None, None)]
+
+
+def test_setting_a_key_of_no_configuration_is_a_usage_error() -> None:
+    assert run("--set", "server.port=1").exit_code == 2

@@ -1,0 +1,398 @@
+"""`baton doctor`: what each check says of what is broken, and that it passes what is good."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from baton.config import load_config
+from baton.config.schema import DeploymentConfig
+from baton.serving.doctor import report
+from baton.serving.doctor_config import config_checks
+from baton.serving.doctor_facts import (
+    Descriptors,
+    FileFact,
+    Imported,
+    MachineNow,
+    PortFact,
+    Unknown,
+    answers_at,
+    answers_health,
+    file_fact,
+    port_facts,
+    secret_files,
+    within,
+)
+from baton.serving.doctor_machine import machine_checks
+from baton.serving.doctor_verdicts import Check, Verdict
+from baton.serving.preflight_facts import PortListener
+
+GIB = 1024**3
+IMPORTS = {
+    "torch": Imported(version="2.13.0+cpu"),
+    "ray": Imported(version="2.60.0"),
+    "vllm": Imported(version="0.32.0"),
+    "nixl": Imported(version="1.5.1"),
+}
+GOOD = MachineNow(
+    python="3.11.2",
+    versions={"ray": "2.60.0", "vllm": "0.32.0", "nixl": "1.5.1", "torch": "2.13.0+cpu"},
+    unwanted={"torchvision": None, "torchaudio": None, "torchcodec": None},
+    imports=IMPORTS,
+    gpus=0,
+    available_memory_bytes=256 * GIB,
+    shared_memory_bytes=8 * GIB,
+    disk_bytes=100 * GIB,
+    disk_path="/tmp",  # noqa: S108 - an example
+    descriptors=Descriptors(soft=65536, hard=65536),
+    front_warning=None,
+    clock_kept=True,
+    ports=(PortFact(key="server.port", host="127.0.0.1", port=8000, free=True),),
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DeploymentConfig:
+    return loaded(tmp_path)
+
+
+def loaded(tmp_path: Path, *sets: str) -> DeploymentConfig:
+    path = tmp_path / "baton.yaml"
+    path.write_text(
+        "version: 1\n"
+        "model: {source: tiny, engine: {block_size: 16, kv_cache: 1GiB}}\n"
+        "pools:\n"
+        "  prefill: {role: prefill}\n"
+        "  decode: {role: decode}\n"
+    )
+    return load_config([path], env={}, sets=list(sets)).config
+
+
+def all_checks(
+    machine: MachineNow, config: DeploymentConfig | None, *, runs_at: str | None = None
+) -> list[Check]:
+    return [
+        *machine_checks(machine, config),
+        *config_checks(machine, config, runs_at=runs_at),
+    ]
+
+
+def check(name: str, machine: MachineNow, config: DeploymentConfig | None = None) -> Check:
+    (found,) = [one for one in all_checks(machine, config) if one.name == name]
+    return found
+
+
+def test_a_good_machine_passes_every_check(config: DeploymentConfig) -> None:
+    assert {one.verdict for one in all_checks(GOOD, config)} == {Verdict.PASS}
+
+
+def test_without_a_configuration_its_checks_are_skipped_and_say_how_to_name_one() -> None:
+    skipped = [one for one in all_checks(GOOD, None) if one.verdict is Verdict.SKIP]
+    assert len(skipped) == len(list(config_checks(GOOD, None, runs_at=None)))
+    assert {one.found for one in skipped} == {"no configuration was given; name one with -c FILE"}
+
+
+# ------------------------------------------------------------------------------------- versions
+
+
+@pytest.mark.parametrize(("package", "version"), [("vllm", "0.29.1"), ("ray", "2.54.0")])
+def test_a_wrong_version_fails_and_the_right_one_is_named(package: str, version: str) -> None:
+    wrong = replace(GOOD, versions={**GOOD.versions, package: version})
+    found = check("versions", wrong)
+    assert found.verdict is Verdict.FAIL
+    assert f"{package} {version}" in found.found
+    assert f"untested: {package}" in found.found
+    assert found.fix == f"install {package} " + {"vllm": "0.32 or 0.33", "ray": "2.60"}[package]
+
+
+def test_a_version_of_what_is_only_used_as_documented_is_a_warning() -> None:
+    found = check("versions", replace(GOOD, versions={**GOOD.versions, "nixl": "1.9.0"}))
+    assert (found.verdict, found.fix) == (Verdict.WARN, "install nixl 1.5")
+
+
+def test_versions_that_are_good_each_and_not_together_fail() -> None:
+    found = check("versions", replace(GOOD, versions={**GOOD.versions, "torch": "2.14.0+cpu"}))
+    assert found.verdict is Verdict.FAIL
+    assert "vllm 0.32 was built with torch 2.13" in found.found
+    assert "install torch 2.13" in found.fix
+
+
+def test_a_package_that_is_missing_fails_and_says_what_to_install() -> None:
+    found = check("versions", replace(GOOD, versions={**GOOD.versions, "vllm": None}))
+    assert found.verdict is Verdict.FAIL
+    assert "vllm missing" in found.found
+    assert "install vllm" in found.fix
+
+
+def test_a_package_that_cannot_be_imported_says_why() -> None:
+    broken = {**IMPORTS, "vllm": Imported(problem="ImportError: libnuma.so.1")}
+    found = check("imports", replace(GOOD, imports=broken))
+    assert found.verdict is Verdict.FAIL
+    assert found.found == "vllm: ImportError: libnuma.so.1"
+    assert "vllm" in found.fix
+
+
+def test_imports_that_never_end_fail() -> None:
+    found = check("imports", replace(GOOD, imports=Unknown("importing them: nothing came")))
+    assert (found.verdict, found.found) == (Verdict.FAIL, "importing them: nothing came")
+    assert check("build", replace(GOOD, imports=Unknown("x"))).verdict is Verdict.SKIP
+
+
+def test_a_build_for_cpus_beside_gpus_is_a_warning_and_fails_where_gpus_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    machine = replace(GOOD, gpus=8)
+    assert check("build", machine).verdict is Verdict.WARN
+    wants = loaded(tmp_path, "pools.decode.resources.gpus=1")
+    found = check("build", machine, wants)
+    assert found.verdict is Verdict.FAIL
+    assert "baton[gpu]" in found.fix
+
+
+def test_a_build_for_gpus_without_any_is_a_warning() -> None:
+    cuda = {**IMPORTS, "torch": Imported(version="2.14.0", cuda="13.0")}
+    assert check("build", replace(GOOD, imports=cuda)).verdict is Verdict.WARN
+
+
+def test_packages_that_break_others_are_named_with_how_to_remove_them() -> None:
+    found = check("other packages", replace(GOOD, unwanted={"torchvision": "0.24.0"}))
+    assert found.verdict is Verdict.FAIL
+    assert found.fix == "pip uninstall torchvision"
+
+
+def test_a_build_of_them_for_cpus_breaks_nothing() -> None:
+    machine = replace(GOOD, unwanted={"torchvision": "0.24.0+cpu"})
+    assert check("other packages", machine).verdict is Verdict.PASS
+
+
+# -------------------------------------------------------------------------------------- machine
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "verdict"),
+    [
+        ({"shared_memory_bytes": 60 * 1024**2}, "shared memory", Verdict.FAIL),
+        ({"shared_memory_bytes": 256 * 1024**2}, "shared memory", Verdict.WARN),
+        ({"disk_bytes": 1024**2}, "disk", Verdict.FAIL),
+        ({"disk_bytes": GIB}, "disk", Verdict.WARN),
+        ({"descriptors": Descriptors(soft=256, hard=256)}, "file descriptors", Verdict.FAIL),
+        ({"descriptors": Descriptors(soft=1024, hard=65536)}, "file descriptors", Verdict.WARN),
+        ({"front_warning": "HAProxy cannot be used (none); install it"}, "front", Verdict.WARN),
+        ({"clock_kept": False}, "clock", Verdict.WARN),
+    ],
+)
+def test_too_little_of_something_is_said_with_its_fix(
+    changes: dict[str, object], name: str, verdict: Verdict
+) -> None:
+    found = check(name, replace(GOOD, **changes))  # type: ignore[arg-type]  # one field each
+    assert found.verdict is verdict
+    assert found.fix
+    assert found.why
+
+
+@pytest.mark.parametrize(
+    "name", ["shared_memory_bytes", "disk_bytes", "front_warning", "clock_kept"]
+)
+def test_what_could_not_be_found_out_is_skipped_and_says_why(name: str) -> None:
+    blind = replace(GOOD, **{name: Unknown("nobody tells")})  # type: ignore[arg-type]  # likewise
+    (found,) = [one for one in all_checks(blind, None) if one.found == "nobody tells"]
+    assert found.verdict is Verdict.SKIP
+
+
+# -------------------------------------------------------------------------------- configuration
+
+
+def test_too_little_memory_names_the_shares_and_what_to_lower(config: DeploymentConfig) -> None:
+    found = check("memory", replace(GOOD, available_memory_bytes=2 * GIB), config)
+    assert found.verdict is Verdict.FAIL
+    assert "1 x prefill" in found.found
+    assert "2.0 GiB is available" in found.found
+    assert "lower engine.kv_cache or replicas.start" in found.fix
+
+
+def test_too_few_gpus_fail(tmp_path: Path) -> None:
+    found = check("GPUs", GOOD, loaded(tmp_path, "pools.decode.resources.gpus=1"))
+    assert found.verdict is Verdict.FAIL
+    assert "0 are there" in found.found
+    assert "resources.gpus" in found.fix
+
+
+def test_a_model_that_is_not_there_fails(tmp_path: Path) -> None:
+    found = check("model", GOOD, loaded(tmp_path, f"model.source={tmp_path}/none"))
+    assert found.verdict is Verdict.FAIL
+    assert "does not exist" in found.found
+    assert "give the directory of a model" in found.fix
+
+
+def test_a_port_that_is_taken_names_the_key_and_who_holds_it(config: DeploymentConfig) -> None:
+    nginx = PortListener(pid=17, program="nginx")
+    taken = PortFact(key="server.port", host="127.0.0.1", port=80, free=False, listener=nginx)
+    found = check("ports", replace(GOOD, ports=(taken,)), config)
+    assert found.verdict is Verdict.FAIL
+    assert found.found == "127.0.0.1:80 (server.port) is held by nginx (pid 17)"
+    assert found.fix == "stop it, or set server.port to another"
+
+
+def test_what_runs_here_may_hold_its_own_port_and_memory(config: DeploymentConfig) -> None:
+    taken = PortFact(key="server.port", host="127.0.0.1", port=80, free=False)
+    poor = replace(GOOD, ports=(taken,), available_memory_bytes=0)
+    found = {one.name: one for one in all_checks(poor, config, runs_at="http://h:80")}
+    assert found["ports"].verdict is Verdict.PASS
+    assert found["memory"].verdict is Verdict.SKIP
+
+
+def test_a_token_file_that_others_can_read_fails_with_the_command_that_closes_it(
+    config: DeploymentConfig, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o644)
+    fact = file_fact("observability.token_file", token)
+    found = check("token and key files", replace(GOOD, secrets=(fact,)), config)
+    assert found.verdict is Verdict.FAIL
+    assert f"{token} (observability.token_file) is open to others: 0644" in found.found
+    assert found.fix.startswith(f"chmod 600 {token}")
+    token.chmod(0o600)
+    closed = replace(GOOD, secrets=(file_fact("observability.token_file", token),))
+    assert check("token and key files", closed, config).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        FileFact(path="/t", what="observability.token_file", problem="No such file"),
+        FileFact(path="/t", what="observability.token_file", mode=0o600, readable=False),
+        FileFact(path="/t", what="observability.token_file", mode=0o600, empty=True),
+    ],
+)
+def test_a_token_file_without_a_token_that_can_be_read_fails(
+    config: DeploymentConfig, fact: FileFact
+) -> None:
+    found = check("token and key files", replace(GOOD, secrets=(fact,)), config)
+    assert found.verdict is Verdict.FAIL
+    assert "create /t" in found.fix
+
+
+def test_a_line_that_is_no_key_fails_and_a_tenant_without_keys_is_a_warning(
+    tmp_path: Path,
+) -> None:
+    keyless = check("API keys", GOOD, loaded(tmp_path, "tenants.acme.weight=2"))
+    assert keyless.verdict is Verdict.WARN
+    assert "baton keys create --tenant acme" in keyless.fix
+    keys = tmp_path / "keys"
+    keys.write_text("nonsense\n")
+    found = check("API keys", GOOD, loaded(tmp_path, f"tenants.acme.keys_file={keys}"))
+    assert found.verdict is Verdict.FAIL
+    assert str(keys) in found.found
+
+
+# ---------------------------------------------------------------------------------------- facts
+
+
+def test_the_ports_and_secrets_of_a_configuration_are_found(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(mode=0o640)
+    config = loaded(
+        tmp_path,
+        "server.port=8123",
+        "observability.metrics.port=0",
+        f"observability.token_file={token}",
+        "tenants.acme.keys_file=/none",
+    )
+    assert [(one.key, one.port) for one in port_facts(config)] == [("server.port", 8123)]
+    assert {(one.what, one.mode) for one in secret_files(config)} == {
+        ("keys of tenant acme", None),
+        ("observability.token_file", token.stat().st_mode & 0o777),
+    }
+
+
+def test_a_fact_that_takes_too_long_is_unknown_and_nobody_waits_for_it() -> None:
+    never = threading.Event()
+    found = within(0.01, "the disk", never.wait)
+    never.set()
+    assert found == Unknown("the disk: nothing came within 0.01 s")
+
+
+def test_a_fact_that_cannot_be_had_is_unknown_with_its_reason() -> None:
+    def fails() -> int:
+        raise PermissionError(13, "not yours")
+
+    assert within(5, "it", fails) == Unknown("it: PermissionError: [Errno 13] not yours")
+    assert within(5, "it", lambda: 7) == 7
+
+
+class _Answers(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(503 if self.path == "/health" else 401)
+        self.end_headers()
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Answers) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_an_endpoint_that_is_not_well_says_so_and_one_that_asks_for_a_token_answers(
+    url: str,
+) -> None:
+    assert answers_health(url) == "it answers 503"
+    assert answers_at(url) == ""
+
+
+def test_nobody_there_is_told_as_such() -> None:
+    assert "ConnectError" in answers_at("http://127.0.0.1:1")
+
+
+# --------------------------------------------------------------------------------------- report
+
+
+def test_checks_are_numbered_over_all_areas_and_one_failure_is_enough() -> None:
+    good = Check(name="a", verdict=Verdict.PASS, found="well")
+    doubt = replace(good, name="b", verdict=Verdict.WARN)
+    told = report([("machine", [good, doubt]), ("deployment", [good])])
+    assert told["ok"] is True
+    assert told["counts"] == {"pass": 2, "warn": 1, "fail": 0, "skip": 0}
+    bad = replace(good, verdict=Verdict.FAIL)
+    again = report([("machine", [good]), ("deployment", [bad])])
+    assert again["ok"] is False
+    rows = again["checks"]
+    assert isinstance(rows, list)
+    assert [(row["number"], row["area"], row["verdict"]) for row in rows] == [
+        (1, "machine", "PASS"),
+        (2, "deployment", "FAIL"),
+    ]
+
+
+def test_every_check_that_is_not_well_says_why_it_matters_and_what_to_do(
+    config: DeploymentConfig,
+) -> None:
+    broken = replace(
+        GOOD,
+        versions=dict.fromkeys(GOOD.versions),
+        imports=Unknown("it hangs"),
+        unwanted={"torchaudio": "2.9"},
+        available_memory_bytes=0,
+        shared_memory_bytes=0,
+        disk_bytes=0,
+        descriptors=Descriptors(soft=1, hard=1),
+        front_warning="it cannot be used; install it",
+        clock_kept=False,
+        ports=(PortFact(key="server.port", host="h", port=1, free=False),),
+        secrets=(FileFact(path="/t", what="token", mode=0o666),),
+    )
+    bad = [one for one in all_checks(broken, config) if one.verdict in {Verdict.FAIL, Verdict.WARN}]
+    assert len(bad) >= 9
+    assert all(one.why and one.fix and one.found for one in bad)
+    assert os.linesep not in "".join(one.fix for one in bad)

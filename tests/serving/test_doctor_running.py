@@ -1,0 +1,230 @@
+"""`baton doctor` on a deployment that runs: what each check says of one that is not well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.domain.errors import ClusterFailed, NotRunning, TimedOut
+from baton.serving.doctor_facts import Unknown
+from baton.serving.doctor_running import RunningNow, nothing_runs, running_checks
+from baton.serving.doctor_verdicts import Check, Verdict
+
+VIEW: dict[str, Any] = {
+    "replica_id": "decode-1",
+    "load_age_s": 0.2,
+    "cache": {"in_step": True, "stale": False},
+}
+INGRESS: dict[str, Any] = {
+    "healthy": True,
+    "unjoined": {},
+    "replicas": [VIEW],
+    "generation": 4,
+    "policy": {"name": "predicted"},
+}
+STATUS: dict[str, Any] = {
+    "model": "tiny",
+    "baton": "0.1",
+    "generation": 4,
+    "members": [{"replica_id": "decode-1"}],
+    "pools": [{"pool": "decode", "want": 1, "ready": 1}],
+    "ingresses": [INGRESS],
+    "observability": {"url": "http://127.0.0.1:9400"},
+    "autoscaler": {
+        "policy": "slo",
+        "held": "",
+        "failed_turns": 0,
+        "failed_calls": 0,
+        "last_failure": "",
+    },
+}
+LINK: dict[str, Any] = {"source_id": "p-1", "target_id": "d-1", "state": "ok", "why": ""}
+NODES = {"10.0.0.1": {"vllm": "0.32.0"}}
+
+
+def running(
+    *,
+    health: str | Unknown = "",
+    links: tuple[dict[str, Any], ...] | Unknown = (LINK,),
+    metrics: str | Unknown | None = "",
+    nodes: dict[str, Any] | Unknown = NODES,  # type: ignore[assignment]  # never changed
+    **status: object,
+) -> RunningNow:
+    return RunningNow(
+        endpoint="http://h:1",
+        health=health,
+        status=STATUS | status,
+        links=links,
+        metrics=metrics,
+        nodes=nodes,
+    )
+
+
+def check(name: str, now: RunningNow) -> Check:
+    (found,) = [one for one in running_checks(now) if one.name == name]
+    return found
+
+
+def test_a_deployment_that_is_well_passes_every_check() -> None:
+    assert {one.verdict for one in running_checks(running())} == {Verdict.PASS}
+
+
+def test_a_pair_whose_probe_fails_is_named_with_why_and_what_to_do() -> None:
+    bad = LINK | {"state": "quarantined", "why": "prefill: no answer within 5 s"}
+    found = check("pairs", running(links=(LINK, bad)))
+    assert found.verdict is Verdict.FAIL
+    assert found.found == "1 of 2 are quarantined: p-1 -> d-1: prefill: no answer within 5 s"
+    assert "open the ports" in found.fix
+    assert check("side channels", running(links=(LINK, bad))).verdict is Verdict.PASS
+
+
+def test_a_side_channel_that_does_not_answer_is_told_apart_from_other_failures() -> None:
+    deaf = LINK | {"state": "quarantined", "why": "side channel: connection refused"}
+    found = check("side channels", running(links=(deaf,)))
+    assert found.verdict is Verdict.FAIL
+    assert found.found == "no answer from p-1"
+    assert "replace them" in found.fix
+
+
+def test_pairs_that_were_not_probed_yet_are_a_warning() -> None:
+    found = check("pairs", running(links=(LINK | {"state": "unknown"},)))
+    assert (found.verdict, found.found) == (Verdict.WARN, "1 of 1 are not proven yet")
+
+
+def test_many_bad_pairs_are_counted_and_a_few_are_named() -> None:
+    bad = LINK | {"state": "quarantined", "why": "x"}
+    found = check("pairs", running(links=(bad,) * 40))
+    assert found.found.startswith("40 of 40")
+    assert found.found.endswith("; and 37 more")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "verdict", "said"),
+    [
+        ("endpoint", {"health": "it answers 503"}, Verdict.FAIL, "it answers 503"),
+        ("endpoint", {"health": Unknown("not known here")}, Verdict.SKIP, "not known here"),
+        ("ingresses", {"ingresses": [INGRESS | {"healthy": False}]}, Verdict.FAIL, "1 of 1"),
+        ("ingresses", {"ingresses": []}, Verdict.FAIL, "there is none"),
+        (
+            "replicas joined",
+            {"ingresses": [INGRESS | {"unjoined": {"d-2": "protocol 3, wanted 4"}}]},
+            Verdict.FAIL,
+            "d-2: protocol 3, wanted 4",
+        ),
+        (
+            "pools",
+            {"pools": [{"pool": "decode", "want": 2, "ready": 0}]},
+            Verdict.FAIL,
+            "decode: no replica is ready",
+        ),
+        (
+            "pools",
+            {"pools": [{"pool": "decode", "want": 2, "ready": 1}]},
+            Verdict.WARN,
+            "decode has 1 of 2",
+        ),
+        (
+            "pools",
+            {"pools": [{"pool": "decode", "want": 2, "ready": 2, "trouble": "it died\nwhy"}]},
+            Verdict.FAIL,
+            "decode: it died",
+        ),
+        (
+            "configuration",
+            {"ingresses": [INGRESS, INGRESS | {"generation": 3}]},
+            Verdict.FAIL,
+            "the controller is at generation 4, ingresses are at 3",
+        ),
+        ("metrics", {"metrics": "ConnectError: refused"}, Verdict.FAIL, "refused"),
+        ("metrics", {"metrics": Unknown("nothing came")}, Verdict.FAIL, "nothing came"),
+        ("metrics", {"metrics": None}, Verdict.SKIP, "not enabled"),
+        (
+            "autoscaler",
+            {"autoscaler": STATUS["autoscaler"] | {"held": "no coordinator reports"}},
+            Verdict.WARN,
+            "it holds still, because no coordinator reports",
+        ),
+        (
+            "autoscaler",
+            {"autoscaler": STATUS["autoscaler"] | {"failed_calls": 2, "last_failure": "why"}},
+            Verdict.WARN,
+            "2 calls failed, the last: why",
+        ),
+        (
+            "reports",
+            {"ingresses": [INGRESS | {"replicas": [VIEW | {"load_age_s": 40.0}]}]},
+            Verdict.FAIL,
+            "load reports are old: decode-1 40 s",
+        ),
+        (
+            "reports",
+            {
+                "ingresses": [
+                    INGRESS | {"replicas": [VIEW | {"cache": {"in_step": False, "stale": False}}]}
+                ]
+            },
+            Verdict.WARN,
+            "not known well of decode-1",
+        ),
+        (
+            "placement policy",
+            {
+                "ingresses": [
+                    INGRESS
+                    | {"policy": {"name": "own", "failures": 3, "last_failure": "KeyError: 'x'"}}
+                ]
+            },
+            Verdict.WARN,
+            "own failed 3 times, the last: KeyError: 'x'",
+        ),
+        (
+            "nodes",
+            {"nodes": {"a": {"vllm": "0.32.0"}, "b": {"vllm": "0.33.0"}}},
+            Verdict.FAIL,
+            "vllm differs between nodes",
+        ),
+        ("nodes", {"nodes": Unknown("a node did not answer")}, Verdict.SKIP, "did not answer"),
+        ("pairs", {"links": Unknown("nobody tells")}, Verdict.SKIP, "nobody tells"),
+    ],
+)
+def test_what_is_not_well_is_said_in_its_own_check(
+    name: str, changes: dict[str, Any], verdict: Verdict, said: str
+) -> None:
+    found = check(name, running(**changes))
+    assert found.verdict is verdict
+    assert said in found.found
+    assert found.fix or verdict is Verdict.SKIP
+
+
+def test_ingresses_that_do_not_tell_their_generation_are_not_suspected() -> None:
+    silent = {key: value for key, value in INGRESS.items() if key != "generation"}
+    assert check("configuration", running(ingresses=[silent])).verdict is Verdict.PASS
+
+
+def test_where_the_controller_does_not_answer_the_rest_is_skipped() -> None:
+    now = RunningNow(endpoint="http://h:1", status=Unknown("no answer"), nodes={})
+    first, second, *rest = running_checks(now)
+    assert (first.verdict, first.found) == (Verdict.FAIL, "no answer")
+    assert second.verdict is Verdict.PASS
+    assert {one.verdict for one in rest} == {Verdict.SKIP}
+
+
+def test_every_list_has_the_same_checks_whatever_is_found() -> None:
+    blind = RunningNow(endpoint=None, status=Unknown("no"), nodes={})
+    nothing = NotRunning("nothing runs", "start one")
+    lists = [
+        running_checks(running()),
+        running_checks(blind),
+        nothing_runs(nothing),
+        nothing_runs(TimedOut("late", "try again")),
+    ]
+    (names,) = {tuple(check.name for check in one) for one in lists}
+    assert len(names) == len(set(names))
+
+
+def test_nothing_that_runs_is_no_failure_and_a_cluster_that_refuses_us_is_one() -> None:
+    nothing = nothing_runs(NotRunning("nothing runs", "start one"))
+    assert {one.verdict for one in nothing} == {Verdict.SKIP}
+    refused, *_ = nothing_runs(ClusterFailed("it refuses the token", "name its token"))
+    assert (refused.verdict, refused.fix) == (Verdict.FAIL, "name its token")
