@@ -125,7 +125,6 @@ def test_vllm_sees_no_credentials_and_nothing_that_is_ours_to_say() -> None:
         (b"content-type", b"application/json"),
         (b"x-request-id", b"abc"),
         (b"x-session-id", b"s"),
-        (b"traceparent", b"00-1"),
         (b"x-batonic", b"1"),
     ]
     dropped = [
@@ -133,6 +132,8 @@ def test_vllm_sees_no_credentials_and_nothing_that_is_ours_to_say() -> None:
         (b"proxy-authorization", b"x"),
         (b"X-Api-Key", b"x"),
         (b"cookie", b"x"),
+        (b"Traceparent", b"00-1"),
+        (b"tracestate", b"a=1"),
         (b"x-slo-class", b"x"),
         (b"X-Baton-Tenant", b"x"),
         (b"x-baton-", b"x"),

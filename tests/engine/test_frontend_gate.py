@@ -11,6 +11,7 @@ import pytest
 
 from baton.domain.errors import BatonError, EngineFailed, NoCapacity
 from baton.domain.tenant import DEFAULT_TENANT
+from baton.domain.trace_context import TraceContext
 from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_errors import Dialect, Problem
@@ -360,6 +361,42 @@ async def test_the_app_sees_who_asks_but_not_the_key() -> None:
     assert seen == [[(b"host", b"x")], ("acme", "batch", "acme")]
     await Client(headers=headers).ask(gate(app, admit=admit))
     assert asked == [Caller("acme", "batch", "acme"), Caller(DEFAULT_TENANT, "batch")]
+
+
+PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def traced_as(path: str, headers: list[tuple[bytes, bytes]], access: Access) -> TraceContext:
+    """The trace of a request on its way through the app, which sees no header of it."""
+    seen: list[TraceContext | None] = []
+
+    async def app(scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        assert [name for name, _ in scope["headers"]] == [b"host"]
+        seen.append(current().trace)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(b"", more=False))
+
+    await Client(path, headers=[(b"host", b"x"), *headers]).ask(gate(app, access=access))
+    (trace,) = seen
+    assert trace is not None
+    return trace
+
+
+async def test_a_request_belongs_to_its_callers_trace_even_where_none_is_begun() -> None:
+    headers = [(b"Traceparent", PARENT), (b"tracestate", b"a=1"), (b"tracestate", b"b=2")]
+    trace = await traced_as("/v1/chat/completions", headers, Access())
+    assert trace.trace_id == "0af7651916cd43dd8448eb211c80319c"
+    assert trace[1:] == ("b7ad6b7169203331", True, "a=1,b=2", "chat")
+
+
+async def test_a_trace_begins_at_the_gate_where_no_caller_says_one() -> None:
+    begins = Access(begin_share=0.0)
+    first = await traced_as("/v1/chat/completions", [], begins)
+    twice = [(b"traceparent", PARENT), (b"traceparent", PARENT)]
+    second = await traced_as("/v1/chat/completions", twice, begins)
+    assert first.trace_id != second.trace_id
+    assert first[1:] == second[1:] == ("", False, "", "chat")
+    assert (await traced_as("/v1/chat/completions", [], Access(begin_share=1.0))).sampled
 
 
 async def test_access_and_limits_may_be_replaced_while_requests_come() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from baton.domain.commands import Delivery
 from baton.domain.handoff import Leg, LegKind, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
+from baton.domain.trace_context import TraceContext, span_id
 from baton.policy.block_hash import chain, chain_root
 from baton.runtime.link import codec, frames
 
@@ -42,7 +43,7 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request as EngineSideRequest
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    from baton.engine.vllm.callers import Caller, with_caller
+    from baton.engine.vllm.callers import TRACE_ARG, Caller, with_caller
     from baton.engine.vllm.salts import MAX_SALT_CHARS
     from baton.engine.vllm.wire import (
         PREFILL_KV_PARAMS,
@@ -667,6 +668,45 @@ def test_a_request_is_its_callers_and_says_so_to_no_engine() -> None:
     assert params is not None
     assert params.extra_args == {"mine": 1}
     assert b"acme" not in request.payload
+
+
+SAMPLED = TraceContext(
+    trace_id="0af7651916cd43dd8448eb211c80319c",
+    parent_id="b7ad6b7169203331",
+    sampled=True,
+    state="v=1",
+    operation="chat",
+)
+
+
+def of_trace(trace: TraceContext) -> Request:
+    params = SamplingParams(max_tokens=4, extra_args=with_caller({"mine": 1}, Caller(), trace))
+    return split(engine_request(sampling_params=params))
+
+
+def test_an_engine_is_told_of_the_span_that_it_works_for() -> None:
+    request = of_trace(SAMPLED)
+    assert request.trace == SAMPLED
+    leg = EngineWire().join_leg(received(leg_of(request)))
+    own = span_id(SAMPLED.trace_id, request.request_id)
+    assert leg.trace_headers == {
+        "traceparent": f"00-{SAMPLED.trace_id}-{own}-01",
+        "tracestate": "v=1",
+    }
+    assert leg.sampling_params is not None
+    assert leg.sampling_params.extra_args == {"mine": 1}
+
+
+def test_an_engine_is_not_told_of_a_trace_that_may_not_be_kept() -> None:
+    unsampled = SAMPLED._replace(sampled=False)
+    request = of_trace(unsampled)
+    assert request.trace == unsampled
+    assert EngineWire().join_leg(received(leg_of(request))).trace_headers is None
+
+
+def test_a_client_cannot_say_a_trace_in_our_words() -> None:
+    forged = SamplingParams(max_tokens=4, extra_args=with_caller({TRACE_ARG: [*SAMPLED]}, Caller()))
+    assert split(engine_request(sampling_params=forged)).trace is None
 
 
 def cached_as(request: Request) -> tuple[tuple[bytes, ...], tuple[int, ...]]:

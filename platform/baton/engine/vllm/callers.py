@@ -1,9 +1,9 @@
-"""Who asks, on the way from the gate through vLLM's handlers to the seam.
+"""Who asks, and in which trace, on the way from the gate through vLLM's handlers to the seam.
 
 vLLM passes trace headers to an engine only where tracing is on, and copies sampling parameters to
-every child of a request with several answers. So the caller rides on the parameters' `extra_args`,
-under a name of ours that a client cannot set: what stands there is replaced before a request goes
-on, and taken off again at the seam.
+every child of a request with several answers. So both ride on the parameters' `extra_args`, under
+names of ours that a client cannot set: what stands there is replaced before a request goes on, and
+taken off again at the seam.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from baton.domain.tenant import DEFAULT_TENANT
+from baton.domain.trace_context import TraceContext
 
 CALLER_ARG = "baton_caller"
+TRACE_ARG = "baton_trace"
+OUR_ARGS = frozenset({CALLER_ARG, TRACE_ARG})
 
 
 class Caller(NamedTuple):
@@ -29,12 +32,14 @@ ANYBODY = Caller()
 
 
 def with_caller(
-    extra_args: Mapping[str, object] | None, caller: Caller
+    extra_args: Mapping[str, object] | None, caller: Caller, trace: TraceContext | None = None
 ) -> dict[str, object] | None:
     """Extra arguments that say who asks, whatever they said of it before; None for nothing."""
-    rest = {name: value for name, value in (extra_args or {}).items() if name != CALLER_ARG}
+    rest = {name: value for name, value in (extra_args or {}).items() if name not in OUR_ARGS}
     if caller != ANYBODY:
         rest[CALLER_ARG] = list(caller)
+    if trace is not None:
+        rest[TRACE_ARG] = list(trace)
     return rest or None
 
 
@@ -45,3 +50,18 @@ def caller_of(extra_args: Mapping[str, object] | None) -> Caller:
             return Caller(tenant, slo_class, cache_scope)
         case _:
             return ANYBODY
+
+
+def trace_of(extra_args: Mapping[str, object] | None) -> TraceContext | None:
+    """The trace that it belongs to, as `with_caller` wrote it down."""
+    match (extra_args or {}).get(TRACE_ARG):
+        case [
+            str() as trace_id,
+            str() as parent_id,
+            bool() as sampled,
+            str() as state,
+            str() as op,
+        ]:
+            return TraceContext(trace_id, parent_id, sampled, state, op)
+        case _:
+            return None

@@ -18,6 +18,7 @@ from typing import TypeAlias
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_errors import Problem
+from baton.engine.vllm.frontend_traces import TRACE_HEADERS
 from baton.runtime.keys import PREFIX, Known, Unknown
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
@@ -47,6 +48,8 @@ class Access:
     """Whether callers without a key are served, as tenant `default`."""
     isolated: Collection[str] = frozenset()
     """Tenants whose cached prefixes are their own."""
+    begin_share: float | None = None
+    """Of requests whose callers say no trace, which share is sampled; None: none begins one."""
 
     def caller(self, headers: Headers) -> Caller | Problem:
         """Who asks with these headers, or why that is refused."""
@@ -81,6 +84,7 @@ def passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
         for name, value in headers
         if (lower := name.lower()) not in _CREDENTIALS
         and lower not in _OURS
+        and lower not in TRACE_HEADERS
         and not lower.startswith(_OUR_PREFIX)
     ]
 

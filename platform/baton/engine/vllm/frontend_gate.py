@@ -20,10 +20,12 @@ from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from baton.domain.errors import BatonError
+from baton.domain.trace_context import TraceContext
 from baton.engine.vllm.callers import ANYBODY, Caller
 from baton.engine.vllm.frontend_access import Access, passed_on
 from baton.engine.vllm.frontend_errors import INTERNAL, Dialect, Problem, in_dialect
 from baton.engine.vllm.frontend_limits import FrontendLimits
+from baton.engine.vllm.frontend_traces import trace_context
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -72,13 +74,22 @@ class Exchange:
         "flowing",
         "generates",
         "problem",
+        "trace",
     )
 
     def __init__(
-        self, dialect: Dialect, send: Send, *, generates: bool, caller: Caller = ANYBODY
+        self,
+        dialect: Dialect,
+        send: Send,
+        *,
+        generates: bool,
+        caller: Caller = ANYBODY,
+        trace: TraceContext | None = None,
     ) -> None:
         self.caller = caller
         """Who asks."""
+        self.trace = trace
+        """As part of which trace."""
         self.generates = generates
         """Whether it asks the fleet for tokens, rather than for what a frontend knows itself."""
         self.flowing = False
@@ -204,7 +215,11 @@ class Gate:
         if generates and (refusal := self._admit(1, caller)) is not None:
             await answer(send, Problem.of(refusal), dialect)
             return
-        exchange = Exchange(dialect, send, generates=generates, caller=caller)
+        trace = None
+        if generates:
+            share = self.access.begin_share
+            trace = trace_context(scope["headers"], path, begin_share=share)
+        exchange = Exchange(dialect, send, generates=generates, caller=caller, trace=trace)
         body.exchange = exchange
         # From 2.4 on Starlette notices a disconnect only when it next sends, so that a client that
         # leaves while it waits would keep its place; before, it listens for it.

@@ -118,8 +118,8 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         exchange = CURRENT_EXCHANGE.get()
         if (problem := self.limits.too_many_tokens(sampling_params.max_tokens)) is not None:
             raise FleetError(problem)
-        caller = ANYBODY if exchange is None else exchange.caller
-        sampling_params.extra_args = with_caller(sampling_params.extra_args, caller)
+        caller, trace = (ANYBODY, None) if exchange is None else (exchange.caller, exchange.trace)
+        sampling_params.extra_args = with_caller(sampling_params.extra_args, caller, trace)
         generation = super().generate(prompt, sampling_params, *args, **kwargs)
         async with aclosing(generation) as outputs:
             try:

@@ -31,7 +31,8 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from baton.domain.commands import Delivery
 from baton.domain.handoff import Leg, LegKind, LegOutput, LegTimes, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
-from baton.engine.vllm.callers import CALLER_ARG, caller_of
+from baton.domain.trace_context import span_id, trace_headers
+from baton.engine.vllm.callers import OUR_ARGS, caller_of, trace_of
 from baton.engine.vllm.salts import known_salt, scoped_salt
 from baton.engine.vllm.tickets import issue_ticket, pull_params, release_params
 
@@ -48,7 +49,7 @@ PREFILL_KV_PARAMS: Mapping[str, object] = {
 }
 """Asks an engine to keep the blocks of a finished prompt for another engine to fetch."""
 
-_UNTRUSTED_ARGS = (KV_PARAMS_KEY, "ec_transfer_params", CALLER_ARG)
+_UNTRUSTED_ARGS = OUR_ARGS | {KV_PARAMS_KEY, "ec_transfer_params"}
 _PLAIN_OUTPUT_FIELDS = frozenset(
     {
         "request_id",
@@ -111,9 +112,13 @@ class FrontendWire:
             max_tokens = max(1, self._max_len_tokens - len(prompt_token_ids))
         local_only = _local_only(engine_request, params)
         resumable = _is_resumable(params) and local_only is not LocalOnly.PROMPT_EMBEDS
-        caller = caller_of(params.extra_args)
+        caller, trace = caller_of(params.extra_args), trace_of(params.extra_args)
         engine_request.cache_salt = scoped_salt(caller.cache_scope, engine_request.cache_salt)
         _make_safe(engine_request, params)
+        if trace is not None and trace.sampled:
+            # Engines repeat them with every output, so only where somebody will look at them.
+            own = span_id(trace.trace_id, request_id)
+            engine_request.trace_headers = trace_headers(trace, own)
         engine_request.prompt_token_ids = None
         return Request(
             request_id=request_id,
@@ -128,6 +133,7 @@ class FrontendWire:
             cache_salt=known_salt(engine_request.cache_salt),
             local_only=local_only,
             resumable=resumable,
+            trace=trace,
             payload=pack_frames(self._encoder.encode(engine_request)),
         )
 
