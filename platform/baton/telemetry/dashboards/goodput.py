@@ -149,7 +149,17 @@ def _rates() -> Iterator[Panel]:
         shape=Shape.STACK,
         queries=(Query(expr=total(rate(c.REQUESTS, **_JUDGED), "outcome"), legend="{{outcome}}"),),
         unit=Unit.REQUESTS_PER_S,
-        width=12,
+        width=8,
+    )
+    yield Panel(
+        title="Left, and owed nothing",
+        about="Requests per second whose client left before anything was due: neither good nor a"
+        " miss. Many: clients give up sooner than what they are promised.",
+        shape=Shape.LINES,
+        queries=(
+            Query(expr=total(rate(c.SLO_EXCUSED, **_JUDGED), _CLASS), legend="{{slo_class}}"),
+        ),
+        unit=Unit.REQUESTS_PER_S,
     )
     yield Panel(
         title="Tokens",
@@ -157,7 +167,7 @@ def _rates() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(Query(expr=total(rate(c.TOKENS, **_JUDGED), "tokens"), legend="{{tokens}}"),),
         unit=Unit.TOKENS_PER_S,
-        width=12,
+        width=8,
     )
 
 
