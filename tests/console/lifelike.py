@@ -17,7 +17,17 @@ from dataclasses import dataclass, field, replace
 
 from baton.console.feed import Row
 from baton.domain.commands import RecordOrder, RequestRecord
-from baton.domain.handoff import Decision, HandoffMode, HitSource, Option, Route, RouteReason
+from baton.domain.handoff import (
+    Decision,
+    HandoffMode,
+    HitSource,
+    LegKind,
+    LegTimes,
+    Option,
+    Route,
+    RouteReason,
+)
+from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
 from baton.policy.judging import judge
@@ -282,8 +292,8 @@ class LifelikeFeed:
             "dry_run": False,
             "actions": moved,
             "pools": [
-                _decided("decode", self.decode + shrinks, want, load, grows=grows),
-                _decided("prefill", self.prefill, self.prefill, load, grows=False),
+                _decided("decode", want - grows + shrinks, want, load),
+                _decided("prefill", self.prefill, self.prefill, load),
             ],
         }
 
@@ -316,7 +326,12 @@ class LifelikeFeed:
         seconds = (queue_s * draw.uniform(0.5, 1.3), prefill_s, moved_s, start_s)
         options = _options(source, target, seconds, cached, is_local=local)
         route = _route(source, target, is_local=local)
+        legs = _legs(route, arrived_s + held_s, (queue_s, prefill_s, moved_s, start_s), ended_at_s)
         record = RequestRecord(
+            legs=tuple(
+                replace(leg, prompt_tokens=prompt, fetched_tokens=prompt, output_tokens=output)
+                for leg in legs
+            ),
             request_id=f"chatcmpl-{draw.randrange(16**8):08x}-{draw.randrange(16**4):04x}",
             outcome=Phase.FINISHED,
             reason=draw.choice(("stop", "stop", "length")),
@@ -363,6 +378,45 @@ def _route(source: str, target: str, *, is_local: bool) -> Route:
     )
 
 
+def _legs(
+    route: Route, began_at_s: float, seconds: tuple[float, float, float, float], ended_at_s: float
+) -> list[LegStory]:
+    """Told in its own words by every engine, but for one in eight."""
+    queue_s, prefill_s, moved_s, start_s = seconds
+    is_local = route.prefill_replica_id is None
+    handed_off_at_s = began_at_s + queue_s + prefill_s
+
+    def leg(kind: LegKind, where: str, from_s: float, first_s: float, to_s: float) -> LegStory:
+        compute_s = start_s if kind is LegKind.DECODE else prefill_s
+        says = int(began_at_s * 1000) % 8 > 0
+        return LegStory(
+            leg_id=f"{kind}-1",
+            kind=kind,
+            replica_id=where,
+            placement=0,
+            began_at_s=from_s,
+            first_output_at_s=first_s,
+            last_output_at_s=to_s,
+            ended_at_s=to_s,
+            prompt_tokens=0,
+            fetched_tokens=0,
+            cached_tokens=0,
+            output_tokens=0,
+            times=LegTimes(0.0, compute_s) if says else None,
+            end=LegEnd.DONE,
+        )
+
+    if is_local:
+        where = route.decode_replica_id
+        return [leg(LegKind.LOCAL, where, began_at_s, handed_off_at_s, ended_at_s)]
+    first_at_s = handed_off_at_s + moved_s + start_s
+    source = route.prefill_replica_id or ""
+    return [
+        leg(LegKind.PREFILL, source, began_at_s, handed_off_at_s, handed_off_at_s),
+        leg(LegKind.DECODE, route.decode_replica_id, handed_off_at_s, first_at_s, ended_at_s),
+    ]
+
+
 def _options(
     source: str,
     target: str,
@@ -397,14 +451,14 @@ def _options(
     return (at_home, handed_off) if is_local else (handed_off, at_home)
 
 
-def _decided(pool: str, have: int, want: int, load: float, *, grows: bool) -> Row:
+def _decided(pool: str, have: int, want: int, load: float) -> Row:
     need = round(want - 1 + load * 0.8, 3)
     return {
         "pool": pool,
-        "have": have - int(grows and have > want - 1),
+        "have": have,
         "want": want,
         "asked": want,
-        "reason": "demand" if grows else "spare" if want < have else "steady",
+        "reason": "demand" if want > have else "spare" if want < have else "steady",
         "why": f"{pool} needs {need:.1f} now, {need + 0.2:.1f} in 42 s, so {want} play it",
         "clipped_by": "",
         "flips": {},

@@ -137,4 +137,4 @@ class _Pages:
             raise _Unanswered(str(error)) from error
         except Exception as error:
             _LOGGER.warning("console cannot answer", exc_info=error)
-            raise _Unanswered("it cannot be read, see the controller's log") from error
+            raise _Unanswered("it cannot be read: see the controller's log") from error

@@ -182,7 +182,7 @@ class Hub:
         except BatonError as error:
             self._failed(source, str(error))
         except Exception as error:  # noqa: BLE001 - supervised: logged, told, and tried again
-            self._failed(source, "it cannot be read, see the controller's log", error)
+            self._failed(source, "see the controller's log", error)
         else:
             self._answered(source)
             for topic, frame in frames.items():

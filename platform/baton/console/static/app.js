@@ -3,7 +3,7 @@
 import { config } from "./config.js";
 import { h, patch } from "./dom.js";
 import { fleet } from "./fleet.js";
-import { seconds } from "./format.js";
+import { ago, seconds } from "./format.js";
 import { Live } from "./live.js";
 import { overview } from "./overview.js";
 import { requests } from "./requests.js";
@@ -13,6 +13,7 @@ const SECTIONS = { overview, fleet, requests, scaling, config };
 const NAMES = Object.keys(SECTIONS);
 const THEMES = ["system", "light", "dark"];
 const HIDDEN_S = 30;
+const NOUNS = { overview: "the fleet", links: "pairs", requests: "requests", ticks: "scaling decisions" };
 
 const state = {
   section: "overview", filter: "", filterText: "", order: "latest", open: null, story: null, whole: false,
@@ -34,8 +35,8 @@ function draw() {
   drawn = 0;
   const section = SECTIONS[state.section];
   state.isReading = Boolean(main.querySelector("[data-reading]:hover, [data-reading] :focus-visible"));
-  const search = section.filters ? [filterBox(section.filters)] : [];
-  patch(main, [h("div", { class: `page page-${state.section}`, key: state.section }, search, section.view(ctx))]);
+  ctx.filterBox = section.filters ? filterBox(section.filters) : null;
+  patch(main, [h("div", { class: `page page-${state.section}`, key: state.section }, section.view(ctx))]);
   section.drew?.(ctx);
   header();
   freshConfig();
@@ -65,7 +66,7 @@ function header() {
   said.className = `state ${tone}`;
   if (said.textContent !== text) said.textContent = text;
   document.title = tone === "ok" ? `${told?.model ?? "baton"} · baton` : `✕ ${text} · baton`;
-  patch(document.getElementById("troubles"), [...live.troubles].map(([source, one]) => h("p", { key: source }, h("b", {}, `${source} cannot be read`), ` for ${seconds(Math.floor((performance.now() - one.since) / 1000))}: ${one.why}`)));
+  patch(document.getElementById("troubles"), [...live.troubles].map(([source, one]) => h("p", { key: source }, h("b", {}, `No answer about ${NOUNS[source] ?? source}`), ` since ${ago((performance.now() - one.since) / 1000)}: ${one.why}`)));
 }
 
 function standing() {

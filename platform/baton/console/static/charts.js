@@ -4,6 +4,7 @@
 import { h } from "./dom.js";
 
 const SPAN_S = 600;
+const LEAST_S = 60;
 const GAP_S = 6;
 
 const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -38,6 +39,7 @@ export class Chart {
     if (gist !== this.gist) this.#build(lines, gist);
     const offset_s = Date.now() / 1000 - live.now();
     this.now_s = Date.now() / 1000;
+    this.span_s = Math.min(SPAN_S, Math.max(LEAST_S, live.now() - (live.history.at_s[0] ?? live.now())));
     this.plot.setData(data(live.history, offset_s, lines.map((line) => line.name)));
     this.#say();
   }
@@ -68,11 +70,11 @@ export class Chart {
       cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
       padding: [8, 8, 0, 0],
       scales: {
-        x: { range: () => [this.now_s - SPAN_S, this.now_s] },
+        x: { range: () => [this.now_s - this.span_s, this.now_s] },
         y: { range: (_plot, low, high) => this.#range(low, high) },
       },
       axes: [
-        { ...axis, grid: { show: false }, space: 90, size: 26, values: (_plot, ticks) => ticks.map(clock) },
+        { ...axis, grid: { show: false }, space: 90, size: 26, values: (_plot, ticks, _axis, _space, step) => ticks.map((tick) => clock(tick, step < 60)) },
         { ...axis, size: 44, space: 34, values: (_plot, ticks) => ticks.map((tick) => this.spec.text(tick)) },
       ],
       series: [{}, ...lines.map((line) => this.#series(line))],

@@ -9,7 +9,7 @@ export const config = {
     const generation = ctx.live.get("overview")?.overview.generation;
     return [
       h("div", { class: "section-head", key: "head" }, h("h1", {}, "Configuration"),
-        h("p", { class: "faint" }, generation === undefined || generation === null ? "" : `generation ${generation}, `, "with every default; secrets are not shown")),
+        h("p", { class: "faint" }, generation === undefined || generation === null ? "" : `generation ${generation}, `, "with every default; secrets are not shown"), ctx.filterBox),
       why ? h("p", { class: "empty bad", key: "why" }, why) : null,
       text === null ? (why ? null : h("p", { class: "empty", key: "wait" }, "Asking the controller.")) : body(text, ctx.state.filter),
     ];

@@ -14,9 +14,9 @@ export const fleet = {
     const told = ctx.live.get("fleet");
     if (!told) return [waiting("its replicas")];
     const names = labels(told.replicas);
-    return [replicas(told, ctx.state.filter, names), map(ctx, names)];
+    return [replicas(told, ctx, names), map(ctx, names)];
   },
-  filters: "replicas by id, role, state",
+  filters: "replicas",
 };
 
 /** A short name for each replica, as long as no other has the same. */
@@ -26,12 +26,12 @@ function labels(rows) {
   return (id) => (counts.get(shortId(id)) > 1 ? String(id) : shortId(id));
 }
 
-function replicas(told, filter, name) {
+function replicas(told, { state: { filter }, filterBox }, name) {
   const rows = told.replicas.filter((row) => !filter || `${row.replica_id} ${row.pool} ${row.role} ${row.state} ${row.node}`.toLowerCase().includes(filter));
   const pools = [...new Set([...told.pools.map((row) => row.pool), ...rows.map((row) => row.pool)])];
   return h("section", { key: "replicas" },
     h("div", { class: "section-head" }, h("h1", {}, "Replicas"),
-      h("p", { class: "legend" }, Object.entries(ROLES).map(([role, letter]) => h("span", { key: role }, h("i", { class: `role ${role}` }, letter), role)))),
+      h("p", { class: "legend" }, Object.entries(ROLES).map(([role, letter]) => h("span", { key: role }, h("i", { class: `role ${role}` }, letter), role))), filterBox),
     rows.length ? null : h("p", { class: "empty" }, filter ? "No replica matches." : "There are no replicas. Pools grow when something is asked for, or by ", rows.length || filter ? null : h("code", {}, "baton scale"), filter ? null : "."),
     pools.map((pool) => poolOf(pool, told, rows.filter((row) => row.pool === pool), name)),
   );
@@ -55,7 +55,7 @@ function replica(row, name) {
       h("div", {}, h("dt", {}, "running"), h("dd", {}, whole(row.running_requests))),
       h("div", {}, h("dt", {}, "queued"), h("dd", {}, whole(row.queued_requests))),
       h("div", {}, h("dt", {}, "step"), h("dd", {}, seconds(row.step_s || null))),
-      h("div", {}, h("dt", {}, "pulled"), h("dd", {}, bytes(row.moved_bytes))),
+      h("div", {}, h("dt", {}, "pulled"), h("dd", {}, bytes(row.moved_bytes, 2))),
     ),
     h("p", { class: "faint tiny" }, [row.index ? `cache ${row.index}` : null, row.leases ? `${row.leases} leases` : null, row.transfer_failures ? `${row.transfer_failures} failed pulls` : null].filter(Boolean).join(" · ")),
   );
@@ -72,9 +72,15 @@ function map(ctx, name) {
   return h("section", { key: "pairs" },
     h("div", { class: "section-head" }, h("h1", {}, "Pairs"),
       h("p", { class: "legend" }, Object.entries(STATES).map(([state, glyph]) => h("span", { key: state, class: `pair-${state}` }, h("i", { class: "glyph" }, glyph), `${counts[state] ?? 0} ${state}`)))),
+    links.length ? h("p", { class: "faint hint" }, `From the replica of the row to that of the column; GB/s as estimated. ${beyond(links)}`) : null,
     links.length ? h("div", { class: "map-and-more" }, matrix(ctx, links, name), chosen(ctx, links, name)) : h("p", { class: "empty" }, "No pair hands blocks over here: every replica prefills and decodes by itself."),
     told.pairs > links.length ? h("p", { class: "faint" }, `${whole(links.length)} of ${whole(told.pairs)} pairs are sent; `, h("code", {}, "baton links"), " has all.") : null,
   );
+}
+
+function beyond(links) {
+  const most = Math.max(new Set(links.map((link) => link.source_id)).size, new Set(links.map((link) => link.target_id)).size);
+  return most > MOST_SHOWN ? `The first ${MOST_SHOWN} by ${MOST_SHOWN} of them.` : "";
 }
 
 function matrix(ctx, links, name) {
@@ -82,10 +88,8 @@ function matrix(ctx, links, name) {
   const targets = [...new Set(links.map((link) => link.target_id))];
   const by = new Map(links.map((link) => [`${link.source_id}\n${link.target_id}`, link]));
   const most = Math.max(1, ...links.map((link) => link.bytes_per_s));
-  const cut = sources.length > MOST_SHOWN || targets.length > MOST_SHOWN;
   return h("div", { class: "scroll matrix-box" },
     h("table", { class: "matrix" },
-      h("caption", {}, "From the replica of the row to that of the column; GB/s as estimated", cut ? `, the first ${MOST_SHOWN} by ${MOST_SHOWN}` : ""),
       h("thead", {}, h("tr", {}, h("td", {}), targets.slice(0, MOST_SHOWN).map((id) => h("th", { scope: "col", key: id, title: id, class: "mono" }, name(id))))),
       h("tbody", {}, sources.slice(0, MOST_SHOWN).map((source) => h("tr", { key: source },
         h("th", { scope: "row", title: source, class: "mono" }, name(source)),

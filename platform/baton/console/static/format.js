@@ -3,17 +3,29 @@
 export const DASH = "–";
 const is = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** `231 ms`, `1.24 s`, `12 min`, `3.5 h`. */
+/** What was measured, always to three digits, so that columns line up: `231 ms`, `1.20 s`, `12.0 min`. */
 export function seconds(value) {
   if (!is(value)) return DASH;
+  if (value === 0) return "0 s";
+  const [scaled, unit] = scaledSeconds(value);
+  const size = Math.abs(scaled);
+  return `${size >= 99.95 ? Math.round(scaled) : scaled.toPrecision(size < 0.995 ? 2 : 3)} ${unit}`;
+}
+
+/** What somebody has set, as short as it was written: `500 ms`, `10 s`. */
+export function promised(value) {
+  if (!is(value)) return DASH;
+  const [scaled, unit] = scaledSeconds(value);
+  return `${digits(scaled, 3)} ${unit}`;
+}
+
+function scaledSeconds(value) {
   const size = Math.abs(value);
-  if (size === 0) return "0 s";
-  if (size < 0.00095) return `${digits(value * 1e6, 2)} µs`;
-  if (size < 0.9995) return `${digits(value * 1e3, 3)} ms`;
-  if (size < 100) return `${digits(value, 3)} s`;
-  if (size < 5400) return `${digits(value / 60, 3)} min`;
-  if (size < 172800) return `${digits(value / 3600, 3)} h`;
-  return `${digits(value / 86400, 3)} d`;
+  if (size !== 0 && size < 0.0009995) return [value * 1e6, "µs"];
+  if (size !== 0 && size < 0.9995) return [value * 1e3, "ms"];
+  if (size < 99.95) return [value, "s"];
+  if (size < 5400) return [value / 60, "min"];
+  return size < 172800 ? [value / 3600, "h"] : [value / 86400, "d"];
 }
 
 /** So many significant digits, without trailing zeros after the point. */
@@ -51,7 +63,7 @@ export function share(value, places = 1) {
   return `${text} %`;
 }
 
-export function bytes(value) {
+export function bytes(value, count = 3) {
   if (!is(value)) return DASH;
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let step = 0;
@@ -60,7 +72,7 @@ export function bytes(value) {
     left /= 1000;
     step += 1;
   }
-  return `${digits(left, 3)} ${units[step]}`;
+  return `${digits(left, count)} ${units[step]}`;
 }
 
 /** Ages in whole seconds while they are short: a list should not flicker. */

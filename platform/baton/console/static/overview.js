@@ -2,7 +2,7 @@
 
 import { Chart, chartBox, sparkline } from "./charts.js";
 import { h } from "./dom.js";
-import { ago, DASH, rate, seconds, share, short, whole, words } from "./format.js";
+import { ago, DASH, promised, rate, seconds, share, short, whole, words } from "./format.js";
 
 const goodput = new Chart({
   lines: () => [
@@ -72,8 +72,8 @@ function classes(rows, live) {
       h("thead", {}, h("tr", {}, ["Class", "TTFT", "TPOT", "Target", "Now", "", "Last minutes", "Over its window", "Kept", "Refused", "Failed"].map((name, at) => h("th", { scope: "col", class: at > 0 && at !== 6 ? "n" : "" }, name)))),
       h("tbody", {}, rows.map((row) => h("tr", { key: row.class },
         h("th", { scope: "row" }, row.class),
-        h("td", { class: "n" }, seconds(row.ttft_s)),
-        h("td", { class: "n" }, seconds(row.tpot_s)),
+        h("td", { class: "n" }, promised(row.ttft_s)),
+        h("td", { class: "n" }, promised(row.tpot_s)),
         h("td", { class: "n" }, share(row.target)),
         h("td", { class: `n strong ${row.attainment === null ? "" : isBroken(row) ? "bad" : "good"}` }, share(row.attainment)),
         h("td", { class: "mark-cell" }, row.attainment === null ? "" : isBroken(row) ? "✕" : "✓"),
@@ -107,7 +107,9 @@ function roles(row) {
 }
 
 function pips(row) {
-  const kinds = [["ready", row.ready], ["starting", row.starting], ["draining", row.draining], ["missing", Math.max(0, row.want - row.ready - row.starting)]];
+  const plays = ["prefill", "decode", "mixed"].map((role) => [role, row[role] ?? 0]);
+  const told = plays.reduce((sum, [, count]) => sum + count, 0);
+  const kinds = [...plays, ["ready", row.ready - told], ["starting", row.starting], ["draining", row.draining], ["missing", row.want - row.ready - row.starting]];
   const all = kinds.flatMap(([kind, count]) => Array.from({ length: Math.max(0, count ?? 0) }, (_, at) => [kind, at]));
   return all.slice(0, 48).map(([kind, at]) => h("i", { key: `${kind}${at}`, class: `pip ${kind}` }));
 }

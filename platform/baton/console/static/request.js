@@ -1,7 +1,7 @@
 // All of one request: promises, waterfall, placements.
 
 import { h } from "./dom.js";
-import { ago, DASH, route, seconds, share, shortId, whole, words } from "./format.js";
+import { ago, DASH, promised, route, seconds, share, shortId, whole, words } from "./format.js";
 import { verdictText } from "./requests.js";
 import { waterfall } from "./waterfall.js";
 
@@ -34,7 +34,7 @@ function promises(rows) {
     return h("div", { key: row.objective, class: "promise" },
       h("span", { class: "meter-name" }, row.objective.toUpperCase()),
       h("span", { class: "track limit" }, h("i", { class: row.met ? "fill good-fill" : "fill bad-fill", style: { width: `${used === null ? 0 : Math.min(100, used * 66.67).toFixed(1)}%` } })),
-      h("span", { class: `n ${row.met ? "" : "bad"}` }, row.got_s === null ? "never came" : seconds(row.got_s), h("span", { class: "faint" }, ` of ${seconds(row.promised_s)}`), row.met ? "" : " ✕"),
+      h("span", { class: `n ${row.met ? "" : "bad"}` }, row.got_s === null ? "never came" : seconds(row.got_s), h("span", { class: "faint" }, ` of ${promised(row.promised_s)}`), row.met ? "" : " ✕"),
     );
   }));
 }
@@ -46,6 +46,7 @@ function facts(told) {
     ["per token", seconds(told.tpot_s)], ["longest gap", seconds(told.worst_gap_s)], ["handed off", `${whole(told.handed_off_blocks)} blocks`],
     ["resumes", whole(told.resumes)], ["device time", seconds(told.gpu_s)],
   ];
+  if (told.trace_id) items.push(["trace", told.trace_id]);
   return h("dl", { class: "facts wide-facts" }, items.map(([name, value]) => h("div", { key: name }, h("dt", {}, name), h("dd", {}, value))));
 }
 

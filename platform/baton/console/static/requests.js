@@ -5,7 +5,7 @@ import { ago, route, seconds, shortId, whole, words } from "./format.js";
 import { detail } from "./request.js";
 
 const ORDERS = [["latest", "l"], ["missed", "m"], ["slowest", "s"]];
-export const PARTS = ["held", "lost", "queue", "prefill", "transfer", "decode"];
+const PARTS = ["held", "lost", "queue", "prefill", "transfer", "decode"];
 
 export const requests = {
   topics: (state) => [state.order],
@@ -18,7 +18,7 @@ export const requests = {
       open ? h("section", { class: "detail", key: "detail", "aria-label": "Request" }, detail(ctx)) : null,
     )];
   },
-  filters: "by id, class, tenant, replica, outcome",
+  filters: "requests",
   key(event, ctx) {
     const order = ORDERS.find(([, key]) => key === event.key);
     if (order) ctx.set({ order: order[0], shown: null });
@@ -34,7 +34,8 @@ function head(ctx) {
       type: "button", key: order, "aria-pressed": ctx.state.order === order ? "true" : "false", "aria-keyshortcuts": key,
       on: { click: () => ctx.set({ order, shown: null }) },
     }, order))),
-    h("span", { class: "faint held-note" }, ctx.state.isReading ? "list held while you read" : ""),
+    h("span", { class: "faint held-note" }, ctx.state.isReading ? "held while you read" : ""),
+    ctx.filterBox,
   );
 }
 
@@ -68,9 +69,16 @@ function matches(row, filter) {
   return text.toLowerCase().includes(filter);
 }
 
+/** `missed TTFT, TPOT`, or `not served`. */
+function missedText(missed) {
+  const names = missed.split(",").filter(Boolean);
+  const late = names.filter((name) => name !== "served").map((name) => words(name).toUpperCase());
+  return [names.includes("served") ? "not served" : "", late.length ? `missed ${late.join(", ")}` : ""].filter(Boolean).join(", ");
+}
+
 export function verdictText(row) {
   if (row.verdict === "good") return ["✓", "good", "kept"];
-  if (row.verdict === "missed") return ["✕", "bad", `missed ${words(row.missed).replaceAll(",", ", ")}`];
+  if (row.verdict === "missed") return ["✕", "bad", missedText(String(row.missed))];
   return ["–", "faint", String(row.verdict ?? "")];
 }
 

@@ -24,18 +24,19 @@ const known = [];
 
 export const scaling = {
   topics: () => ["ticks"],
-  view({ live, state }) {
+  view(ctx) {
+    const { live, state } = ctx;
     const told = live.get("ticks");
     const summary = live.get("overview")?.overview.autoscaler;
     return [
-      h("div", { class: "section-head", key: "head" }, h("h1", {}, "Autoscaler"), h("p", { class: "faint" }, summary?.policy ?? "")),
+      h("div", { class: "section-head", key: "head" }, h("h1", {}, "Autoscaler"), h("p", { class: "faint" }, summary?.policy ?? ""), ctx.filterBox),
       chartBox(replicas, { title: "Replicas", key: "chart", live, note: "Replicas wanted and ready by pool, over the last ten minutes" }),
       summary ? standing(summary) : null,
       told ? log(told.runs, live, state.filter) : waiting("its decisions"),
     ];
   },
   drew: ({ live }) => replicas.draw(live),
-  filters: "by pool, reason, words",
+  filters: "decisions",
 };
 
 function standing(told) {
@@ -79,7 +80,7 @@ function outcome(run) {
 function entry(run, age, live) {
   const [tone, text] = outcome(run);
   const when = run.ticks > 1 ? `${ago(run.first_age_s + age).replace(" ago", "")} to ${ago(run.age_s + age)}, ${run.ticks} ticks` : ago(run.age_s + age);
-  return h("li", { key: identity(run, live), class: `entry ${tone}` },
+  return h("li", { key: identity(run, live), class: `entry is-${tone}` },
     h("details", {},
       h("summary", { "data-row": true },
         h("span", { class: "entry-text" }, text),
@@ -94,7 +95,7 @@ function poolPart(pool) {
   const flips = Object.entries(pool.flips).filter(([, count]) => count).map(([role, count]) => `${count} as ${role}`).join(", ");
   const bounds = [pool.asked === pool.want ? "" : `${pool.asked} asked`, pool.clipped_by ? `clipped by ${words(pool.clipped_by)}` : ""].filter(Boolean).join(", ");
   return h("div", { class: "entry-pool", key: pool.pool },
-    h("p", {}, h("b", {}, pool.pool), ` ${pool.why || words(pool.reason)}`, bounds ? h("span", { class: "warn" }, ` (${bounds})`) : null, flips ? h("span", {}, `; ${flips}`) : null),
+    h("p", {}, h("b", {}, `${pool.pool}: `), pool.why || words(pool.reason), bounds ? h("span", { class: "warn" }, ` (${bounds})`) : null, flips ? h("span", {}, `; ${flips}`) : null),
     h("dl", { class: "facts inputs" }, Object.entries(pool.inputs).map(([name, value]) => h("div", { key: name }, h("dt", {}, words(name)), h("dd", {}, value === null ? "–" : name.endsWith("_s") && !name.endsWith("per_s") ? seconds(value) : digits(value, 4))))),
   );
 }

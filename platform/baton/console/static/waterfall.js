@@ -1,7 +1,7 @@
 // Where a request's time went, in order: one bar for each stretch, on one axis.
 
 import { h } from "./dom.js";
-import { seconds, shortId } from "./format.js";
+import { promised as axisText, seconds, shortId } from "./format.js";
 
 const PARTS = new Set(["held", "lost", "queue", "prefill", "transfer", "decode"]);
 
@@ -21,7 +21,7 @@ export function waterfall(told, ctx) {
         h("button", { type: "button", "aria-pressed": all ? "true" : "false", "aria-keyshortcuts": "z", on: { click: () => ctx.set({ whole: true }) } }, "all of it")),
     ),
     h("ol", { class: "bars" }, bars.map((bar, at) => row(bar, at, span)), axis(span, first, promised)),
-    h("p", { class: "total" }, "ended after ", h("b", { "data-test": "e2e", "data-seconds": told.ended_s ?? end }, seconds(told.ended_s ?? end)), first === null ? ", without a first token" : [", first token after ", h("b", {}, seconds(first))]),
+    h("p", { class: "total" }, "ended after ", h("b", { "data-test": "e2e", "data-seconds": told.ended_s ?? end }, seconds(told.ended_s ?? end)), first === null ? ", without a first token" : [", first token after ", h("b", {}, seconds(first))], bars.some((bar) => bar.guessed) ? h("span", { class: "faint" }, "; striped: as predicted, its engine did not say") : null),
   );
 }
 
@@ -35,7 +35,7 @@ function row(bar, at, span) {
     h("span", { class: "bar-name" }, h("i", { class: `part ${part}`, "aria-hidden": "true" }), part, h("span", { class: "faint mono cut", title: bar.replica ?? "" }, bar.replica ? shortId(bar.replica) : "ingress")),
     h("span", { class: "lane" },
       bar.predicted_s === null || bar.predicted_s === undefined || beyond ? null : h("i", { class: "foreseen", title: `predicted ${seconds(bar.predicted_s)}`, style: place(bar.from_s, bar.predicted_s, span) }),
-      h("i", { class: `part bar ${part} ${cut ? "cut-off" : ""}`, style: { left: `${Math.min(100, (bar.from_s / span) * 100).toFixed(3)}%`, width: `${width.toFixed(3)}%` } })),
+      h("i", { class: `part bar ${part} ${cut ? "cut-off" : ""} ${bar.guessed ? "guessed" : ""}`, title: bar.guessed ? "its engine did not say: parted from its neighbour by what was predicted" : null, style: { left: `${Math.min(100, (bar.from_s / span) * 100).toFixed(3)}%`, width: `${width.toFixed(3)}%` } })),
     h("span", { class: "n bar-value" }, seconds(took)),
   );
 }
@@ -47,7 +47,7 @@ function axis(span, first, promised) {
   if (first !== null && first <= span) marks.push(["first", first, "first token"]);
   if (promised !== null && promised <= span) marks.push(["promised", promised, "promised"]);
   return h("li", { class: "axis", "aria-hidden": "true" }, h("span", {}), h("span", { class: "lane" },
-    ticks(span).map((at) => h("span", { key: `t${at}`, class: "tick", style: { left: `${(at / span) * 100}%` } }, at === 0 ? "0" : seconds(at))),
+    ticks(span).map((at) => h("span", { key: `t${at}`, class: "tick", style: { left: `${(at / span) * 100}%` } }, at === 0 ? "0" : axisText(at))),
     marks.map(([kind, at, text]) => h("span", { key: kind, class: `marker ${kind}`, style: { left: `${(at / span) * 100}%` }, title: `${text} ${seconds(at)}` })),
   ), h("span", {}));
 }
