@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.options import Output, command_line, seam_of, seconds
+from baton.cli.bench_options import (
+    choice,
+    command_of,
+    headers_of,
+    length_of,
+    numbers,
+    objectives_of,
+    one_of,
+    positive,
+    prefix_of,
+    share_of,
+    span_of,
+    warm_up_of,
+)
+from baton.cli.options import Output, seconds
 from baton.cli.output import ExitCode, OutputFormat, complain, print_report, reported_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from baton.bench.load import Length, Span, WarmUp
-    from baton.cli.benching import Order
-    from baton.simulator.outcome import Objectives
-
-Kind = TypeVar("Kind", bound=StrEnum)
+    from baton.cli.bench_order import Order
 
 _URL = typer.Argument(metavar="[URL]", help="Of an OpenAI-compatible endpoint.")
 _MODEL = typer.Option("--model", metavar="NAME", help="If the endpoint serves several.")
@@ -140,52 +146,52 @@ def bench(  # noqa: PLR0913 - each is an option
     from baton.bench.client import Api
     from baton.bench.figures import Promise
     from baton.bench.load import Pace
-    from baton.cli import benching
+    from baton.cli import bench_order
 
-    interface = _choice(Api, api, "--api")
+    interface = choice(Api, api, "--api")
     chat = interface is Api.CHAT
-    kind = _one_of(prompts or ("words" if chat else "tokens"), ("tokens", "words"), "--prompts")
-    shared_tokens, shared_prompts = _prefix(shared_prefix)
-    rates = _numbers(rate, "--rate")
-    order = benching.Order(
-        endpoint=benching.Endpoint(
+    kind = one_of(prompts or ("words" if chat else "tokens"), ("tokens", "words"), "--prompts")
+    shared_tokens, shared_prompts = prefix_of(shared_prefix)
+    rates = numbers(rate, "--rate")
+    order = bench_order.Order(
+        endpoint=bench_order.Endpoint(
             url=url,
             model=model,
             api=interface,
             deadline_s=seconds(deadline, "--deadline"),
             max_in_flight=max_in_flight,
             clients=clients,
-            headers=_headers(context, header or [], api_key_file),
+            headers=headers_of(context, header or [], api_key_file),
         ),
-        asked=benching.Asked(
+        asked=bench_order.Asked(
             dataset=dataset,
             trace=trace,
             workload=workload,
             words=kind == "words",
             tokenizer=tokenizer,
-            prompt=_span(prompt_tokens, "--prompt-tokens"),
-            output=None if output_tokens is None else _span(output_tokens, "--output-tokens"),
+            prompt=span_of(prompt_tokens, "--prompt-tokens"),
+            output=None if output_tokens is None else span_of(output_tokens, "--output-tokens"),
             shared_tokens=shared_tokens,
             shared_prompts=shared_prompts,
-            classes=tuple(_class(one) for one in classes or ()),
+            classes=tuple(share_of(one) for one in classes or ()),
             vocabulary=vocabulary,
             skip_bad=skip_bad,
         ),
-        paced=benching.Paced(
+        paced=bench_order.Paced(
             rates_per_s=rates or (() if trace else (1.0,)),
-            streams=tuple(int(one) for one in _numbers(concurrency, "--concurrency")),
-            pace=_choice(Pace, arrivals, "--arrivals"),
-            burstiness=_positive(burstiness, "--burstiness"),
-            length=_length(requests, duration),
-            warm_up=_warm_up(warm_up),
+            streams=tuple(int(one) for one in numbers(concurrency, "--concurrency")),
+            pace=choice(Pace, arrivals, "--arrivals"),
+            burstiness=positive(burstiness, "--burstiness"),
+            length=length_of(requests, duration),
+            warm_up=warm_up_of(warm_up),
             turns=turns,
             think_s=0.0 if think == "0" else seconds(think, "--think"),
         ),
-        promise=Promise(objectives=_objectives(slo or []), target=attainment),
+        promise=Promise(objectives=objectives_of(slo or []), target=attainment),
         find_knee=find_knee,
         repeats=repeats,
         seed=seed,
-        command=_command(context, header or []),
+        command=command_of(context, header or []),
     )
     _check(order, rates_given=bool(rates))
     _run(order, output=output, report=report)
@@ -282,144 +288,3 @@ def _check(order: Order, *, rates_given: bool) -> None:
     for wrong, why, option in rules:
         if wrong:
             raise typer.BadParameter(why, param_hint=option)
-
-
-# ------------------------------------------------------------------ options
-def _numbers(text: str | None, option: str) -> tuple[float, ...]:
-    """Numbers above 0, each once, in order."""
-    found: set[float] = set()
-    for one in (text or "").split(",") if text else ():
-        try:
-            found.add(_positive(float(one), option))
-        except ValueError:
-            raise typer.BadParameter(
-                f"got {one!r}, wanted numbers such as 1,2,4", param_hint=option
-            ) from None
-        if option == "--concurrency" and not float(one).is_integer():
-            raise typer.BadParameter(f"got {one!r}, wanted a whole number", param_hint=option)
-    return tuple(sorted(found))
-
-
-def _positive(number: float, option: str) -> float:
-    if not 0 < number < math.inf:
-        raise typer.BadParameter(f"got {number:g}, wanted more than 0", param_hint=option)
-    return number
-
-
-def _one_of(text: str, known: tuple[str, ...], option: str) -> str:
-    if text not in known:
-        raise typer.BadParameter(
-            f"got {text!r}, wanted one of {', '.join(known)}", param_hint=option
-        )
-    return text
-
-
-def _choice(kind: type[Kind], text: str, option: str) -> Kind:
-    return kind(_one_of(text, tuple(kind), option))
-
-
-def _span(text: str, option: str) -> Span:
-    from baton.bench.load import Span
-
-    low, _, high = text.partition(":")
-    try:
-        span = Span(int(low), int(high or low))
-    except ValueError:
-        span = Span(0, 0)
-    if not 1 <= span.low <= span.high:
-        raise typer.BadParameter(
-            f"got {text!r}, wanted a number of tokens such as 512, or 256:1024", param_hint=option
-        )
-    return span
-
-
-def _prefix(text: str | None) -> tuple[int, int]:
-    """Tokens of a shared prefix, and how many there are."""
-    tokens, _, count = (text or "0").partition("x")
-    try:
-        found = int(tokens), int(count or 1)
-    except ValueError:
-        found = -1, 0
-    if min(found) < (1 if text else 0):
-        raise typer.BadParameter(
-            f"got {text!r}, wanted tokens and a count such as 1024x4", param_hint="--shared-prefix"
-        )
-    return found
-
-
-def _class(text: str) -> tuple[str, float]:
-    name, _, weight = text.partition("=")
-    try:
-        much = float(weight or 1)
-    except ValueError:
-        much = 0.0
-    if not name or not 0 < much < math.inf:
-        raise typer.BadParameter(
-            f"got {text!r}, wanted a name and a weight such as batch=0.2", param_hint="--class"
-        )
-    return name, much
-
-
-def _length(requests: int | None, duration: str | None) -> Length:
-    from baton.bench.load import Length
-
-    if requests is not None and duration is not None:
-        raise typer.BadParameter("give one of --requests and --duration", param_hint="--duration")
-    return Length(
-        requests=requests,
-        duration_s=None if duration is None else seconds(duration, "--duration"),
-    )
-
-
-def _warm_up(text: str) -> WarmUp:
-    from baton.bench.load import WarmUp
-
-    if text.isdigit():
-        return WarmUp(requests=int(text))
-    return WarmUp(duration_s=seconds(text, "--warm-up"))
-
-
-def _objectives(texts: list[str]) -> Mapping[str, Objectives]:
-    """Objectives by class."""
-    from baton.policy.slo_book import DEFAULT_CLASS
-    from baton.simulator.outcome import Objectives
-
-    found: dict[str, Objectives] = {}
-    for text in texts:
-        name, colon, rest = text.rpartition(":")
-        limits: dict[str, float] = {}
-        for one in rest.split(","):
-            what, _, limit = one.strip().partition("=")
-            _one_of(what, ("ttft", "tpot", "e2e"), "--slo")
-            limits[f"{what}_s"] = seconds(limit, "--slo")
-        found[name if colon else DEFAULT_CLASS] = Objectives(**limits)
-    return found
-
-
-def _headers(context: typer.Context, given: list[str], key_file: Path | None) -> dict[str, str]:
-    """Headers, with the key where there is one."""
-    found = dict(_header(one) for one in given)
-    key = seam_of(context).environ.get("OPENAI_API_KEY")
-    if key_file is not None:
-        with reported_errors():
-            key = key_file.read_text(encoding="utf-8").strip()
-    if key and not any(name.lower() == "authorization" for name in found):
-        found["Authorization"] = f"Bearer {key}"
-    return found
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, found, value = text.partition(":")
-    if not found or not name.strip():
-        raise typer.BadParameter(
-            f"got {text!r}, wanted NAME:VALUE such as X-Team:search", param_hint="--header"
-        )
-    return name.strip(), value.strip()
-
-
-def _command(context: typer.Context, headers: list[str]) -> str:
-    """The command line, without what headers may keep secret."""
-    text = command_line(context)
-    for one in headers:
-        text = text.replace(_header(one)[1], "...") if _header(one)[1] else text
-    return text

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -14,95 +13,27 @@ from baton.bench.campaign import (
     Benchmark,
     ClosedLoop,
     Findings,
-    LoadUnusable,
     OpenLoop,
     Traced,
     carry_out,
 )
-from baton.bench.client import Api, ClientOptions, CompletionClient, Message, ServedModel
-from baton.bench.datasets import Row, lengths_wanted, read_rows, shuffled
+from baton.bench.client import ClientOptions
+from baton.bench.datasets import shuffled
 from baton.bench.drive import Driven
-from baton.bench.figures import Promise
 from baton.bench.findings import Background, document, request_lines, study_of
 from baton.bench.knee import KneeOptions
 from baton.bench.load import Length, MadeUp, Pace, Plan, Recorded, Rows, Source, Span, WarmUp
 from baton.bench.provenance import provenance
-from baton.bench.texts import Counter, WordCosts, word_costs
 from baton.bench.workers import Errand, drive, run_async
+from baton.cli.bench_order import Order
+from baton.cli.bench_prompts import Known, look
 from baton.cli.output import ProgressLines
 from baton.cli.simulate import progress_bar
 from baton.cli.traces import TraceUnusable, load_or_pace, make_workload
-from baton.domain.errors import BadTrace
 from baton.simulator.workloads import scaling
 
 if TYPE_CHECKING:
     from baton.simulator.workloads.trace import Trace
-
-ENDPOINT = "endpoint"
-"""For `--tokenizer`: the endpoint's own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """Who is asked, and how."""
-
-    url: str
-    model: str | None
-    api: Api
-    deadline_s: float
-    max_in_flight: int
-    clients: int
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """May hold a key."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is asked: a file of prompts, a trace, a workload, or prompts that are made up."""
-
-    dataset: Path | None
-    trace: Path | None
-    workload: str | None
-    words: bool
-    """Prompts of words instead of token ids."""
-    tokenizer: str
-    prompt: Span
-    output: Span | None
-    """None for what a file says of each prompt, else for the usual length."""
-    shared_tokens: int
-    shared_prompts: int
-    classes: tuple[tuple[str, float], ...]
-    vocabulary: int
-    skip_bad: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paced:
-    """When it is asked."""
-
-    rates_per_s: tuple[float, ...]
-    streams: tuple[int, ...]
-    pace: Pace
-    burstiness: float
-    length: Length
-    """Nothing in it for as long as a trace is."""
-    warm_up: WarmUp
-    turns: int
-    think_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """All that is asked for."""
-
-    endpoint: Endpoint
-    asked: Asked
-    paced: Paced
-    promise: Promise
-    find_knee: bool
-    repeats: int
-    seed: int
-    command: str
 
 
 _USUAL_OUTPUT = Span(128, 128)
@@ -116,7 +47,7 @@ def benched(order: Order) -> tuple[Findings, Background]:
         OperatorError: it cannot be done as it was asked for, or nothing answers.
     """
     say = ProgressLines()
-    known = run_async(_look(order))
+    known = run_async(look(order))
     benchmark = _benchmark(order, known)
     options = ClientOptions(
         url=order.endpoint.url,
@@ -176,109 +107,8 @@ def check_folder(folder: Path) -> None:
     check_report_path(folder / "bench.html")
 
 
-# ------------------------------------------------------------------ what the endpoint says
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What had to be found out first."""
-
-    model: ServedModel
-    words: WordCosts | None
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...]
-
-
-async def _look(order: Order) -> _Known:
-    endpoint, asked = order.endpoint, order.asked
-    options = ClientOptions(url=endpoint.url, headers=endpoint.headers)
-    async with CompletionClient(options) as client:
-        model = await client.model(endpoint.model)
-        count = _counter(order, client, model)
-        rows, skipped = await _rows(asked, count)
-        words = await word_costs(count) if asked.words and not rows else None
-    notes = []
-    if words is not None and not words.counted:
-        notes.append("Nobody could count tokens: prompts have as many words as they should tokens.")
-    if skipped:
-        notes.append(f"{skipped} entries of the data set were bad and left out.")
-    return _Known(model=model, words=words, rows=rows, notes=tuple(notes))
-
-
-def _counter(order: Order, client: CompletionClient, model: ServedModel) -> Counter:
-    """Who counts tokens: the endpoint, a tokenizer's file, or nobody."""
-    tokenizer, chat = order.asked.tokenizer, order.endpoint.api is Api.CHAT
-    if tokenizer == ENDPOINT:
-
-        async def ask(text: str) -> int | None:
-            said = [Message(role="user", content=text)] if chat else text
-            return await client.count_tokens(model.name, said)
-
-        return ask
-    count_here = _local(Path(tokenizer))
-
-    async def count(text: str) -> int | None:
-        return count_here(text)
-
-    return count
-
-
-def _local(path: Path) -> Callable[[str], int]:
-    """Counts by a `tokenizer.json`, or one in a folder."""
-    file = path / "tokenizer.json" if path.is_dir() else path
-    try:
-        from tokenizers import Tokenizer
-
-        found = Tokenizer.from_file(str(file))
-    except ImportError as error:
-        raise LoadUnusable(
-            "the package 'tokenizers' is not installed", "install it, or give --tokenizer endpoint"
-        ) from error
-    except Exception as error:  # the package raises no narrower one
-        raise LoadUnusable(
-            f"{file}: no tokenizer: {error}", "name a tokenizer.json or its folder"
-        ) from error
-    return lambda text: len(found.encode(text).ids)
-
-
-async def _rows(asked: Asked, count: Counter) -> tuple[tuple[Row, ...], int]:
-    """The prompts of a file, each with the length of its answer."""
-    if asked.dataset is None:
-        return (), 0
-    try:
-        text = asked.dataset.read_text(encoding="utf-8")
-        rows, skipped = read_rows(text, str(asked.dataset), skip_bad=asked.skip_bad)
-    except BadTrace as error:
-        raise TraceUnusable(
-            str(error), "correct it, or leave bad entries out with --skip-bad"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceUnusable(
-            f"{asked.dataset}: cannot be read: {error}", "name a file of JSON or JSON lines"
-        ) from error
-    if asked.output is not None:
-        rng = Random(0)  # noqa: S311 - lengths, no secrets
-        return tuple(one._replace(output_tokens=asked.output.draw(rng)) for one in rows), skipped
-    if lengths_wanted(rows):
-        rows = [await _with_length(one, count) for one in rows]
-    if lengths_wanted(rows):
-        raise LoadUnusable(
-            f"{asked.dataset} does not say how long answers shall be, and nobody can count its own",
-            "give --output-tokens, or a --tokenizer",
-        )
-    return tuple(rows), skipped
-
-
-async def _with_length(row: Row, count: Counter) -> Row:
-    """A row with the length of its recorded answer, if that can be counted."""
-    if row.output_tokens is not None or row.answer is None:
-        return row
-    tokens, around = await count(row.answer), await count(" ")
-    if tokens is None or around is None:
-        return row
-    return row._replace(output_tokens=max(1, tokens - around + 1))
-
-
 # ------------------------------------------------------------------ the benchmark
-def _benchmark(order: Order, known: _Known) -> Benchmark:
+def _benchmark(order: Order, known: Known) -> Benchmark:
     paced, asked = order.paced, order.asked
     length = paced.length
     if length == Length() and not (asked.trace and not paced.streams):
@@ -312,7 +142,7 @@ def _arrivals(order: Order, length: Length) -> Arrivals:
     return OpenLoop(rates_per_s=paced.rates_per_s, pace=paced.pace, burstiness=paced.burstiness)
 
 
-def _sources(order: Order, known: _Known) -> Callable[[str, str], Source]:
+def _sources(order: Order, known: Known) -> Callable[[str, str], Source]:
     """Makers of a source, given a seed of lengths and one of texts."""
     asked = order.asked
     names = {*order.promise.objectives, *(name for name, _ in asked.classes)}
@@ -374,7 +204,7 @@ def _trace(order: Order, length: Length, rate: float | None, repeat: int) -> Tra
 
 
 # ------------------------------------------------------------------ in words
-def _background(order: Order, known: _Known) -> Background:
+def _background(order: Order, known: Known) -> Background:
     model, url = known.model.name, order.endpoint.url
     return Background(
         title=f"{model} at {url}",
