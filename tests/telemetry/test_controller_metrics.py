@@ -1,0 +1,198 @@
+"""What a controller's state is to Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.control.class_counts import ClassCounts
+from baton.control.ledgers import Held
+from baton.domain.demand import Spent
+from baton.domain.fleet import Role
+from baton.domain.slo import Slo
+from baton.policy.scaling.actions import ScalingDecision, Tick
+from baton.policy.scaling.observation import Demand, Observation, PoolObservation
+from baton.policy.scaling.wants import ScalingReason
+from baton.telemetry import catalogue as c
+from baton.telemetry.controller_metrics import (
+    ClassFare,
+    ControllerState,
+    PoolSize,
+    controller_families,
+)
+from baton.telemetry.scaling_counters import ScalingCounters
+from baton.telemetry.usage_meter import UsageMeter
+
+POOL = PoolObservation(
+    name="decode",
+    role=Role.DECODE,
+    prefill=1,
+    decode=2,
+    mixed=1,
+    starting=5,
+    draining=6,
+    cold_start_s=30.0,
+    prefill_tokens_per_s=1000.0,
+    decode_tokens_per_s=200.0,
+    busy_fraction=0.5,
+)
+SEEN = Observation(
+    at_s=1.0,
+    window_s=30.0,
+    demand=Demand(requests_per_s=3.0, prompt_tokens_per_s=500.0, output_tokens_per_s=70.0),
+    pools={"decode": POOL},
+)
+DECISION = ScalingDecision(
+    pool="decode",
+    have=4,
+    want=5,
+    asked=7,
+    reason=ScalingReason.DEMAND,
+    inputs={"target": 7.0, "horizon_s": float("inf")},
+)
+TICK = Tick(at_s=1.0, policy="slo", decisions=(DECISION,))
+SIZE = PoolSize(
+    name="decode", min=1, max=8, want=5, running=9, starting=8, stopping=7, price_per_hour=2.5
+)
+CHAT = Slo(name="chat", ttft_s=0.5, tpot_s=0.05, itl_p99_s=0.2, attainment_target=0.9)
+
+
+def busy_counters() -> ScalingCounters:
+    counters = ScalingCounters()
+    counters.decided(TICK)
+    counters.turned(TICK)
+    counters.scaled("decode", had=4, want=5)
+    return counters
+
+
+FULL = ControllerState(
+    version="1.2.3",
+    model="tiny",
+    generation=4,
+    refused_configs=2,
+    pools=(SIZE,),
+    seen=SEEN,
+    tick=TICK,
+    counters=busy_counters(),
+    overridden_pools=1,
+    report_age_s=1.5,
+    silent_ingresses=1,
+    classes=(
+        ClassFare(
+            slo=CHAT,
+            lately=ClassCounts(judged=10, good=8),
+            over_window=ClassCounts(judged=100, good=95),
+        ),
+    ),
+)
+
+
+def used() -> UsageMeter:
+    meter = UsageMeter()
+    pools = {"decode": Held(device_s=7200.0, busy_s=3600.0)}
+    meter.take([Spent("acme", "decode", 3600.0)], pools, {"decode": 2.5})
+    return meter
+
+
+def told(state: ControllerState) -> dict[tuple[str, ...], float]:
+    """Every sample by its name and labels' values."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in controller_families(state, used())
+        for sample in family.samples
+    }
+
+
+def test_every_metric_of_controllers_is_told() -> None:
+    wanted = {one.name for one in c.CATALOGUE if one.component is c.Component.CONTROLLER}
+    assert {name for name, *_ in told(FULL)} == wanted
+
+
+def test_pools_are_told_as_ingresses_see_them() -> None:
+    found = told(FULL)
+    assert {
+        key[2]: value for key, value in found.items() if key[:2] == (c.POOL_REPLICAS.name, "decode")
+    } == {"want": 5, "ready": 4, "starting": 5, "draining": 6}
+    assert found[c.POOL_ROLES.name, "decode", "prefill"] == 1
+    assert found[c.POOL_ROLES.name, "decode", "decode"] == 2
+    assert found[c.POOL_BOUNDS.name, "decode", "max"] == 8
+    assert found[c.POOL_CAPACITY.name, "decode", "prompt"] == 1000.0
+    assert found[c.POOL_CAPACITY.name, "decode", "output"] == 200.0
+    assert found[c.POOL_PRICE.name, "decode"] == 2.5
+
+
+def test_pools_that_no_ingress_has_seen_are_told_as_they_are_deployed() -> None:
+    found = told(replace(FULL, seen=None))
+    assert found[c.POOL_REPLICAS.name, "decode", "ready"] == 9
+    assert found[c.POOL_REPLICAS.name, "decode", "draining"] == 7
+    assert c.DEMAND_REQUESTS.name not in {name for name, *_ in found}
+
+
+def test_a_pool_of_which_nothing_is_known_has_bounds_and_no_counts() -> None:
+    found = told(replace(FULL, seen=None, pools=(PoolSize(name="new", min=0, max=3),)))
+    assert found[c.POOL_BOUNDS.name, "new", "min"] == 0
+    assert not [key for key in found if key[0] == c.POOL_REPLICAS.name]
+
+
+def test_a_decision_is_told_with_what_it_was_made_from_and_what_was_asked_for() -> None:
+    found = told(FULL)
+    assert found[c.SCALING_INPUT.name, "decode", "target"] == 7.0
+    assert found[c.SCALING_INPUT.name, "decode", "asked"] == 7
+    assert (c.SCALING_INPUT.name, "decode", "horizon_s") not in found, "infinity is no number"
+    assert found[c.SCALING_DECISIONS.name, "decode", "demand"] == 1
+    assert found[c.SCALING_ACTIONS.name, "decode", "start"] == 1
+    assert found[c.SCALING_TURNS.name, "decided"] == 1
+
+
+@pytest.mark.parametrize(
+    ("tick", "held"), [(TICK, 0), (replace(TICK, held="silent"), 1), (None, 1)]
+)
+def test_an_autoscaler_that_has_decided_nothing_is_held(tick: Tick | None, held: int) -> None:
+    assert told(replace(FULL, tick=tick))[(c.SCALING_HELD.name,)] == held
+
+
+def test_a_class_is_told_with_its_promises_and_how_it_fares() -> None:
+    found = told(FULL)
+    assert found[c.SLO_TARGET.name, "chat"] == 0.9
+    assert found[c.SLO_OBJECTIVE.name, "chat", "itl"] == 0.2
+    assert found[c.SLO_ATTAINMENT.name, "chat", "lately"] == 0.8
+    assert found[c.SLO_ATTAINMENT.name, "chat", "target"] == 0.95
+    assert found[c.SLO_BUDGET.name, "chat"] == pytest.approx(0.5)
+
+
+def test_what_a_class_does_not_promise_is_not_told() -> None:
+    bare = ClassFare(slo=Slo(name="batch"))
+    found = told(replace(FULL, classes=(bare,)))
+    assert not [key for key in found if key[0] in {c.SLO_OBJECTIVE.name, c.SLO_ATTAINMENT.name}]
+    assert found[c.SLO_BUDGET.name, "batch"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("judged", "good", "target", "left"),
+    [
+        (100, 100, 0.9, 1.0),
+        (100, 90, 0.9, 0.0),
+        (100, 80, 0.9, -1.0),
+        (0, 0, 0.9, 1.0),
+        (10, 10, 1.0, 1.0),
+        (10, 9, 1.0, None),
+    ],
+)
+def test_the_budget_is_what_is_left_of_the_misses_that_are_allowed(
+    judged: int, good: int, target: float, left: float | None
+) -> None:
+    slo = Slo(attainment_target=target)
+    fare = ClassFare(slo=slo, over_window=ClassCounts(judged=judged, good=good))
+    assert fare.budget == (None if left is None else pytest.approx(left))
+
+
+def test_usage_and_the_process_itself_are_told() -> None:
+    found = told(FULL)
+    assert found[c.GPU_SECONDS.name, "acme", "decode"] == 3600.0
+    assert found[c.COST.name, "acme"] == 2.5
+    assert found[c.COST.name, "(idle)"] == 2.5
+    assert found[(c.CONFIG_GENERATION.name,)] == 4
+    assert found[(c.CONFIG_REFUSED.name,)] == 2
+    assert found[c.BUILD_INFO.name, "1.2.3", "tiny"] == 1
+    assert found[(c.REPORT_AGE.name,)] == 1.5

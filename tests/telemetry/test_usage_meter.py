@@ -1,0 +1,99 @@
+"""Device time and money as counters."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.control.ledgers import Held
+from baton.control.usage import IDLE, OVERHEAD
+from baton.domain.demand import Spent
+from baton.telemetry.catalogue import COST, GPU_SECONDS, MOST_VALUES, PAID_GPU_SECONDS, Metric
+from baton.telemetry.families import Families
+from baton.telemetry.usage_meter import UsageMeter
+
+HOUR_S = 3600.0
+Told = dict[tuple[str, ...], float]
+
+
+def told(meter: UsageMeter, metric: Metric) -> Told:
+    found = Families()
+    meter.add_to(found)
+    for family in found.collect():
+        if f"{family.name}_total" == metric.name:
+            return {tuple(one.labels.values()): one.value for one in family.samples}
+    return {}
+
+
+def spent(**device_s: float) -> list[Spent]:
+    return [Spent(tenant, "decode", used_s) for tenant, used_s in device_s.items()]
+
+
+def held(device_s: float, busy_s: float) -> dict[str, Held]:
+    return {"decode": Held(device_s=device_s, busy_s=busy_s)}
+
+
+def test_tenants_overhead_and_idle_time_cost_together_what_was_paid() -> None:
+    meter = UsageMeter()
+    meter.take(spent(acme=1800.0, umbrella=900.0), held(2 * HOUR_S, HOUR_S), {"decode": 4.0})
+    assert told(meter, GPU_SECONDS) == {("acme", "decode"): 1800.0, ("umbrella", "decode"): 900.0}
+    assert told(meter, PAID_GPU_SECONDS) == {("decode",): 2 * HOUR_S}
+    costs = {"acme": 2.0, "umbrella": 1.0, OVERHEAD: 1.0, IDLE: 4.0}
+    assert told(meter, COST) == {(who,): pytest.approx(cost) for who, cost in costs.items()}
+
+
+def test_time_costs_what_it_cost_when_it_was_used() -> None:
+    meter = UsageMeter()
+    meter.take(spent(acme=HOUR_S), held(HOUR_S, HOUR_S), {"decode": 4.0})
+    meter.take(spent(acme=HOUR_S), held(HOUR_S, HOUR_S), {"decode": 1.0})
+    assert told(meter, COST)["acme",] == pytest.approx(4.0)
+    meter.take(spent(acme=2 * HOUR_S), held(2 * HOUR_S, 2 * HOUR_S), {"decode": 1.0})
+    assert told(meter, COST)["acme",] == pytest.approx(5.0)
+
+
+def test_pools_without_a_price_cost_nothing_and_are_used_all_the_same() -> None:
+    meter = UsageMeter()
+    meter.take(spent(acme=60.0), held(60.0, 60.0), {})
+    assert told(meter, COST) == {}
+    assert told(meter, GPU_SECONDS) == {("acme", "decode"): 60.0}
+
+
+def test_what_turns_from_overhead_into_a_tenants_time_takes_nothing_back() -> None:
+    meter = UsageMeter()
+    meter.take([], held(100.0, 100.0), {"decode": HOUR_S})
+    meter.take(spent(acme=80.0), held(100.0, 100.0), {"decode": HOUR_S})
+    assert told(meter, COST) == {
+        ("acme",): pytest.approx(80.0),
+        (OVERHEAD,): pytest.approx(100.0),
+        (IDLE,): 0.0,
+    }
+
+
+_FIGURES = st.floats(0, 1e6)
+
+
+@given(st.lists(st.tuples(_FIGURES, _FIGURES, _FIGURES, _FIGURES, st.floats(0, 10)), max_size=8))
+def test_no_counter_ever_goes_down_whatever_is_reckoned(
+    looks: list[tuple[float, float, float, float, float]],
+) -> None:
+    meter, before = UsageMeter(), dict[str, Told]()
+    for acme_s, umbrella_s, device_s, busy_s, price in looks:
+        meter.take(
+            spent(acme=acme_s, umbrella=umbrella_s), held(device_s, busy_s), {"decode": price}
+        )
+        now = {one.name: told(meter, one) for one in (GPU_SECONDS, PAID_GPU_SECONDS, COST)}
+        for name, series in before.items():
+            assert all(now[name][labels] >= value for labels, value in series.items())
+        before = now
+
+
+def test_tenants_keep_their_names_when_more_come_than_there_is_room_for() -> None:
+    meter = UsageMeter()
+    late = {f"z{n:04}": 1.0 for n in range(MOST_VALUES)}
+    meter.take(spent(**late), held(HOUR_S, HOUR_S), {})
+    first = told(meter, GPU_SECONDS)
+    meter.take(spent(**late, **{f"a{n:04}": 5.0 for n in range(99)}), held(HOUR_S, HOUR_S), {})
+    now = told(meter, GPU_SECONDS)
+    assert first.items() <= now.items()
+    assert now["other", "decode"] == pytest.approx(5.0 * 99)
