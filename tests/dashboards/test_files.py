@@ -62,4 +62,3 @@ def test_one_scrape_job_asks_the_controller_who_there_is() -> None:
     (job,) = YAML(typ="safe").load(FOLDER / "prometheus.yml")["scrape_configs"]
 
     assert job["http_sd_configs"][0]["url"].endswith("/sd")
-    assert job["honor_labels"] is True

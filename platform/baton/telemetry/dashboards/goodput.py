@@ -63,6 +63,7 @@ def _promise() -> Iterator[Panel]:
         " there was none, below 0 % the promise is broken. Red: look below for the objective that"
         " is missed.",
         shape=Shape.NUMBERS,
+        runbook="BatonGoodputBurnsFast",
         queries=(
             Query(expr=smallest(series(c.SLO_BUDGET, **IN_CLASS), _CLASS), legend="{{slo_class}}"),
         ),
@@ -87,6 +88,7 @@ def _promise() -> Iterator[Panel]:
         about="The share of judged requests that met every objective, refused ones among the"
         " misses; dashed: the target. Below its line a class burns its budget.",
         shape=Shape.LINES,
+        runbook="BatonGoodputBurnsSlowly",
         queries=(
             Query(expr=_attainment(Objective.GOODPUT), legend="{{slo_class}}"),
             Query(expr=_target(), legend="{{slo_class}} promised", promise=True),
@@ -295,6 +297,7 @@ def _ttft() -> Iterator[Panel]:
         title="Held at the door",
         about="How long requests waited at the ingress before they were placed.",
         shape=Shape.LINES,
+        runbook="BatonQueueGrows",
         queries=tuple(_by_class(c.HELD)),
         unit=Unit.SECONDS,
         width=6,
@@ -304,6 +307,7 @@ def _ttft() -> Iterator[Panel]:
         about="What the waiting request that is worst off has left of its objective; none waits:"
         " no data. Below 0 somebody is late already, and the autoscaler acts on it.",
         shape=Shape.LINES,
+        runbook="BatonRequestsLate",
         queries=(Query(expr=smallest(series(c.SLACK)), legend="slack"),),
         unit=Unit.SECONDS,
         width=8,

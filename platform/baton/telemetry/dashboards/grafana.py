@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import string
-from typing import Final, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 from grafana_foundation_sdk.builders import (
     bargauge,
@@ -37,9 +37,20 @@ _Chart: TypeAlias = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel
 
 def to_json(board: Board) -> bytes:
     """A dashboard's file: the same board makes the same bytes."""
-    built = _built(board)
-    text = json.dumps(built, cls=JSONEncoder, indent=1, sort_keys=True, ensure_ascii=False)
+    page: dict[str, Any] = json.loads(json.dumps(_built(board), cls=JSONEncoder))
+    _drop_strangers(page)
+    text = json.dumps(page, indent=1, sort_keys=True, ensure_ascii=False)
     return f"{text}\n".encode()
+
+
+def _drop_strangers(page: dict[str, Any]) -> None:
+    """Take out what the SDK writes and Grafana's schema does not have."""
+    for variable in page["templating"]["list"]:
+        for key in ("auto", "auto_min", "auto_count"):
+            variable.pop(key, None)
+    for panel in page["panels"]:
+        if panel["type"] == "table":
+            panel["options"].pop("footer", None)
 
 
 def _built(board: Board) -> model.Dashboard:

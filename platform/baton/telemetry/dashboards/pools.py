@@ -61,6 +61,7 @@ def _now() -> Iterator[Panel]:
         about="Replicas that take work. Red: a pool has none, so its role is played by others, or"
         " by nobody.",
         shape=Shape.NUMBERS,
+        runbook="BatonNoDecode",
         queries=(Query(expr=_count(PoolCount.READY), legend="{{pool}}"),),
         unit=Unit.COUNT,
         width=6,
@@ -72,6 +73,7 @@ def _now() -> Iterator[Panel]:
         about="Replicas that are wanted and are neither ready nor starting. Steady: Ray has no"
         " place for them; see `baton status` and the resources of the cluster.",
         shape=Shape.NUMBERS,
+        runbook="BatonPoolShort",
         queries=(
             Query(
                 expr=_count(PoolCount.WANT) - _count(PoolCount.READY) - _count(PoolCount.STARTING),
@@ -89,6 +91,7 @@ def _now() -> Iterator[Panel]:
         about="Wanted replicas as a share of the pool's bound. Full: raise `replicas.max`, or"
         " accept that the rest is refused.",
         shape=Shape.NUMBERS,
+        runbook="BatonPoolAtMax",
         queries=(Query(expr=_count(PoolCount.WANT) / _bound(PoolBound.MAX), legend="{{pool}}"),),
         unit=Unit.FRACTION,
         width=6,
@@ -100,6 +103,7 @@ def _now() -> Iterator[Panel]:
         about="1 while it changes nothing, for want of something that it needs to see: `baton"
         " explain scale` says what.",
         shape=Shape.NUMBERS,
+        runbook="BatonAutoscalerHeld",
         queries=(Query(expr=largest(series(c.SCALING_HELD)), legend="held"),),
         unit=Unit.COUNT,
         width=3,
@@ -271,6 +275,7 @@ def _decisions() -> Iterator[Panel]:
         title="Replicas started, stopped, flipped",
         about="What was done. Starts and stops that take turns: raise `autoscaler.down.cooldown`.",
         shape=Shape.BARS,
+        runbook="BatonPoolFlaps",
         queries=(
             Query(
                 expr=total(increase(c.SCALING_ACTIONS, BAR_WINDOW, **IN_POOL), _POOL, "action"),
@@ -314,6 +319,7 @@ def _loop() -> Iterator[Panel]:
         about="Since the last turn in which every ingress reported, and how many are silent."
         " Growing: an ingress hangs.",
         shape=Shape.LINES,
+        runbook="BatonIngressSilent",
         queries=(Query(expr=largest(series(c.REPORT_AGE)), legend="age of the reports"),),
         unit=Unit.SECONDS,
     )
@@ -321,6 +327,7 @@ def _loop() -> Iterator[Panel]:
         title="Silent ingresses",
         about="Ingresses that did not report last turn.",
         shape=Shape.NUMBERS,
+        runbook="BatonIngressSilent",
         queries=(Query(expr=largest(series(c.SILENT_INGRESSES)), legend="silent"),),
         unit=Unit.COUNT,
         width=4,
@@ -330,6 +337,7 @@ def _loop() -> Iterator[Panel]:
         title="Targets that answer",
         about="Processes that Prometheus reaches, by what they are.",
         shape=Shape.NUMBERS,
+        runbook="BatonTargetDown",
         queries=(Query(expr=targets_up("component"), legend="{{component}}"),),
         unit=Unit.COUNT,
         width=4,
@@ -340,6 +348,7 @@ def _loop() -> Iterator[Panel]:
         about="Its number at the controller and, lowest and highest, at the ingresses: they differ"
         " only while `baton apply` runs.",
         shape=Shape.LINES,
+        runbook="BatonGenerationsDiffer",
         queries=tuple(_generations()),
         unit=Unit.COUNT,
         width=12,
@@ -349,6 +358,7 @@ def _loop() -> Iterator[Panel]:
         title="Configurations refused",
         about="That `baton apply` could not make hold; what was there before holds.",
         shape=Shape.BARS,
+        runbook="BatonConfigRefused",
         queries=(Query(expr=total(increase(c.CONFIG_REFUSED, BAR_WINDOW)), legend="refused"),),
         unit=Unit.COUNT,
         width=12,

@@ -21,7 +21,7 @@ LE: Final = "le"
 ALERTS: Final = "ALERTS"
 UP: Final = "up"
 FROM_PROMETHEUS: Final = {
-    UP: EVERYWHERE | {"pool", "model"},
+    UP: EVERYWHERE | {"pool"},
     ALERTS: EVERYWHERE | {"alertname", "alertstate", "severity", "pool", "slo_class"},
 }
 """Series that Prometheus makes itself, and their labels."""

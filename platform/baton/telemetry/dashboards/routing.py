@@ -69,6 +69,7 @@ def _placements() -> Iterator[Panel]:
         about="The share of placements whose blocks went from one replica to another. A fall to 0:"
         " no pair is in order, or prefill is gone.",
         shape=Shape.LINES,
+        runbook="BatonNoPrefill",
         queries=(
             Query(
                 expr=total(rate(c.PLACEMENTS, mode="pull")) / total(rate(c.PLACEMENTS)),
@@ -97,6 +98,7 @@ def _placements() -> Iterator[Panel]:
         about="Requests that admission holds until an engine has room. Long and growing: too little"
         " capacity.",
         shape=Shape.LINES,
+        runbook="BatonQueueGrows",
         queries=(Query(expr=total(series(c.HELD_REQUESTS)), legend="held"),),
         unit=Unit.COUNT,
         width=6,
@@ -106,6 +108,7 @@ def _placements() -> Iterator[Panel]:
         about="Replicas that Ray knows and an ingress cannot reach: check the network between"
         " them.",
         shape=Shape.NUMBERS,
+        runbook="BatonReplicasUnreachable",
         queries=(Query(expr=largest(series(c.UNJOINED)), legend="most, of any ingress"),),
         unit=Unit.COUNT,
         width=6,
@@ -119,6 +122,7 @@ def _predictions() -> Iterator[Panel]:
         about="1: right. Above: requests are refused or spread without need. Below: admission lets"
         " in what will be late. Far off for long: another mix than was calibrated for.",
         shape=Shape.LINES,
+        runbook="BatonPredictionOff",
         queries=tuple(
             Query(expr=quantile(q, c.TTFT_RATIO, "mode"), legend=f"{{{{mode}}}} p{q * 100:g}")
             for q in (0.1, 0.5, 0.9)
@@ -154,6 +158,7 @@ def _cache() -> Iterator[Panel]:
         about="The share that no engine had to compute, and the share that placement expected. Both"
         " fall: prompts changed, or caches are too small. Only the first does: the index is wrong.",
         shape=Shape.LINES,
+        runbook="BatonHitsDropped",
         queries=(
             Query(expr=cached / prompts, legend="cached"),
             Query(expr=total(rate(c.HIT_TOKENS)) / prompts, legend="expected"),

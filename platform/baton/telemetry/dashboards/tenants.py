@@ -125,6 +125,7 @@ def _requests() -> Iterator[Panel]:
         about="`barred`: over the tenant's own limits, or not allowed. `shed`, `evicted`: there"
         " was no capacity for it.",
         shape=Shape.STACK,
+        runbook="BatonTenantLimited",
         queries=(
             Query(
                 expr=total(

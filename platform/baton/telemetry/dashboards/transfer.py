@@ -65,6 +65,7 @@ def _arrive() -> Iterator[Panel]:
         about="Probing or pulling over them fails: `baton status` says why, `baton doctor` what to"
         " do.",
         shape=Shape.TABLE,
+        runbook="BatonLinksQuarantined",
         queries=(
             Query(
                 expr=largest(series(c.LINK_QUARANTINED), *_PAIR) > 0,
@@ -79,6 +80,7 @@ def _arrive() -> Iterator[Panel]:
         about="By the replica that blocks were pulled from; its requests were computed again"
         " elsewhere. One source: that replica or its network. All: the fabric.",
         shape=Shape.BARS,
+        runbook="BatonTransfersFail",
         queries=(
             Query(
                 expr=total(increase(c.PULL_FAILURES, BAR_WINDOW, **IN_POOL), "source"),
@@ -212,6 +214,7 @@ def _leases() -> Iterator[Panel]:
         title="Expired leases",
         about="Nobody pulled or released them in time. Any: an ingress died, or decode stalls.",
         shape=Shape.BARS,
+        runbook="BatonLeasesExpire",
         queries=(
             Query(
                 expr=total(increase(c.EXPIRED_LEASES, BAR_WINDOW, **IN_POOL), _POOL),

@@ -1,0 +1,49 @@
+"""What Prometheus' parser and Grafana's schema say; `make check-dashboards` runs these too."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.dashboards.pages import GET_TOOLS, page, pages, panel_called, with_query
+from tests.dashboards.promtool import PROMTOOL, unparsable
+from tests.dashboards.typecheck import TSC, mismatches
+
+needs_promtool = pytest.mark.skipif(
+    not PROMTOOL.exists(), reason=f"promtool is not here: {GET_TOOLS} prometheus"
+)
+needs_schema = pytest.mark.skipif(
+    not TSC.exists(), reason=f"Grafana's schema is not here: {GET_TOOLS} schema"
+)
+
+
+@needs_promtool
+def test_prometheus_parses_every_expression() -> None:
+    assert unparsable(pages()) == []
+
+
+@needs_promtool
+def test_what_prometheus_does_not_parse_is_named_with_its_panel() -> None:
+    (found,) = unparsable([with_query("Attainment", "sum by (rate(x[5m]))")])
+
+    assert found.startswith("baton / Goodput & SLO: panel 'Attainment': query A: ")
+
+
+@needs_schema
+@pytest.mark.slow
+def test_what_does_not_fit_grafanas_schema_is_named_with_its_panel() -> None:
+    broken = page("goodput")
+    broken["refreshes"] = "10s"
+    attainment = panel_called(broken, "Attainment")
+    attainment["options"]["tooltip"]["mode"] = "several"
+    attainment["fieldConfig"]["defaults"]["custom"]["lineWidht"] = 1
+    attainment["targets"][0]["hide"] = "no"
+
+    found = mismatches([broken])
+
+    where = "baton / Goodput & SLO"
+    assert [one.split(": TS")[0] for one in found] == [
+        where,
+        f"{where}: panel 'Attainment': options",
+        f"{where}: panel 'Attainment': fields",
+        f"{where}: panel 'Attainment': query A",
+    ]
