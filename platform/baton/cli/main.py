@@ -19,6 +19,7 @@ from baton.cli import (
     fit,
     keys,
     links,
+    logs,
     plan,
     replay,
     scale,
@@ -50,6 +51,7 @@ def build_app() -> typer.Typer:
     app.command("apply")(apply.apply)
     app.command("status")(status.status)
     app.command("links")(links.links)
+    app.command("logs")(logs.logs)
     app.command("scale")(scale.scale)
     app.command("top")(top.top)
     app.command("trace")(trace.trace)

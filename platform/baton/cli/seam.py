@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
@@ -14,10 +14,19 @@ from baton.domain.errors import BatonError
 if TYPE_CHECKING:
     from baton.config import LoadedConfig
     from baton.serving.apply import ApplyOptions
+    from baton.serving.log_files import LogOrder
 
 Progress = Callable[[str], None]
 Report = Mapping[str, object]
 Files = Mapping[str, bytes]
+
+
+class LogLine(Protocol):
+    """One line that was logged."""
+
+    def report(self) -> dict[str, object]:
+        """Its fields: `at`, `source`, and `level` and `event` or, of other lines, `text`."""
+        ...
 
 
 class Joined(Protocol):
@@ -142,6 +151,14 @@ class Commands(Protocol):
         """Numbered checks of this machine, of a configuration, and of what runs; under `checks`.
 
         `ok` says whether none failed. What is found wrong is never raised.
+        """
+        ...
+
+    def logs(self, order: LogOrder, *, follow: bool) -> Iterable[LogLine | None]:
+        """What was logged here, and with `follow` what will be; None for nothing new for a moment.
+
+        Raises:
+            NotRunning: there is no deployment here.
         """
         ...
 

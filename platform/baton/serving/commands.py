@@ -30,6 +30,7 @@ from baton.serving.cluster_state import ClusterState, running_clusters, state_fo
 from baton.serving.deployment import LocalDeployment, Progress
 from baton.serving.doctor import examined
 from baton.serving.joined import Joined, join, local_state
+from baton.serving.log_files import LogFiles, LogLine, LogOrder, followed, printed
 from baton.serving.preflight import check_machine
 from baton.serving.running import running_deployment
 
@@ -108,6 +109,13 @@ def usage(*, address: str | None) -> Report:
 def doctor(config: LoadedConfig | None, *, address: str | None, progress: Progress) -> Report:
     """Everything that can be looked at: this machine, a configuration, what runs."""
     return examined(None if config is None else config.config, address=address, progress=progress)
+
+
+def logs(order: LogOrder, *, follow: bool) -> Iterator[LogLine | None]:
+    """What was logged here, and with `follow` what will be; None for nothing new for a moment."""
+    state = local_state()
+    files = LogFiles(Path(state.run_dir) / "session_latest" / "logs")
+    return followed(files, order, alive=state.is_alive) if follow else printed(files, order)
 
 
 def _scaled(told: Report) -> Report:

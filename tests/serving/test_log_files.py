@@ -1,0 +1,217 @@
+"""What `baton logs` reads: whose a file is, what an event is, and what is new."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from baton.serving.log_files import LogFiles, LogLine, LogOrder, followed, parsed, printed
+from baton.telemetry.logs import LogFormat, configure_logs, log_event
+
+ALL = LogOrder(last=None)
+
+
+def at(second: int) -> str:
+    return f"2026-11-22T07:41:{second:02}.000+00:00"
+
+
+def event(second: int, name: str, level: str = "info", **fields: object) -> str:
+    head = {"at": at(second), "level": level, "logger": "baton.x", "event": name}
+    return json.dumps(head | fields) + "\n"
+
+
+class Session:
+    """Log files as Ray writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = LogFiles(folder)
+
+    def file(self, part: str, number: int) -> Path:
+        path = self.folder / f"worker-{number:04x}-01000000-{number}.err"
+        if not path.exists():
+            path.write_text(f":job_id:01000000\n:actor_name:ServeReplica:baton:{part}\n")
+        return path
+
+    def write(self, part: str, number: int, *lines: str) -> None:
+        with self.file(part, number).open("a") as file:
+            file.writelines(lines)
+
+    def read(self, order: LogOrder = ALL) -> list[str]:
+        return [f"{line.source}: {line.event or line.text}" for line in self.files.read(order)]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    session = Session(tmp_path)
+    session.write("ingress", 1, event(5, "ingress_started", ingress="abc"), event(9, "a"))
+    session.write("decode", 2, event(3, "replica_started", replica_id="decode-x"), event(7, "b"))
+    session.write("controller", 3, event(1, "controller_started", controller="ctl"))
+    return session
+
+
+def test_events_of_all_processes_come_in_the_order_of_their_time(session: Session) -> None:
+    assert session.read() == [
+        "controller-ctl: controller_started",
+        "decode-x: replica_started",
+        "ingress-abc: ingress_started",
+        "decode-x: b",
+        "ingress-abc: a",
+    ]
+    assert session.files.sources == ["controller-ctl", "decode-x", "ingress-abc"]
+
+
+@pytest.mark.parametrize(
+    ("order", "sources"),
+    [
+        (LogOrder(replica="decode-x"), {"decode-x"}),
+        (LogOrder(replica="decode"), {"decode-x"}),
+        (LogOrder(replica="decode-y"), set()),
+        (LogOrder(ingress=True), {"ingress-abc"}),
+        (LogOrder(ingress=True, controller=True), {"ingress-abc", "controller-ctl"}),
+        (LogOrder(replica="decode-x", controller=True), {"decode-x", "controller-ctl"}),
+    ],
+)
+def test_only_those_are_shown_who_were_asked_for(
+    session: Session, order: LogOrder, sources: set[str]
+) -> None:
+    assert {line.source for line in session.files.read(order)} == sources
+
+
+def test_processes_of_others_are_none_of_ours(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "worker-0009-01000000-9.err").write_text(
+        ":actor_name:ServeController\n" + event(1, "x")
+    )
+    (tmp_path / "raylet.err").write_text(":actor_name:ServeReplica:baton:decode\n" + event(1, "x"))
+    assert not [line for line in session.read() if line.endswith(": x")]
+
+
+def test_only_what_is_new_comes_the_next_time_and_only_whole_lines(session: Session) -> None:
+    session.read()
+    assert session.read() == []
+    half, rest = event(10, "late")[:20], event(10, "late")[20:]
+    session.write("decode", 2, half)
+    assert session.read() == []
+    session.write("decode", 2, rest)
+    assert session.read() == ["decode-x: late"]
+
+
+def test_a_process_that_comes_later_is_found_and_gets_its_name_when_it_says_it(
+    session: Session,
+) -> None:
+    session.read()
+    session.write("prefill", 4, "loading weights\n")
+    assert session.read() == []
+    assert "prefill (pid 4)" in session.files.sources
+    session.write("prefill", 4, event(20, "replica_started", replica_id="prefill-z"))
+    assert session.read() == ["prefill-z: replica_started"]
+
+
+def test_levels_events_and_requests_narrow_what_is_shown(session: Session) -> None:
+    session.write("ingress", 1, event(20, "w", "warning", request_id="cmpl-r-1-0f"))
+    assert session.read(LogOrder(level="warning")) == ["ingress-abc: w"]
+    other = Session(session.folder)
+    assert other.read(LogOrder(events=frozenset({"a", "b"}))) == ["decode-x: b", "ingress-abc: a"]
+    again = Session(session.folder)
+    assert again.read(LogOrder(request_id="r-1")) == ["ingress-abc: w"]
+
+
+def test_what_others_print_is_shown_on_request_beside_the_event_before_it(
+    session: Session,
+) -> None:
+    session.write("decode", 2, "Triton is installed\n", event(8, "c"))
+    assert "decode-x: Triton is installed" not in session.read()
+    shown = Session(session.folder).read(LogOrder(others=True, replica="decode"))
+    assert shown == [
+        "decode-x: replica_started",
+        "decode-x: b",
+        "decode-x: Triton is installed",
+        "decode-x: c",
+    ]
+
+
+def test_a_traceback_is_shown_with_its_event(session: Session) -> None:
+    told = ["Traceback (most recent call last):\n", '  File "x"\n', "ValueError: no\n", "chatter\n"]
+    session.write("controller", 3, f"{at(30)} ERROR   turn_failed\n", *told)
+    assert session.read(LogOrder(controller=True))[1:] == [
+        "controller-ctl: turn_failed",
+        "controller-ctl: Traceback (most recent call last):",
+        'controller-ctl:   File "x"',
+        "controller-ctl: ValueError: no",
+    ]
+
+
+def test_the_last_lines_are_the_newest_of_all(session: Session) -> None:
+    assert [line.event for line in printed(session.files, LogOrder(last=2))] == ["b", "a"]
+
+
+def test_following_ends_with_the_deployment_and_misses_nothing(session: Session) -> None:
+    lives = iter([True, False])
+    seen: list[str] = []
+    for line in followed(session.files, LogOrder(last=1), alive=lambda: next(lives), pause_s=0):
+        if line is None:
+            session.write("decode", 2, event(40, "last_words"))
+        else:
+            seen.append(line.event)
+    assert seen == ["a", "last_words"]
+
+
+def test_a_file_that_begins_anew_is_read_from_its_beginning(session: Session) -> None:
+    session.read()
+    path = session.file("decode", 2)
+    path.write_text(":actor_name:ServeReplica:baton:decode\n" + event(50, "anew"))
+    assert session.read() == ["decode-x: anew"]
+
+
+@pytest.mark.parametrize("log_format", LogFormat)
+def test_events_are_read_as_they_are_written(
+    log_format: LogFormat, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys, "__stderr__", sys.stderr)
+    root = logging.getLogger("baton")
+    before = (root.handlers, root.propagate, root.level)
+    try:
+        configure_logs(log_format, "info")
+        fields = {"pool": "decode", "why": "late: 2 of 3, x=1"}
+        log_event(logging.getLogger("baton.test"), logging.WARNING, "pool_scaled", fields)
+        logging.getLogger("baton.test").warning("the disk is slow")
+    finally:
+        root.handlers, root.propagate = before[0], before[1]
+        root.setLevel(before[2])
+    first, second = (parsed(text, "s") for text in capsys.readouterr().err.splitlines())
+    assert first is not None
+    assert second is not None
+    assert (first.level, first.event) == ("warning", "pool_scaled")
+    assert first.fields["pool"] == "decode"
+    assert str(first.fields["why"]).startswith("late: 2 of 3")
+    assert (second.event, second.fields) == ("the disk is slow", {})
+
+
+@pytest.mark.parametrize("text", ["{", '{"a": 1}', "[1]", "", "2026 INFO x", "INFO 2026-11-22"])
+def test_what_is_no_event_is_none(text: str) -> None:
+    assert parsed(text, "s") is None
+
+
+def test_a_report_is_flat_with_who_and_when_first() -> None:
+    line = parsed(event(1, "x", pool="decode").strip(), "s")
+    assert isinstance(line, LogLine)
+    assert line.report() == {
+        "at": at(1),
+        "level": "info",
+        "source": "s",
+        "event": "x",
+        "pool": "decode",
+    }
+
+
+def test_many_lines_stay_in_order(session: Session) -> None:
+    for second in range(10, 60):
+        session.write("ingress" if second % 2 else "decode", 2 - second % 2, event(second, "n"))
+    times = [line.at for line in session.files.read(ALL)]
+    assert all(one <= other for one, other in pairwise(times))
