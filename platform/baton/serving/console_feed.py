@@ -7,7 +7,7 @@ that does not answer costs nobody else's answer, and is named.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, cast
 
 from baton.config.render import render_for_all
@@ -25,18 +25,6 @@ _ASK_S = 3.0
 """Answers take milliseconds; a viewer waits no longer than this to hear that there are none."""
 
 Rows = Sequence[Row]
-
-
-class Told(Protocol):
-    """What the controller says of itself."""
-
-    async def status(self) -> Mapping[str, object]:
-        """See `ControllerBody.status`."""
-        ...
-
-    def explain_scale(self, ticks: int) -> Mapping[str, object]:
-        """See `ControllerBody.explain_scale`."""
-        ...
 
 
 class AskIngresses(Protocol):
@@ -60,11 +48,18 @@ class LiveFeed:
     """A `console.feed.Feed` of a deployment that runs."""
 
     def __init__(
-        self, controller: Told, *, ask: AskIngresses, config: Callable[[], DeploymentConfig]
+        self,
+        *,
+        status: Callable[[], Awaitable[Row]],
+        ticks: Callable[[int], Row],
+        config: Callable[[], DeploymentConfig],
+        ask: AskIngresses,
     ) -> None:
-        self._controller = controller
-        self._ask = ask
+        """Take whom to ask; `status` and `ticks` are the controller's, see `ControllerBody`."""
+        self._status = status
+        self._ticks = ticks
         self._config = config
+        self._ask = ask
 
     async def overview(self) -> Row:
         """See `Feed.overview`; ingresses that are silent are under `silent`.
@@ -74,7 +69,7 @@ class LiveFeed:
         """
         try:
             async with asyncio.timeout(_ASK_S):
-                told = await self._controller.status()
+                told = await self._status()
         except TimeoutError as error:
             raise TimedOut("the controller has seen no replica yet", "wait") from error
         answers = await self._ask("status")
@@ -108,7 +103,7 @@ class LiveFeed:
 
     async def ticks(self, count: int) -> Rows:
         """See `Feed.ticks`."""
-        return cast("Rows", self._controller.explain_scale(count)["ticks"])
+        return cast("Rows", self._ticks(count)["ticks"])
 
     async def config(self) -> str:
         """See `Feed.config`."""

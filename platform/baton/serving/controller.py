@@ -228,9 +228,8 @@ class Controller:
 
     async def status(self) -> bytes:
         """See `ControllerBody.status`; also which generation of the configuration holds; packed."""
-        told = await self._body.status()
-        live, seen_at = self._holder.live, self._seen_at.status()
-        return packed({**told, "generation": live.generation, "observability": seen_at})
+        told = await status_of(self._body, self._holder)
+        return packed({**told, "observability": self._seen_at.status()})
 
     async def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Told:
         """See `ControllerBody.scale`."""
@@ -263,6 +262,11 @@ class Controller:
         await self._body.close()
 
 
+async def status_of(body: ControllerBody, holder: ConfigHolder) -> Told:
+    """See `ControllerBody.status`; also which generation of the configuration holds."""
+    return {**await body.status(), "generation": holder.live.generation}
+
+
 def observatory(body: ControllerBody, holder: ConfigHolder, *, app: str, node: str) -> Observatory:
     """Where a controller can be looked at."""
 
@@ -275,7 +279,12 @@ def observatory(body: ControllerBody, holder: ConfigHolder, *, app: str, node: s
         node=node,
         metrics=Metrics(collect),
         targets=lambda address: body.targets(address, node),
-        feed=LiveFeed(body, ask=ask_ingresses(app), config=lambda: holder.live.config),
+        feed=LiveFeed(
+            status=lambda: status_of(body, holder),
+            ticks=body.explain_scale,
+            config=lambda: holder.live.config,
+            ask=ask_ingresses(app),
+        ),
     )
 
 

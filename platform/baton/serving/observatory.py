@@ -37,6 +37,7 @@ _LOGGER = logging.getLogger(__name__)
 SD_PATH = "/sd"
 HEALTH_PATH = "/healthz"
 _PORT_KEY = "observability.metrics.port"
+_AGAIN_S = 5.0
 _OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -60,6 +61,7 @@ class Observatory:
         metrics: Metrics,
         targets: Callable[[str | None], Sequence[TargetGroup]],
         feed: Feed,
+        again_s: float = _AGAIN_S,
     ) -> None:
         """Nothing is served yet.
 
@@ -69,12 +71,14 @@ class Observatory:
             metrics: the controller's own.
             targets: whom to ask, given where this endpoint is reached.
             feed: what the console shows.
+            again_s: how long until a port that is taken is tried again.
         """
         self._config = config
         self._node = node
         self._metrics = metrics
         self._targets = targets
         self._feed = feed
+        self._again_s = again_s
         self._server: SideServer | None = None
         self._end_console: Callable[[], Awaitable[None]] | None = None
 
@@ -112,6 +116,7 @@ class Observatory:
             host=host,
             port=config.metrics.port,
             remedy=f"end who has the port, or set {_PORT_KEY} to another one (0: any free one)",
+            again_s=self._again_s,
         )
         # A context of its own: Ray would take what is asked here for part of the call in which it
         # was started, and cancel it with that.
