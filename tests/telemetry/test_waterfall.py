@@ -217,8 +217,12 @@ def records(draw: st.DrawFn) -> RequestRecord:
         at_s = legs[-1].ended_at_s + draw(moments)
     spoke = [leg.first_output_at_s for leg in legs if leg.output_tokens]
     outcome = draw(st.sampled_from((Phase.FINISHED, Phase.FAILED, Phase.CANCELLED)))
+    placed_at_s = {leg.placement: leg.began_at_s for leg in reversed(legs)}
+    record = told(*legs, outcome=outcome)
     return replace(
-        told(*legs, outcome=outcome),
+        record,
+        decisions=tuple(replace(DECISION, at_s=at_s) for _, at_s in sorted(placed_at_s.items())),
+        resume_reasons=("why",) * record.resumes,
         arrived_at_s=arrived_at_s,
         ended_at_s=at_s,
         first_token_at_s=spoke[0] if spoke else None,
