@@ -27,7 +27,7 @@ from baton.serving import demo as demonstration
 from baton.serving.apply import Applied, ApplyOptions, Patience, apply_config, restarts
 from baton.serving.apply import report as applied_report
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
-from baton.serving.deployment import LocalDeployment, Progress
+from baton.serving.deployment import LocalDeployment, Progress, say_where_to_look
 from baton.serving.doctor import examined
 from baton.serving.joined import Joined, join, local_state
 from baton.serving.log_files import LogFiles, LogLine, LogOrder, followed, printed
@@ -47,6 +47,7 @@ def up(config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progres
     with _quiet_stdout(), LocalDeployment(config.config, progress) as deployment:
         deployment.start(timeout_s)
         url = deployment.state.http_url
+        say_where_to_look(progress)
         progress(f"serving {config.config.model_name} at {url}/v1; Ctrl-C ends it")
         _until_interrupted()
         progress("draining and stopping")
@@ -191,6 +192,7 @@ def demo(config: LoadedConfig, *, once: bool, progress: Progress) -> Report:
         asked = demonstration.send_prompts(deployment, config.config.model_name, progress)
         figures = demonstration.summary(asked)
         if not once:
+            say_where_to_look(progress)
             _show_how_to_go_on(deployment.state, config.config.model_name, progress)
             _until_interrupted()
         progress("stopping")

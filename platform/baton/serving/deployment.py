@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -12,13 +13,13 @@ from typing import Self
 import httpx
 
 from baton.config.schema import DeploymentConfig
-from baton.domain.errors import EngineStartFailed, NotRunning, TimedOut
+from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
 from baton.serving.app import build_app
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
 from baton.serving.front import front_is_direct
 from baton.serving.live_config import forget_all
-from baton.serving.names import APP, INGRESS
+from baton.serving.names import APP, CONTROLLER, INGRESS
 from baton.serving.packing import unpacked
 from baton.serving.preflight import check_cluster
 
@@ -51,6 +52,27 @@ def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
         remedy = "it may just be replaced: try again in some seconds"
         raise NotRunning(f"{deployment} cannot be asked: {why}", remedy) from error
     return [unpacked(answer) for answer in answers]
+
+
+def say_where_to_look(progress: Progress) -> None:
+    """Say where metrics and the console are; nothing where the controller does not say it."""
+    with contextlib.suppress(BatonError):
+        (told, *_) = ask_all(CONTROLLER, "status")
+        if isinstance(told, Mapping) and (line := where_to_look(told)):
+            progress(line)
+
+
+def where_to_look(status: Mapping[str, object]) -> str:
+    """Where metrics and the console are, or why they are nowhere; empty where none are wanted."""
+    told = status.get("observability")
+    if not isinstance(told, Mapping):
+        return ""
+    things = [name for name in ("console", "metrics") if told.get(name)]
+    if not things:
+        return ""
+    if (trouble := told.get("trouble")) is not None:
+        return f"{' and '.join(things)} are not there yet: {trouble}"
+    return f"{' and '.join(things)} at {told['url']}"
 
 
 class LocalDeployment:
