@@ -50,18 +50,18 @@ def _sight() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=silent,
         for_="2m",
-        summary="{{ $value }} ingresses of {{ $labels.job }} do not report",
-        description="{{ $value }} ingresses have not answered the controller for two minutes: they"
-        " hang, start, or cannot be reached. The autoscaler holds still meanwhile.",
+        summary="ingresses of {{ $labels.job }} do not report: {{ $value }}",
+        description="So many have not answered the controller for two minutes: they hang, start, or"
+        " cannot be reached. The autoscaler holds still meanwhile.",
     )
     yield Alert(
         name="BatonReplicasUnreachable",
         severity=Severity.TICKET,
         expr=f"{grouped('max', series(UNJOINED))} > 0",
         for_="5m",
-        summary="{{ $value }} replicas of {{ $labels.job }} are paid for and cannot be used",
-        description="Ray says that they run, and an ingress has not reached {{ $value }} of them"
-        " for five minutes: their fleet link is blocked, or they hang.",
+        summary="replicas of {{ $labels.job }} are paid for and cannot be used: {{ $value }}",
+        description="Ray says that they run, and an ingress has not reached so many of them for"
+        " five minutes: their fleet link is blocked, or they hang.",
     )
 
 
@@ -103,7 +103,7 @@ def _targets() -> Iterator[Rule]:
         ),
         for_="5m",
         summary="Prometheus does not get the numbers of every {{ $labels.component }}",
-        description="{{ $value }} targets of this kind have not answered for five minutes. Alerts"
-        " and dashboards know nothing of them; if it is the controller, no new target is found"
-        " either.",
+        description="Targets of this kind that have not answered for five minutes: {{ $value }}."
+        " Alerts and dashboards know nothing of them; if it is the controller, no new target is"
+        " found either.",
     )

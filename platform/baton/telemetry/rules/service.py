@@ -58,7 +58,7 @@ def _waits() -> Iterator[Rule]:
         for_="5m",
         summary="requests of {{ $labels.job }} wait longer than they were promised",
         description="For five minutes there has been a request that cannot have its first token in"
-        " time: the most urgent one is {{ $value | humanizeDuration }} from its objective.",
+        " time: the most urgent one has {{ $value | humanizeDuration }} left.",
     )
     yield Alert(
         name="BatonQueueGrows",
@@ -90,7 +90,7 @@ def _predictions() -> Iterator[Rule]:
         for_="30m",
         summary="baton predicts times to first token badly ({{ $labels.job }}, mode"
         " {{ $labels.mode }})",
-        description="The median of predicted over actual is {{ $value | humanize }} over half an"
+        description='The median of predicted over actual is {{ printf "%.2f" $value }} over half an'
         " hour. Placement, admission and the autoscaler go by these predictions.",
     )
 
@@ -126,9 +126,9 @@ def _handoffs() -> Iterator[Rule]:
         severity=Severity.TICKET,
         expr=grouped("count", f"{pairs} > 0"),
         for_="5m",
-        summary="{{ $value }} pairs of replicas of {{ $labels.job }} cannot hand requests over",
-        description="Probing or pulling over {{ $value }} pairs fails, so they are not used: other"
-        " pairs are, or prompts are computed where they are decoded.",
+        summary="pairs of replicas of {{ $labels.job }} cannot hand requests over: {{ $value }}",
+        description="Probing or pulling over that many pairs fails, so they are not used: others"
+        " are, or prompts are computed where they are decoded.",
     )
     failed = grouped("sum", f"increase({series(PULL_FAILURES, '10m')})", Label.POOL)
     pulled = grouped("sum", f"increase({series(PULLS, '10m')})", Label.POOL)

@@ -13,8 +13,8 @@ is cheap, and counts nothing for the time before Prometheus began.
 
 Three things keep alerts honest. Both a long and a short window must burn, so that an alert comes
 soon and ends soon. `_FEWEST_MISSES` misses must lie in the long one: of three requests at night one
-may fail. And the threshold never lies above nine tenths of the way from the budget to everything:
-14.4 times the budget of a target of 0.9 would be more misses than there are requests.
+may fail. And no threshold lies more than half-way from the budget to everything: 14.4 times the
+budget of a target of 0.9 would be more misses than there are requests.
 Sources: The Site Reliability Workbook, chapter 5; the names are those that sloth 0.11 writes.
 """
 
@@ -41,6 +41,7 @@ _TARGET: Final = "baton:slo_target:ratio"
 _INFO: Final = "sloth_slo_info"
 _NAMED: Final = f"* {_CLASS} group_left (sloth_id, sloth_service, sloth_slo) {_INFO}"
 _BUDGET: Final = "slo:error_budget:ratio"
+_LEFT: Final = "slo:period_error_budget_remaining:ratio"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +130,7 @@ def _budgets() -> Iterator[Rule]:
     for name, window in (("current", _BASE), ("period", f"{_PERIOD_DAYS}d")):
         share = f"sum without (sloth_window) ({error_ratio(window)})"
         yield Record(name=f"slo:{name}_burn_rate:ratio", expr=f"{share} / {budget}")
-    yield Record(
-        name="slo:period_error_budget_remaining:ratio", expr="1 - slo:period_burn_rate:ratio"
-    )
+    yield Record(name=_LEFT, expr="1 - slo:period_burn_rate:ratio")
 
 
 # ------------------------------------------------------------------------------------- alerts
@@ -143,7 +142,6 @@ def _alerts() -> Iterator[Rule]:
         Severity.TICKET: ("BatonGoodputBurnsSlowly", SLOW, "steadily"),
     }
     for severity, (name, burns, how) in told.items():
-        windows = " and ".join(burn.long for burn in burns)
         yield Alert(
             name=name,
             severity=severity,
@@ -151,10 +149,10 @@ def _alerts() -> Iterator[Rule]:
             for_="0s" if severity is Severity.PAGE else "5m",
             summary=f"class {{{{ $labels.slo_class }}}} of {{{{ $labels.job }}}} misses its"
             f" objectives {how}",
-            description=f"{{{{ $value | humanizePercentage }}}} of its requests miss an objective"
-            f" or are refused; the target allows {_asked(_BUDGET, 'humanizePercentage')}. Looked"
-            f" at are the last {windows}; of the error budget of {_PERIOD_DAYS} days"
-            f" {_asked('slo:period_error_budget_remaining:ratio', 'humanizePercentage')} is left.",
+            description=f"{{{{ $value | humanizePercentage }}}} of its requests of the last"
+            f" {burns[0].long} or {burns[1].long} missed an objective or were refused; the target"
+            f" allows {_asked(_BUDGET, 'humanizePercentage')}. Left of the error budget of"
+            f" {_PERIOD_DAYS} days: {_asked(_LEFT, 'humanizePercentage')}.",
             labels={"sloth_severity": str(severity)},
         )
 
@@ -178,7 +176,7 @@ def _above(ratio: str, factor: float) -> str:
     return indented(
         lines(
             f"{share} {far} ({factor:g} * {_BUDGET})",
-            f"or {share} {far} (0.9 + 0.1 * {_BUDGET})",
+            f"or {share} {far} (0.5 + 0.5 * {_BUDGET})",
         )
     )
 
