@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.serving.serve_control import DeploymentState, deployment_state
+from baton.serving.serve_control import DeploymentState, _why, deployment_state
 
 if TYPE_CHECKING:
     from ray.serve.schema import DeploymentDetails
@@ -77,3 +77,12 @@ def test_those_that_run_or_start_are_exactly_as_many_as_wanted(
     assert min(state.running, state.starting, state.stopping) >= 0
     gone = sum(one in {"STARTING", "STOPPED"} for one in states)
     assert state.running + state.stopping == len(states) - gone
+
+
+def test_a_deployment_without_a_ready_replica_is_told_in_words() -> None:
+    exceptions = pytest.importorskip("ray.serve.exceptions")
+    deployment = common.DeploymentID(name="ingress", app_name="baton")
+    told = _why(exceptions.DeploymentUnavailableError(deployment), 2.0)
+    assert told == "none of its replicas is ready: it is starting, or could not start"
+    assert _why(ValueError("first\nlast"), 2.0) == "ValueError: last"
+    assert _why(TimeoutError(), 2.0) == "could not be called within 2 s"

@@ -22,6 +22,7 @@ from baton.serving.live_config import forget_all
 from baton.serving.names import APP, CONTROLLER, INGRESS
 from baton.serving.packing import unpacked
 from baton.serving.preflight import check_cluster
+from baton.serving.serve_control import NONE_READY
 
 _POLL_S = 0.5
 _ASK_S = 30.0
@@ -37,7 +38,7 @@ def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
         TimedOut: not all of them answered in time.
     """
     from ray import exceptions, serve
-    from ray.serve.exceptions import RayServeException
+    from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
@@ -47,6 +48,9 @@ def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
         raise TimedOut(
             f"{deployment} did not answer {method!r} within {_ASK_S:.0f} s", "try again"
         ) from error
+    except DeploymentUnavailableError as error:
+        remedy = f"try again in some seconds, or look at 'baton logs --{deployment} --all'"
+        raise NotRunning(f"{deployment}: {NONE_READY}", remedy) from error
     except (RayServeException, exceptions.RayActorError) as error:
         why = str(error).strip().partition("\n")[0]
         remedy = "it may just be replaced: try again in some seconds"

@@ -17,6 +17,8 @@ _LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.05
 _RUNNING = frozenset({"RUNNING", "UPDATING", "PENDING_MIGRATION", "RECOVERING"})
 """States of a replica that has been started and not been told to stop."""
+NONE_READY = "none of its replicas is ready: it is starting, or could not start"
+"""What Serve means by a deployment that is unavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +158,12 @@ async def call_all(
 
 
 def _why(error: BaseException, timeout_s: float) -> str:
+    from ray.serve.exceptions import DeploymentUnavailableError
+
     if isinstance(error, TimeoutError):
         return f"could not be called within {timeout_s:g} s"
+    if isinstance(error, DeploymentUnavailableError):
+        return NONE_READY
     last = str(error).strip().rpartition("\n")[2]
     return f"{type(error).__name__}: {last}" if last else type(error).__name__
 
