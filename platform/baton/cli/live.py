@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from baton.cli.output import duration_text
+from baton.cli.output import complain, duration_text
 from baton.domain.errors import BatonError, NotRunning, TimedOut
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=False)
 
 
-def watch(
+def watch_screen(
     ask: Callable[[], T],
     draw: Callable[[Console, T, str], RenderableType],
     interval_s: float,
@@ -115,6 +115,28 @@ def watch(
                     live.update(draw(screen, seen.value, _alarm(asker, seen, interval_s)))
                     live.refresh()
                 seen = asker.latest(interval_s)
+    except KeyboardInterrupt:
+        return
+    finally:
+        asker.close()
+
+
+def repeat(ask: Callable[[], T], show: Callable[[T], None], interval_s: float) -> None:
+    """Show what is told again and again, until Ctrl-C; what nobody answers just now is said."""
+    asker = Asker(ask, interval_s)
+    shown: Seen[T] | None = None
+    said = ""
+    try:
+        while True:
+            seen = asker.latest(interval_s)
+            if seen is not None and seen is not shown:
+                show(seen.value)
+                sys.stdout.flush()
+                shown = seen
+            if asker.trouble != said:
+                said = asker.trouble
+                if said:
+                    complain(f"{said}; trying again")
     except KeyboardInterrupt:
         return
     finally:

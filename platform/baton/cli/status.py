@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from baton.cli.options import Address, Json, Output, seam_of, wanted_format
-from baton.cli.output import OutputFormat, duration_text, print_report, reported_errors
+from baton.cli.live import is_terminal, repeat, watch_screen
+from baton.cli.options import Address, Interval, Json, Output, interval_of, seam_of, wanted_format
+from baton.cli.output import (
+    OutputFormat,
+    duration_text,
+    print_report,
+    reported_errors,
+    share_text,
+    text_lines,
+)
 from baton.cli.seam import Report
+
+if TYPE_CHECKING:  # imported where it is used: keeps --help fast
+    from rich.console import Console, RenderableType
 
 Told = dict[str, Any]
 
@@ -16,15 +27,46 @@ Told = dict[str, Any]
 def status(
     context: typer.Context,
     *,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")
+    ] = False,
+    interval: Interval = "2s",
     address: Address = None,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Show what runs: pools, replicas, health."""
+    """Show what runs: pools, replicas, health.
+
+    With --watch and where stdout is no terminal, reports follow each other; as JSON, one a line.
+    """
+    output, interval_s = wanted_format(output, as_json=as_json), interval_of(interval)
     with reported_errors():
-        report = seam_of(context).commands().status(address=address)
-    output = wanted_format(output, as_json=as_json)
+        commands = seam_of(context).commands()
+        if not watch:
+            _print(commands.status(address=address), output)
+            return
+        with commands.joined(address=address) as deployment:
+            if output is OutputFormat.TEXT and is_terminal():
+                watch_screen(deployment.status, _screen, interval_s)
+            else:
+                repeat(deployment.status, lambda report: _print(report, output), interval_s)
+
+
+def _print(report: Report, output: OutputFormat) -> None:
     print_report(readable(report) if output is OutputFormat.TEXT else report, output)
+
+
+def _screen(screen: Console, report: Report, alarm: str) -> RenderableType:
+    """As many lines as there is room for; an alarm is the last of them."""
+    from rich.text import Text
+
+    lines = [line[: screen.width] for line in text_lines(readable(report))]
+    room = screen.height - bool(alarm)
+    hidden = len(lines) - room
+    if hidden > 0:
+        lines = [*lines[: room - 1], f"... {hidden + 1} more lines; 'baton top' fits the screen"]
+    text = Text("\n".join(lines))
+    return text.append(f"\n{alarm}", style="red") if alarm else text
 
 
 def readable(report: Report) -> Report:
@@ -37,6 +79,8 @@ def readable(report: Report) -> Report:
     members = cast("list[Told]", report.get("members", []))
     views = _views(ingresses)
     shown = dict(report)
+    if "up_s" in shown:
+        shown["up"] = duration_text(shown.pop("up_s"))
     for name in ("wanted", "members", "pools", "classes", "demand", "autoscaler"):
         shown.pop(name, None)
     shown |= _service(report)
@@ -54,7 +98,17 @@ def readable(report: Report) -> Report:
         }
         for ingress in ingresses
     ]
+    if failures := [text for one in ingresses if (text := _policy_failure(one))]:
+        shown["placement_failures"] = failures
     return shown
+
+
+def _policy_failure(ingress: Told) -> str:
+    """How often a policy of the user's own failed there; empty when it never did."""
+    policy = ingress.get("policy", {})
+    if not policy.get("failures"):
+        return ""
+    return f"{policy['name']} failed {policy['failures']} times, the last: {policy['last_failure']}"
 
 
 def _service(report: Report) -> Report:
@@ -121,15 +175,11 @@ def _class(one: Told) -> dict[str, object]:
         "class": one["class"],
         "ttft": duration_text(one["ttft_s"]),
         "tpot": duration_text(one["tpot_s"]),
-        "target": _share_text(one["target"]),
-        "now": _share_text(one["attainment"]),
-        "window": _share_text(one["window_attainment"]),
+        "target": share_text(one["target"]),
+        "now": share_text(one["attainment"]),
+        "window": share_text(one["window_attainment"]),
         "goodput": f"{one['goodput_per_s']:g} of {one['requests_per_s']:g}/s",
     }
-
-
-def _share_text(share: float | None) -> str:
-    return "-" if share is None else f"{share:.2%}"
 
 
 def _views(ingresses: list[Told]) -> dict[str, list[Told]]:

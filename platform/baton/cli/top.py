@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from baton.cli.bars import speaks_blocks
-from baton.cli.live import console, is_terminal, watch
+from baton.cli.live import console, is_terminal, watch_screen
 from baton.cli.options import Address, Interval, Json, Output, interval_of, seam_of, wanted_format
 from baton.cli.output import OutputFormat, print_report, reported_errors
 from baton.cli.seam import Joined
@@ -84,4 +84,4 @@ def _watch(deployment: Joined, interval_s: float) -> None:
         )
         return drawn(report, history, frame)
 
-    watch(lambda: _asked(deployment), draw, interval_s)
+    watch_screen(lambda: _asked(deployment), draw, interval_s)
