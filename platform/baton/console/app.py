@@ -58,6 +58,7 @@ def console_app(feed: Feed, *, hub: Hub | None = None, deadline_s: float = 5.0) 
         ],
         middleware=[Middleware(Guard)],
     )
+    app.router.redirect_slashes = False
     app.state.hub = pages.hub
     return app
 

@@ -62,7 +62,8 @@ export class Chart {
     this.plot?.destroy();
     this.gist = gist;
     this.lines = lines;
-    const axis = { stroke: ink("--faint"), grid: { stroke: ink("--line"), width: 1 }, ticks: { show: false }, font: `${ink("--chart-font")}` };
+    const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+    const axis = { stroke: ink("--faint"), grid: { stroke: ink("--line"), width: 1 }, ticks: { show: false }, font: `${0.78 * rem}px ${ink("--sans")}` };
     const options = {
       width: this.node.clientWidth || 300,
       height: this.node.clientHeight || 160,
@@ -74,8 +75,8 @@ export class Chart {
         y: { range: (_plot, low, high) => this.#range(low, high) },
       },
       axes: [
-        { ...axis, grid: { show: false }, space: 90, size: 26, values: (_plot, ticks, _axis, _space, step) => ticks.map((tick) => clock(tick, step < 60)) },
-        { ...axis, size: 44, space: 34, values: (_plot, ticks) => ticks.map((tick) => this.spec.text(tick)) },
+        { ...axis, grid: { show: false }, space: 6.5 * rem, size: 1.9 * rem, values: (_plot, ticks, _axis, _space, step) => ticks.map((tick) => clock(tick, step < 60)) },
+        { ...axis, size: 3.1 * rem, space: 2.4 * rem, values: (_plot, ticks) => ticks.map((tick) => this.spec.text(tick)) },
       ],
       series: [{}, ...lines.map((line) => this.#series(line))],
       bands: this.spec.band ? [{ series: this.spec.band, fill: ink("--miss-wash") }] : [],

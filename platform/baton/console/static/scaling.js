@@ -20,7 +20,9 @@ const replicas = new Chart({
   text: (value) => (Number.isInteger(value) ? whole(value) : ""),
 });
 
+const MOST_KNOWN = 400;
 const known = [];
+let runs = 0;
 
 export const scaling = {
   topics: () => ["ticks"],
@@ -47,9 +49,9 @@ function standing(told) {
   return h("dl", { class: "stats", key: "standing" }, items.map(([name, value]) => h("div", { key: name }, h("dt", {}, name), h("dd", { class: "smaller" }, value))));
 }
 
-function log(runs, live, filter) {
+function log(told, live, filter) {
   const age = live.age("ticks");
-  const shown = runs.filter((run) => !filter || textOf(run).includes(filter));
+  const shown = told.filter((run) => !filter || textOf(run).includes(filter));
   return h("section", { key: "log" },
     h("h2", {}, "Decisions"),
     shown.length ? null : h("p", { class: "empty" }, filter ? "No decision matches." : "It has not decided anything yet."),
@@ -64,8 +66,9 @@ function identity(run, live) {
   const began = live.now() - live.age("ticks") - run.first_age_s;
   let found = known.find((one) => Math.abs(one.began - began) < 0.5);
   if (!found) {
-    found = { began, id: `run${known.length}` };
+    found = { began, id: `run${(runs += 1)}` };
     known.push(found);
+    if (known.length > MOST_KNOWN) known.shift();
   }
   return found.id;
 }

@@ -1,0 +1,130 @@
+"""A feed that says what a test tells it to, and how it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from baton.console.feed import Row
+from baton.domain.commands import RecordOrder
+
+OVERVIEW: Row = {
+    "baton": "1.2.3",
+    "model": "tiny",
+    "generation": 2,
+    "up_s": 60.0,
+    "members": [
+        {"replica_id": "b#p#1", "pool": "p", "role": "prefill", "node": "10.0.0.1", "pid": 1},
+        {"replica_id": "b#d#2", "pool": "d", "role": "decode", "node": "10.0.0.1", "pid": 2},
+    ],
+    "pools": [{"pool": "d", "want": 2, "ready": 1}, {"pool": "p", "want": 1, "ready": 1}],
+    "classes": [
+        {"class": "fast", "attainment": 0.9, "requests_per_s": 4.0, "goodput_per_s": 3.0},
+        {"class": "slow", "attainment": None, "requests_per_s": 0.0, "goodput_per_s": 0.0},
+    ],
+    "demand": {"requests_per_s": 5.0, "refused_per_s": 0.5, "in_flight": 7, "held": 2},
+    "autoscaler": {"policy": "slo", "held": "", "last_action": None},
+    "ingresses": [
+        {
+            "healthy": True,
+            "replicas": [
+                {
+                    "replica_id": "b#p#1",
+                    "role": "prefill",
+                    "draining": True,
+                    "leases": 2,
+                    "kv_used_fraction": 0.5,
+                    "cache": {"gpu_blocks": 9, "in_step": False, "stale": False},
+                }
+            ],
+            "timings": [],
+            "unjoined": {"b#d#2": "connecting"},
+            "in_flight": {"decode": 3},
+            "ended": {"finished": 10},
+        },
+        {
+            "healthy": False,
+            "replicas": [{"replica_id": "b#p#1", "role": "decode", "leases": 1}],
+            "timings": [],
+            "unjoined": {"b#d#2": "refused"},
+            "in_flight": {"decode": 4},
+            "ended": {"finished": 5, "shed": 1},
+        },
+    ],
+}
+
+
+def told(request_id: str, **more: object) -> Row:
+    """The story of one request, as far as a list shows it."""
+    bar = {"part": "prefill", "replica": "b#p#1", "from_s": 0.0, "to_s": 0.25, "predicted_s": None}
+    return {"request_id": request_id, "outcome": "finished", "waterfall": [bar], **more}
+
+
+def tick(age_s: float, want: int = 1, *actions: str) -> Row:
+    """One tick about one pool."""
+    pool = {"pool": "d", "have": 1, "want": want, "reason": "steady", "clipped_by": ""}
+    return {
+        "age_s": age_s,
+        "policy": "slo",
+        "held": "",
+        "dry_run": False,
+        "actions": list(actions),
+        "pools": [pool],
+    }
+
+
+@dataclass
+class ScriptedFeed:
+    """Answers at once, with what its fields hold; raises `error` where there is one."""
+
+    report: Row = field(default_factory=lambda: dict(OVERVIEW))
+    pairs: list[Row] = field(default_factory=list)
+    stories: list[Row] = field(default_factory=lambda: [told("a"), told("b")])
+    history: list[Row] = field(default_factory=lambda: [tick(4.0), tick(2.0)])
+    yaml: str = "model: tiny\n"
+    errors: dict[str, Exception] = field(default_factory=dict)
+    """By method."""
+    stuck: set[str] = field(default_factory=set)
+    """Methods that never answer."""
+    calls: Counter[str] = field(default_factory=Counter)
+    under_way: int = 0
+    most_under_way: int = 0
+
+    async def overview(self) -> Row:
+        await self._asked("overview")
+        return self.report
+
+    async def links(self) -> Sequence[Row]:
+        await self._asked("links")
+        return self.pairs
+
+    async def requests(self, count: int, order: RecordOrder) -> Sequence[Row]:
+        await self._asked(f"requests {order}")
+        return self.stories[:count]
+
+    async def request(self, request_id: str) -> Sequence[Row]:
+        await self._asked("request")
+        return [one for one in self.stories if one["request_id"] == request_id]
+
+    async def ticks(self, count: int) -> Sequence[Row]:
+        await self._asked("ticks")
+        return self.history[-count:]
+
+    async def config(self) -> str:
+        await self._asked("config")
+        return self.yaml
+
+    async def _asked(self, method: str) -> None:
+        self.calls[method] += 1
+        if (error := self.errors.get(method)) is not None:
+            raise error
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            if method in self.stuck:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+        finally:
+            self.under_way -= 1

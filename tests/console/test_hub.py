@@ -1,0 +1,269 @@
+"""One poll for all viewers: who is asked when, and what each viewer is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from baton.console.hub import Hub, Pace, TooManyViewers
+from baton.console.topics import Topic
+from baton.domain.errors import LinkFailed
+from tests.console.scripted_feed import OVERVIEW, ScriptedFeed, told
+from tests.console.viewers import LONGEST_S, until
+
+QUICK = Pace(every_s=0.0, deadline_s=2.0, linger_s=0.0)
+ONCE = Pace(every_s=3600.0, deadline_s=2.0, linger_s=0.0)
+"""Reads each source once."""
+
+
+@asynccontextmanager
+async def opened(
+    feed: ScriptedFeed, pace: Pace = QUICK, most_viewers: int = 4
+) -> AsyncIterator[Hub]:
+    hub = Hub(feed, pace=pace, most_viewers=most_viewers)
+    try:
+        yield hub
+    finally:
+        await hub.close()
+
+
+class Reader:
+    """Takes events out of a mailbox, one after the other."""
+
+    def __init__(self, hub: Hub, *topics: Topic) -> None:
+        self.mailbox = hub.join(frozenset(topics))
+        self._blocks: list[str] = []
+
+    async def event(self, name: str) -> Any:  # noqa: ANN401 - JSON
+        """The next event of that name; those before it are passed over."""
+        async with asyncio.timeout(LONGEST_S):
+            while True:
+                self._blocks = self._blocks or (await self.mailbox.take()).decode().split("\n\n")
+                block = self._blocks.pop(0)
+                if block.startswith(f"event: {name}\n"):
+                    return json.loads(block.partition("data: ")[2])
+
+    async def rest(self) -> str:
+        """Everything that waits now."""
+        return "\n\n".join(self._blocks) + (await self.mailbox.take()).decode()
+
+
+async def test_nothing_is_asked_while_nobody_watches() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed) as hub:
+        await asyncio.sleep(0)
+        assert not hub.polling
+    assert not feed.calls
+
+
+async def test_a_viewer_is_greeted_with_the_history_and_then_told_what_holds() -> None:
+    async with opened(ScriptedFeed()) as hub:
+        mailbox = Reader(hub)
+        assert (await mailbox.event("hello"))["history"] == {}
+        overview = await mailbox.event("overview")
+        assert overview["overview"]["model"] == "tiny"
+        assert overview["point"]["goodput_per_s"] == 3.0
+
+
+async def test_updates_go_on() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed) as hub:
+        mailbox = Reader(hub)
+        await mailbox.event("overview")
+        feed.report = {**OVERVIEW, "generation": 3}
+        async with asyncio.timeout(LONGEST_S):
+            while (await mailbox.event("overview"))["overview"]["generation"] != 3:
+                pass
+
+
+async def test_only_what_somebody_watches_is_asked_for() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed) as hub:
+        Reader(hub, Topic.TICKS)
+        await until(lambda: feed.calls["overview"] > 3 and feed.calls["ticks"] > 3)
+    assert set(feed.calls) == {"overview", "ticks"}
+
+
+async def test_many_viewers_cost_the_fleet_no_more_than_one() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed, ONCE, most_viewers=10) as hub:
+        first = Reader(hub, Topic.LATEST)
+        await first.event("latest")
+        others = [Reader(hub, Topic.LATEST) for _ in range(9)]
+        for mailbox in others:
+            assert len((await mailbox.event("latest"))["requests"]) == 2
+    assert feed.calls["overview"] == 1
+    assert feed.calls["requests latest"] == 1
+
+
+async def test_a_newcomer_who_watches_something_else_does_not_wait_for_the_next_turn() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed, ONCE) as hub:
+        await Reader(hub).event("overview")
+        newcomer = Reader(hub, Topic.FLEET, Topic.SLOWEST)
+        assert len((await newcomer.event("fleet"))["replicas"]) == 2
+        await newcomer.event("slowest")
+
+
+async def test_a_viewer_is_not_sent_what_it_does_not_watch() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed) as hub:
+        plain, other = Reader(hub), Reader(hub, Topic.LATEST)
+        await other.event("latest")
+        seen = await plain.rest()
+    assert "event: overview" in seen
+    assert "event: latest" not in seen
+
+
+async def test_what_has_not_changed_is_not_sent_again() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed) as hub:
+        mailbox = Reader(hub, Topic.LATEST)
+        await mailbox.event("latest")
+        asked = feed.calls["requests latest"]
+        await until(lambda: feed.calls["requests latest"] > asked + 3)
+        assert "event: latest" not in await mailbox.rest()
+        feed.stories = [told("new")]
+        assert (await mailbox.event("latest"))["requests"][0]["request_id"] == "new"
+
+
+async def test_a_slow_viewer_loses_updates_and_costs_no_memory() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed) as hub:
+        slow = Reader(hub, Topic.LATEST)
+        for number in range(200):
+            feed.stories = [told(f"r{number}")]
+            asked = feed.calls["requests latest"]
+            await until(lambda asked=asked: feed.calls["requests latest"] > asked + 1)  # type: ignore[misc]
+        frames = await slow.rest()
+    assert frames.count("event: latest") == 1
+    assert "r199" in frames or "r198" in frames
+    assert frames.count("event: ") <= 3
+
+
+async def test_the_poll_ends_when_the_last_viewer_has_left() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed) as hub:
+        one, two = Reader(hub), Reader(hub)
+        hub.leave(one.mailbox)
+        await two.event("overview")
+        assert hub.polling
+        hub.leave(two.mailbox)
+        await until(lambda: not hub.polling)
+        asked = feed.calls["overview"]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert feed.calls["overview"] == asked
+
+
+async def test_a_page_that_is_loaded_again_finds_its_history() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed, Pace(every_s=0.0, linger_s=3600.0)) as hub:
+        mailbox = Reader(hub)
+        await mailbox.event("overview")
+        hub.leave(mailbox.mailbox)
+        assert hub.polling
+        again = Reader(hub)
+        assert (await again.event("hello"))["history"]["offered_per_s"][0] == 5.0
+
+
+async def test_there_is_room_for_so_many_viewers_and_no_more() -> None:
+    async with opened(ScriptedFeed(), most_viewers=2) as hub:
+        first = Reader(hub)
+        Reader(hub)
+        with pytest.raises(TooManyViewers, match="2 pages watch already"):
+            Reader(hub)
+        hub.leave(first.mailbox)
+        Reader(hub)
+        assert hub.viewers == 2
+
+
+async def test_a_viewer_is_told_that_the_controller_does_not_answer_and_since_when() -> None:
+    feed = ScriptedFeed(errors={"overview": LinkFailed("controller", "it does not answer")})
+    async with opened(feed) as hub:
+        trouble = await Reader(hub).event("trouble")
+    assert trouble["source"] == "overview"
+    assert "it does not answer" in trouble["why"]
+    assert trouble["for_s"] >= 0
+
+
+async def test_a_feed_that_does_not_answer_in_time_is_named() -> None:
+    feed = ScriptedFeed(stuck={"links"})
+    async with opened(feed, Pace(every_s=0.0, deadline_s=0.01, linger_s=0.0)) as hub:
+        trouble = await Reader(hub, Topic.LINKS).event("trouble")
+    assert trouble == {"source": "links", "why": "no answer within 0.01 s", "for_s": 0.0}
+
+
+async def test_one_source_that_fails_does_not_hold_up_the_others() -> None:
+    feed = ScriptedFeed(stuck={"overview"}, errors={"links": LinkFailed("ingress", "gone")})
+    async with opened(feed) as hub:
+        mailbox = Reader(hub, Topic.LATEST, Topic.LINKS)
+        assert len((await mailbox.event("latest"))["requests"]) == 2
+
+
+async def test_when_a_source_answers_again_its_trouble_is_taken_back() -> None:
+    feed = ScriptedFeed(errors={"links": LinkFailed("ingress", "gone")})
+    async with opened(feed) as hub:
+        mailbox = Reader(hub, Topic.LINKS)
+        assert (await mailbox.event("trouble"))["why"] is not None
+        feed.errors.clear()
+        async with asyncio.timeout(LONGEST_S):
+            while (await mailbox.event("trouble"))["why"] is not None:
+                pass
+        newcomer = Reader(hub, Topic.LINKS)
+        assert "event: trouble" not in await newcomer.rest()
+
+
+async def test_a_newcomer_hears_of_trouble_that_is_not_new() -> None:
+    feed = ScriptedFeed(errors={"overview": LinkFailed("controller", "gone")})
+    async with opened(feed, ONCE) as hub:
+        await Reader(hub).event("trouble")
+        assert (await Reader(hub).event("trouble"))["source"] == "overview"
+    assert feed.calls["overview"] == 1
+
+
+async def test_a_bug_is_logged_once_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
+    feed = ScriptedFeed(errors={"ticks": RuntimeError("secret of the code")})
+    with caplog.at_level(logging.WARNING):
+        async with opened(feed) as hub:
+            trouble = await Reader(hub, Topic.TICKS).event("trouble")
+            await until(lambda: feed.calls["ticks"] > 5)
+    assert trouble["why"] == "see the controller's log"
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+    assert "secret of the code" in str(caplog.records[0].exc_text)
+
+
+async def test_a_report_without_what_is_expected_is_trouble_and_no_end_of_the_poll() -> None:
+    feed = ScriptedFeed(report={"classes": [{}]})
+    async with opened(feed) as hub:
+        mailbox = Reader(hub)
+        await mailbox.event("trouble")
+        feed.report = OVERVIEW
+        await mailbox.event("overview")
+
+
+async def test_large_answers_are_read_less_often() -> None:
+    feed = ScriptedFeed(stories=[told("a", tenant="t" * 400_000)])
+    async with opened(feed, Pace(every_s=0.05, linger_s=0.0)) as hub:
+        Reader(hub, Topic.LATEST)
+        await until(lambda: feed.calls["overview"] >= 5)
+    assert feed.calls["requests latest"] == 1
+
+
+async def test_closing_ends_every_stream() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed) as hub:
+        mailbox = Reader(hub)
+        await mailbox.event("overview")
+        await hub.close()
+        async with asyncio.timeout(LONGEST_S):
+            while await mailbox.mailbox.take():
+                pass
+        assert hub.viewers == 0
+        assert not hub.polling

@@ -1,0 +1,128 @@
+"""What the page is sent of the reports."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from baton.console.history import History, point_of
+from baton.console.views import (
+    LONGEST_ID,
+    fleet_view,
+    overview_view,
+    service_view,
+    story_row,
+    tick_runs,
+)
+from tests.console.scripted_feed import OVERVIEW, tick, told
+
+
+def replicas(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", fleet_view(report)["replicas"])
+
+
+def test_goodput_is_added_up_over_classes() -> None:
+    assert service_view(OVERVIEW) == {
+        "ended_per_s": 4.0,
+        "goodput_per_s": 3.0,
+        "good_fraction": 0.75,
+    }
+
+
+def test_where_nothing_ended_no_share_of_it_is_good() -> None:
+    assert service_view({"classes": []})["good_fraction"] is None
+
+
+def test_ingresses_are_added_up() -> None:
+    view = cast("dict[str, Any]", overview_view(OVERVIEW)["ingresses"])
+    assert view["count"] == 2
+    assert view["healthy"] == 1
+    assert view["in_flight"] == {"decode": 7}
+    assert view["ended"] == {"finished": 15, "shed": 1}
+    assert view["unjoined"] == {"b#d#2": "connecting"}
+
+
+def test_the_overview_leaves_the_replicas_out() -> None:
+    assert "members" not in overview_view(OVERVIEW)
+    assert "b#p#1" not in str(overview_view(OVERVIEW))
+
+
+def test_a_controller_that_has_seen_nothing_yet_has_an_overview() -> None:
+    view = overview_view({"model": "tiny", "demand": None, "ingresses": []})
+    assert view["classes"] == []
+    assert view["pools"] == []
+    assert view["demand"] is None
+
+
+def test_a_replica_is_shown_as_the_first_ingress_sees_it_that_has_reached_it() -> None:
+    row = replicas({**OVERVIEW})[0]
+    assert row["role"] == "prefill"
+    assert row["state"] == "draining"
+    assert row["kv_used_fraction"] == 0.5
+    assert row["index"] == "out of step"
+
+
+def test_leases_of_all_ingresses_are_added_up() -> None:
+    assert replicas({**OVERVIEW})[0]["leases"] == 3
+
+
+def test_a_replica_that_no_ingress_has_reached_is_shown_as_such() -> None:
+    row = replicas({**OVERVIEW})[1]
+    assert row["replica_id"] == "b#d#2"
+    assert row["state"] == "not joined"
+
+
+def test_a_request_keeps_its_time_as_bars_and_leaves_its_placements_out() -> None:
+    row = story_row(told("a", decisions=[{"policy": "predicted"}], tenant="t"))
+    assert row["bars"] == [("prefill", 0.0, 0.25)]
+    assert row["tenant"] == "t"
+    assert "decisions" not in row
+
+
+def test_an_id_that_is_too_long_is_cut() -> None:
+    assert story_row(told("x" * 5000))["request_id"] == "x" * LONGEST_ID
+
+
+def test_ticks_that_decide_the_same_are_told_once_by_the_newest() -> None:
+    runs = tick_runs([tick(6.0), tick(4.0), tick(2.0, 2, "start 1 of d")])
+    assert [(run["ticks"], run["age_s"], run["first_age_s"]) for run in runs] == [
+        (1, 2.0, 2.0),
+        (2, 4.0, 6.0),
+    ]
+
+
+def test_a_point_has_rates_and_a_column_for_each_class_and_pool() -> None:
+    point = point_of(OVERVIEW, 12.5)
+    assert point["at_s"] == 12.5
+    assert point["offered_per_s"] == 5.0
+    assert point["goodput_per_s"] == 3.0
+    assert point["attainment/fast"] == 0.9
+    assert point["attainment/slow"] is None
+    assert (point["want/d"], point["ready/d"]) == (2, 1)
+
+
+def test_without_classes_there_is_no_goodput_rather_than_none_of_it() -> None:
+    assert point_of({**OVERVIEW, "classes": []}, 0.0)["goodput_per_s"] is None
+
+
+def test_columns_of_a_history_are_of_one_length() -> None:
+    history = History()
+    history.add(OVERVIEW, 1.0)
+    history.add({**OVERVIEW, "pools": []}, 2.0)
+    columns = history.columns(2.0)
+    assert columns["at_s"] == [1.0, 2.0]
+    assert columns["ready/d"] == [1, None]
+    assert {len(column) for column in columns.values()} == {2}
+
+
+def test_a_history_keeps_so_many_places_and_no_more() -> None:
+    history = History(places=3)
+    for at_s in range(10):
+        history.add(OVERVIEW, float(at_s))
+    assert history.columns(9.0)["at_s"] == [7.0, 8.0, 9.0]
+
+
+def test_what_is_older_than_a_chart_is_long_is_left_out() -> None:
+    history = History()
+    history.add(OVERVIEW, 0.0)
+    history.add(OVERVIEW, 1000.0)
+    assert history.columns(1001.0)["at_s"] == [1000.0]
