@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -272,6 +273,10 @@ async def test_a_viewer_that_leaves_makes_room() -> None:
     await until(lambda: not app.state.hub.polling)
 
 
+def is_generation(number: int) -> Callable[[Any], bool]:
+    return lambda data: bool(data["overview"]["generation"] == number)
+
+
 async def test_a_viewer_that_reads_slowly_gets_the_newest_and_not_all() -> None:
     feed = ScriptedFeed()
     app = app_of(feed)
@@ -280,12 +285,10 @@ async def test_a_viewer_that_reads_slowly_gets_the_newest_and_not_all() -> None:
         slow.reads.clear()
         for generation in range(100, 200):
             feed.report = {**OVERVIEW, "generation": generation}
-            await quick.event(
-                "overview", lambda data, at=generation: data["overview"]["generation"] == at
-            )
+            await quick.event("overview", is_generation(generation))
         sends = slow.sends
         slow.reads.set()
-        await slow.event("overview", lambda data: data["overview"]["generation"] == 199)
+        await slow.event("overview", is_generation(199))
         assert slow.sends - sends <= 4
 
 
