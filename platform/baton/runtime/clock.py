@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 
 class MonotonicClock:
@@ -11,3 +12,7 @@ class MonotonicClock:
     def now_s(self) -> float:
         """Seconds since an arbitrary moment; only differences mean something."""
         return time.monotonic()
+
+    def wall_offset_s(self) -> float:
+        """What to add to these seconds, by now, for seconds since 1970."""
+        return datetime.now(UTC).timestamp() - time.monotonic()

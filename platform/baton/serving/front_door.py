@@ -79,10 +79,12 @@ class FrontDoor:
             for name, tenant in tenants(config).items()
             if tenant.cache is CacheSharing.ISOLATED
         }
+        tracing = config.observability.tracing
         return Access(
             look_up=self._look_up if key_files(config) else None,
             anonymous=allows_anonymous(config),
             isolated=frozenset(isolated),
+            begin_share=None if tracing.otlp is None else tracing.sample,
         )
 
     def _look_up(self, token: str) -> Known | Unknown:

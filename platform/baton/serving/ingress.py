@@ -40,6 +40,7 @@ from baton.serving.membership import Membership
 from baton.serving.metadata import METRICS_ADDRESS
 from baton.serving.packing import packed, packed_report
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
+from baton.serving.tracing import ingress_tracer
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.recorders import Recorders
 from baton.telemetry.records import RecordBook, Story, story
@@ -82,11 +83,13 @@ class IngressBody:
             now_s=self._clock.now_s,
             unjoined=lambda: len(self._unjoined),
         )
+        tracer = ingress_tracer(config, instance_id=coordinator_id, clock=self._clock)
+        self._tracers = () if tracer is None else (tracer,)
         self._driver = Driver(
             self._coordinator,
             link=self._link,
             frontend=self,
-            recorder=Recorders(self._records, *self.telemetry.recorders),
+            recorder=Recorders(self._records, *self.telemetry.recorders, *self._tracers),
             clock=self._clock,
         )
         self._watch = FleetWatch(self._link, self._driver.on_event)
@@ -101,6 +104,8 @@ class IngressBody:
             EngineStartFailed: the frontend cannot be started.
         """
         await self.telemetry.start(host)
+        for tracer in self._tracers:
+            tracer.start()
         await self._membership.start()
         await self._door.start()
         settings = await asyncio.to_thread(self._frontend_settings)
@@ -118,6 +123,8 @@ class IngressBody:
         self._driver.close()
         await self._link.close()
         await self.telemetry.close()
+        for tracer in self._tracers:
+            await asyncio.to_thread(tracer.close)
 
     def switch_to(self, config: DeploymentConfig) -> Switch:
         """The way to another configuration; whatever can fail has not.
@@ -164,6 +171,7 @@ class IngressBody:
             },
             "in_flight": phases,
             "ended": self._records.totals(),
+            "traces": [tracer.counts.told() for tracer in self._tracers],
             "policy": policy_report(self._config.router.policy, self._placer),
         }
 

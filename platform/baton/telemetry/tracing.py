@@ -71,6 +71,10 @@ class TraceCounts:
     failed: int = 0
     """Which the collector did not take."""
 
+    def told(self) -> dict[str, int]:
+        """As plain values."""
+        return {"sent": self.sent, "dropped": self.dropped, "failed": self.failed}
+
 
 class Tracer:
     """Keeps the traces of ended requests. Satisfies `ports.Recorder`."""
