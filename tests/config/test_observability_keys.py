@@ -1,0 +1,114 @@
+"""What may be seen from outside: defaults, and what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from baton.config import render
+from baton.config.addresses import is_any, is_host, is_loopback
+from baton.config.render import render_for_all
+from tests.config.conftest import LEAST, Load
+
+Refuse = Callable[..., tuple[str, ...]]
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is to be refused
+
+
+def metrics(what: str, more: str = "") -> str:
+    return f"{LEAST}observability: {{metrics: {{{what}}}{more}}}\n"
+
+
+def test_metrics_and_console_are_for_this_machine_unless_told_otherwise(load: Load) -> None:
+    said = load(LEAST).config.observability
+    assert (said.metrics.enabled, said.metrics.host, said.metrics.port) == (True, "127.0.0.1", 9400)
+    assert (said.console.enabled, said.token_file, said.tracing.otlp) == (True, None, None)
+
+
+@pytest.mark.parametrize("host", [EVERYWHERE, '"::"', "10.0.0.1", "node7.example"])
+def test_others_are_let_in_only_with_a_token(load: Load, refuse: Refuse, host: str) -> None:
+    (finding,) = refuse(metrics(f"host: {host}"))
+    assert "observability.metrics.host: got" in finding
+    assert "set observability.token_file" in finding
+    assert "or host to 127.0.0.1" in finding
+    said = load(metrics(f"host: {host}", ", token_file: /run/token")).config.observability
+    assert said.token_file == "/run/token"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", '"::1"', "localhost", "127.0.0.2"])
+def test_this_machine_alone_needs_none(load: Load, host: str) -> None:
+    assert load(metrics(f"host: {host}")).config.observability.token_file is None
+
+
+def test_where_nothing_listens_nobody_is_let_in(load: Load) -> None:
+    text = metrics("enabled: false, host: 0.0.0.0", ", console: {enabled: false}")
+    assert not load(text).config.observability.metrics.enabled
+
+
+def test_a_console_alone_is_guarded_as_well(refuse: Refuse) -> None:
+    (finding,) = refuse(metrics("enabled: false, host: 0.0.0.0"))
+    assert "observability.token_file" in finding
+
+
+def test_a_host_is_a_name_or_an_address(refuse: Refuse) -> None:
+    (finding,) = refuse(metrics('host: "http://x"'))
+    assert "wanted a host name or an IP address" in finding
+
+
+@pytest.mark.parametrize(
+    ("server", "refused"),
+    [("127.0.0.1", True), (EVERYWHERE, True), ("10.0.0.1", False)],
+)
+def test_the_port_is_not_that_of_the_api(
+    load: Load, refuse: Refuse, server: str, *, refused: bool
+) -> None:
+    text = f"{metrics('port: 8000')}server: {{host: {server}, port: 8000}}\n"
+    if not refused:
+        assert load(text).config.server.port == 8000
+        return
+    (finding,) = refuse(text)
+    assert "observability.metrics.port: got 8000, which is server.port" in finding
+
+
+def test_the_port_is_not_one_that_engines_may_take(load: Load, refuse: Refuse) -> None:
+    base = load(LEAST).config.transfer.side_channel.port_base
+    (finding,) = refuse(metrics(f"port: {base}"))
+    assert f"got {base}, which is one of the side channel's" in finding
+    assert load(metrics("port: 0")).config.observability.metrics.port == 0
+
+
+def test_what_may_be_a_secret_is_not_shown_to_viewers(load: Load) -> None:
+    text = LEAST.replace(
+        "{main: {role: mixed}}",
+        "{main: {role: mixed, engine: {extra: {hf_token: 987654321, seed: 7}}}}",
+    )
+    config = load(text).config
+    shown = render_for_all(config)
+    assert "987654321" in render(config)
+    assert "987654321" not in shown
+    assert 'hf_token: "(not shown)"' in shown
+    assert "seed: 7" in shown
+
+
+def test_a_configuration_without_secrets_is_shown_as_it_is(load: Load) -> None:
+    config = load(LEAST).config
+    assert render_for_all(config) == render(config)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback", "everywhere", "valid"),
+    [
+        ("127.0.0.1", True, False, True),
+        ("::1", True, False, True),
+        ("LocalHost", True, False, True),
+        (EVERYWHERE, False, True, True),
+        ("::", False, True, True),
+        ("localhost.example", False, False, True),
+        ("a b", False, False, False),
+        ("", False, False, False),
+    ],
+)
+def test_addresses_are_told_apart(
+    host: str, *, loopback: bool, everywhere: bool, valid: bool
+) -> None:
+    assert (is_loopback(host), is_any(host), is_host(host)) == (loopback, everywhere, valid)

@@ -1,0 +1,124 @@
+"""What the console is told, and what it is told when somebody does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from baton.config import load_config
+from baton.console.feed import Feed
+from baton.domain.commands import RecordOrder
+from baton.domain.errors import NotRunning, TimedOut
+from baton.serving import console_feed
+from baton.serving.console_feed import AskIngresses, LiveFeed
+from baton.serving.packing import packed
+from baton.serving.serve_control import Answers
+
+CONFIG = load_config([Path(__file__).parents[2] / "configs" / "sim.yaml"], env={}).config
+NOBODY = Answers(missing=("ingress: no answer to 'links' within 3 s",))
+
+
+class Ingresses:
+    """Answers of several ingresses, by method; what was asked is kept."""
+
+    def __init__(self, **answers: list[object]) -> None:
+        self.answers = answers
+        self.asked: list[tuple[object, ...]] = []
+        self.missing: tuple[str, ...] = ()
+
+    async def __call__(self, method: str, *arguments: object) -> Answers:
+        self.asked.append((method, *arguments))
+        given = tuple(packed(one) for one in self.answers.get(method, []))
+        return Answers(given=given, missing=self.missing)
+
+
+async def told() -> Mapping[str, object]:
+    return {"model": "tiny", "generation": 3}
+
+
+def feed(
+    ask: AskIngresses, status: Callable[[], Awaitable[Mapping[str, object]]] = told
+) -> LiveFeed:
+    def ticks(count: int) -> Mapping[str, object]:
+        return {"autoscaler": "slo", "ticks": [{"age_s": 1.0}] * count}
+
+    return LiveFeed(status=status, ticks=ticks, config=lambda: CONFIG, ask=ask)
+
+
+def story(request_id: str, *, age_s: float, slowness: float) -> dict[str, object]:
+    return {"request_id": request_id, "age_s": age_s, "slowness": slowness}
+
+
+async def test_the_overview_is_what_the_controller_and_every_ingress_say() -> None:
+    ask = Ingresses(status=[{"healthy": True}, {"healthy": False}])
+    assert await feed(ask).overview() == {
+        "model": "tiny",
+        "generation": 3,
+        "ingresses": [{"healthy": True}, {"healthy": False}],
+    }
+
+
+async def test_an_ingress_that_is_silent_is_named_and_hides_nobody() -> None:
+    ask = Ingresses(status=[{"healthy": True}])
+    ask.missing = ("ingress: no answer to 'status' within 3 s",)
+    found = await feed(ask).overview()
+    assert found["ingresses"] == [{"healthy": True}]
+    assert found["silent"] == ["ingress: no answer to 'status' within 3 s"]
+
+
+async def test_a_controller_that_has_seen_nothing_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(console_feed, "_ASK_S", 0.01)
+
+    def never() -> Awaitable[Mapping[str, object]]:
+        return asyncio.Future()
+
+    with pytest.raises(TimedOut, match="has seen no replica yet"):
+        await feed(Ingresses(), never).overview()
+
+
+async def test_links_of_several_ingresses_are_one_list() -> None:
+    pair = {"source_id": "p", "target_id": "d", "broken_handoffs": 1, "flows": 2}
+    ask = Ingresses(links=[[pair | {"probed_age_s": 9.0}], [pair | {"probed_age_s": 1.0}]])
+    (row,) = await feed(ask).links()
+    assert (row["flows"], row["probed_age_s"]) == (4, 1.0)
+
+
+async def test_requests_of_several_ingresses_are_in_one_order() -> None:
+    ask = Ingresses(
+        requests=[
+            [story("a", age_s=5.0, slowness=9.0)],
+            [story("b", age_s=1.0, slowness=2.0), story("c", age_s=3.0, slowness=4.0)],
+        ]
+    )
+    latest = await feed(ask).requests(2, RecordOrder.LATEST)
+    slowest = await feed(ask).requests(2, RecordOrder.SLOWEST)
+    assert [one["request_id"] for one in latest] == ["b", "c"]
+    assert [one["request_id"] for one in slowest] == ["a", "c"]
+    assert ask.asked == [("requests", 2, "latest"), ("requests", 2, "slowest")]
+
+
+async def test_one_request_is_looked_for_everywhere() -> None:
+    ask = Ingresses(explain=[[], [{"request_id": "x"}]])
+    assert await feed(ask).request("x") == [{"request_id": "x"}]
+    assert await feed(Ingresses(explain=[[], []])).request("x") == []
+
+
+async def test_where_no_ingress_answers_that_is_said() -> None:
+    async def silent(method: str, *arguments: object) -> Answers:  # noqa: ARG001 - as called
+        return NOBODY
+
+    lone = feed(silent)
+    for call in (lone.links(), lone.requests(1, RecordOrder.LATEST), lone.request("x")):
+        with pytest.raises(NotRunning, match="no ingress answers: ingress: no answer"):
+            await call
+
+
+async def test_ticks_are_the_controllers_and_the_configuration_shows_no_secret() -> None:
+    live: Feed = feed(Ingresses())
+    assert len(await live.ticks(3)) == 3
+    assert "source: tiny" in await live.config()

@@ -1,0 +1,126 @@
+"""What a controller measures, put together from a loop that takes turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.config import DeploymentConfig, load_config
+from baton.serving.controller_state import Hearing, Measured
+from baton.serving.scaling_ports import Looks
+from baton.telemetry import catalogue as c
+from tests.serving.scaled_fleet import Clock, World
+
+PRICED = ("pools.decode.resources.price_per_hour=4", "slo.default.ttft=1s")
+
+
+def config(*sets: str) -> DeploymentConfig:
+    path = Path(__file__).parents[2] / "configs" / "sim.yaml"
+    return load_config([path], env={}, sets=[*PRICED, *sets]).config
+
+
+class Watched:
+    """A world, and what is measured of it."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.hearing = Hearing(self.world.clock)
+        self.measured = self.measure(config())
+
+    def measure(self, said: DeploymentConfig) -> Measured:
+        loop = self.world.loop
+        return Measured(
+            said,
+            loop=loop,
+            observer=loop._observer,
+            hearing=self.hearing,
+            clock=self.world.clock,
+        )
+
+    def told(self) -> dict[tuple[str, ...], float]:
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in self.measured.families(generation=5, refused_configs=1)
+            for sample in family.samples
+        }
+
+
+async def test_pools_are_told_with_their_sizes_bounds_and_prices() -> None:
+    watched = Watched()
+    await watched.world.settle()
+    found = watched.told()
+    assert found[c.POOL_REPLICAS.name, "decode", "want"] == 2
+    assert found[c.POOL_REPLICAS.name, "decode", "ready"] == 2
+    assert found[c.POOL_BOUNDS.name, "decode", "max"] == 8
+    assert found[c.POOL_PRICE.name, "decode"] == 4.0
+    assert (c.POOL_PRICE.name, "prefill") not in found
+    assert found[(c.CONFIG_GENERATION.name,)] == 5
+    assert found[(c.CONFIG_REFUSED.name,)] == 1
+
+
+async def test_turns_and_decisions_are_counted_beyond_what_is_remembered() -> None:
+    watched = Watched()
+    await watched.world.turn(350)
+    found = watched.told()
+    held = found.get((c.SCALING_DECISIONS.name, "decode", "held"), 0)
+    fixed = found[c.SCALING_DECISIONS.name, "decode", "fixed"]
+    assert held + fixed == 350, "a history of 300 ticks cannot say that"
+    turns = [value for key, value in found.items() if key[0] == c.SCALING_TURNS.name]
+    assert sum(turns) == 350
+
+
+async def test_what_operators_do_counts_as_well() -> None:
+    watched = Watched()
+    await watched.world.settle()
+    watched.world.loop._machine.override("decode", 5, until_s=None, now_s=0.0)
+    await watched.world.turn()
+    found = watched.told()
+    assert found[c.SCALING_ACTIONS.name, "decode", "start"] == 3
+    assert found[(c.OVERRIDES.name,)] == 1
+
+
+async def test_before_the_first_turn_bounds_are_known_and_nothing_is_decided() -> None:
+    found = Watched().told()
+    assert found[c.POOL_BOUNDS.name, "decode", "min"] == 1
+    assert found[(c.SCALING_HELD.name,)] == 1
+    assert found[c.SLO_OBJECTIVE.name, "default", "ttft"] == 1.0
+
+
+async def test_a_price_that_is_applied_holds_from_then_on() -> None:
+    watched = Watched()
+    await watched.world.turn(10)
+    before = watched.told()[c.COST.name, "(idle)"]
+    watched.measured.reconfigure(config("pools.decode.resources.price_per_hour=0"))
+    await watched.world.turn(10)
+    assert before > 0
+    assert watched.told()[c.COST.name, "(idle)"] == pytest.approx(before)
+
+
+# ----------------------------------------------------------------------- who was heard
+
+
+async def test_the_age_of_reports_is_that_of_the_last_turn_in_which_all_came() -> None:
+    clock = Clock()
+    hearing = Hearing(clock)
+    report = World().fleet.report()
+    clock.at_s += 7.0
+    assert hearing.age_s == 7.0, "since the beginning, while there was none"
+    await hearing.take(Looks(reports=(report,)))
+    assert (hearing.age_s, hearing.silent) == (0.0, 0)
+    clock.at_s += 2.0
+    await hearing.take(Looks(reports=(report,), missing=("ingress: no answer",), silent=1))
+    assert (hearing.age_s, hearing.silent) == (2.0, 1)
+    await hearing.take(Looks())
+    assert hearing.age_s == 2.0, "that nobody is there is no report"
+
+
+async def test_a_silent_serve_is_no_silent_ingress() -> None:
+    world = World()
+    world.fleet.serve_fails = RuntimeError("no")
+    await world.turn()
+    assert world.reader.seen[-1].silent == 0
+    assert world.reader.seen[-1].missing
+    world.fleet.silent = ("ingress: no answer", "ingress: no answer")
+    await world.turn()
+    assert world.reader.seen[-1].silent == 2
