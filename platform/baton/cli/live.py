@@ -122,25 +122,28 @@ def watch_screen(
 
 
 def repeat(ask: Callable[[], T], show: Callable[[T], None], interval_s: float) -> None:
-    """Show what is told again and again, until Ctrl-C; what nobody answers just now is said."""
-    asker = Asker(ask, interval_s)
-    shown: Seen[T] | None = None
-    said = ""
+    """Show what is told again and again, until Ctrl-C; who does not answer just now is said once.
+
+    Raises:
+        BatonError: there was no first answer, or there will be none any more.
+    """
+    answered, said = False, ""
     try:
         while True:
-            seen = asker.latest(interval_s)
-            if seen is not None and seen is not shown:
-                show(seen.value)
+            due_s = time.monotonic() + interval_s
+            try:
+                show(ask())
                 sys.stdout.flush()
-                shown = seen
-            if asker.trouble != said:
-                said = asker.trouble
-                if said:
+                answered, said = True, ""
+            except (NotRunning, TimedOut) as error:
+                if not answered or not error.retryable:
+                    raise
+                if error.why != said:
+                    said = error.why
                     complain(f"{said}; trying again")
+            time.sleep(max(0.0, due_s - time.monotonic()))
     except KeyboardInterrupt:
         return
-    finally:
-        asker.close()
 
 
 def _alarm(asker: Asker[T], seen: Seen[T], interval_s: float) -> str:

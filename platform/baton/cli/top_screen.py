@@ -61,7 +61,7 @@ def drawn(report: Told, history: History, frame: Frame) -> RenderableType:
     """The whole screen; rows that do not fit are counted."""
     classes, pools = report["classes"], report["pools"]
     slowest, worst = report["slowest"], _worth_showing(report["links"])
-    troubles = [Text(f"! {line}", style="yellow") for line in report["troubles"]]
+    troubles = [_one_line(f"! {line}", "yellow") for line in report["troubles"]]
     room = _share_out(
         frame, (len(classes), len(pools), len(worst), len(slowest)), len(troubles)
     )  # fmt: skip
@@ -77,9 +77,9 @@ def drawn(report: Told, history: History, frame: Frame) -> RenderableType:
     parts += _part(_link_table(), [_link_row(row) for row in worst], room[2], gap=False)
     parts += _part(_slowest_table(), [_slowest_row(row) for row in slowest], room[3])
     if frame.alarm:
-        parts.append(Text(frame.alarm, style="red", overflow="ellipsis", no_wrap=True))
+        parts.append(_one_line(frame.alarm, "red"))
     elif frame.foot:
-        parts.append(Text(frame.foot, style="dim", overflow="ellipsis", no_wrap=True))
+        parts.append(_one_line(frame.foot, "dim"))
     return Group(*parts)
 
 
@@ -127,6 +127,11 @@ def _table(*columns: tuple[str, bool]) -> Table:
     return table
 
 
+def _one_line(text: str, style: str = "") -> Text:
+    """Cut where the screen ends: a line that wraps would push others off it."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
 def _head(report: Told) -> Text:
     said = [f"baton top  {report['model']}"]
     if report["endpoint"]:
@@ -136,12 +141,12 @@ def _head(report: Told) -> Text:
     said.append(f"{report['ingresses']} ingress{'es' if report['ingresses'] != 1 else ''}")
     if report["generation"] is not None:
         said.append(f"generation {report['generation']}")
-    return Text("  ".join(said), style="bold", no_wrap=True, overflow="ellipsis")
+    return _one_line("  ".join(said), "bold")
 
 
 def _goodput(service: Told, history: History, frame: Frame) -> Text:
     share = service["good_fraction"]
-    line = Text("goodput ", no_wrap=True, overflow="ellipsis")
+    line = _one_line("goodput ")
     line.append(f"{service['goodput_per_s']:g}/s", style="bold")
     line.append(f" of {service['ended_per_s']:g}/s ended ")
     line.append(f"({share_text(share)})", style=_share_style(share, None))
@@ -165,7 +170,7 @@ def _load(service: Told) -> Text:
         f"tokens {_short(service['prompt_tokens_per_s'])} in,"
         f" {_short(service['output_tokens_per_s'])} out/s"
     )
-    return Text("  ".join(said), no_wrap=True, overflow="ellipsis")
+    return _one_line("  ".join(said))
 
 
 def _class_table() -> Table:
@@ -236,8 +241,8 @@ def _worth_showing(links: Told) -> list[Told]:
 
 def _links_line(links: Told, history: History) -> Text:
     if not links["pairs"]:
-        return Text("links: none, nothing hands blocks over here", style="dim")
-    line = Text(f"links  {links['pairs']} pairs:", no_wrap=True, overflow="ellipsis")
+        return _one_line("links: none, nothing hands blocks over here", "dim")
+    line = _one_line(f"links  {links['pairs']} pairs:")
     for state, count in sorted(links["states"].items()):
         line.append(f" {count} {state}", style=_STATES.get(state, ""))
     line.append(f"  {links['pulls']} pulls, {bytes_text(links['moved_bytes'])} moved")

@@ -1,0 +1,142 @@
+"""Screens that refresh: news, trouble, and when they end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli import live
+from baton.cli.live import Asker, repeat
+from baton.cli.main import build_app
+from baton.cli.seam import Commands, Joined, Report, Seam
+from baton.domain.errors import ClusterFailed, DeploymentEnded, NotRunning
+
+WAIT_S = 5.0
+
+
+class Script:
+    """Answers in turn; when it has no more it says so, and answers nothing."""
+
+    def __init__(self, *answers: object) -> None:
+        self._answers = list(answers)
+        self.over = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self) -> object:
+        if not self._answers:
+            self.over.set()
+            self.gate.wait(WAIT_S)
+            raise NotRunning("over", "stop")
+        answer = self._answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def asker() -> Iterator[Callable[[Script], Asker[object]]]:
+    made: list[tuple[Asker[object], Script]] = []
+
+    def make(script: Script) -> Asker[object]:
+        made.append((Asker(script, 0.001), script))
+        return made[-1][0]
+
+    yield make
+    for one, script in made:
+        one.close()
+        script.gate.set()
+
+
+def test_the_newest_answer_is_what_is_shown(asker: Callable[[Script], Asker[object]]) -> None:
+    script = Script("first", "second")
+    one = asker(script)
+    script.over.wait(WAIT_S)
+    seen = one.latest(WAIT_S)
+    assert seen is not None
+    assert seen.value == "second"
+
+
+def test_somebody_who_does_not_answer_for_a_moment_leaves_the_old_numbers_and_says_why(
+    asker: Callable[[Script], Asker[object]],
+) -> None:
+    script = Script("first", NotRunning("the controller is replaced", "wait"))
+    one = asker(script)
+    script.over.wait(WAIT_S)
+    seen = one.latest(WAIT_S)
+    assert seen is not None
+    assert (seen.value, one.trouble) == ("first", "the controller is replaced")
+
+
+def test_trouble_is_over_with_the_next_answer(asker: Callable[[Script], Asker[object]]) -> None:
+    script = Script("first", NotRunning("it is replaced", "wait"), "second")
+    one = asker(script)
+    script.over.wait(WAIT_S)
+    assert one.trouble == ""
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (NotRunning("nothing runs", "start it"),),
+        ("first", DeploymentEnded("it has ended", "start one")),
+        ("first", ClusterFailed("it refuses us", "name its token")),
+        ("first", KeyError("a mistake of ours")),
+    ],
+)
+def test_what_will_not_pass_ends_the_screen(
+    answers: tuple[object, ...], asker: Callable[[Script], Asker[object]]
+) -> None:
+    one, (*_, last) = asker(Script(*answers)), answers
+    assert isinstance(last, Exception)
+    with pytest.raises(type(last)):
+        all(one.latest(0.1) for _ in range(100))
+
+
+def test_no_answer_yet_is_none(asker: Callable[[Script], Asker[object]]) -> None:
+    one = asker(Script())
+    assert one.latest(0.001) is None
+
+
+def test_repeated_reports_are_each_shown_once_and_trouble_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trouble = NotRunning("it is replaced", "wait")
+    shown: list[object] = []
+    repeat(Script("a", trouble, trouble, "b", KeyboardInterrupt()), shown.append, 0.0)
+    assert shown == ["a", "b"]
+    assert capsys.readouterr().err == "error: it is replaced; trying again\n"
+
+
+class Fleet:
+    """A deployment whose status is asked for three times."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @contextmanager
+    def joined(self, *, address: str | None) -> Iterator[Joined]:
+        yield cast(Joined, self)
+
+    def status(self) -> Report:
+        self.asked += 1
+        if self.asked > 3:
+            raise DeploymentEnded("it has ended", "start one")
+        return {"number": self.asked}
+
+
+def test_watching_without_a_terminal_prints_a_report_a_line_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not live.is_terminal()
+    monkeypatch.setattr("baton.cli.status.interval_of", lambda _text: 0.0)
+    seam = Seam(commands=lambda: cast(Commands, Fleet()), environ={})
+    result = CliRunner().invoke(build_app(), ["status", "--watch", "-o", "json"], obj=seam)
+    assert [json.loads(line)["number"] for line in result.stdout.splitlines()] == [1, 2, 3]
+    assert result.exit_code == 3
+    assert result.stderr.endswith("error: it has ended\nnext: start one\n")

@@ -1,0 +1,293 @@
+"""`baton top`: what a report is made of, and how it fits a screen."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from baton.cli.main import build_app
+from baton.cli.seam import Commands, Joined, Report, Seam
+from baton.cli.top_report import top_report
+from baton.cli.top_screen import Frame, History, drawn
+from baton.domain.errors import NotRunning
+
+CLASS: dict[str, Any] = {
+    "class": "default",
+    "ttft_s": 0.5,
+    "tpot_s": 0.03,
+    "target": 0.99,
+    "attainment": 0.984,
+    "window_attainment": 0.9931,
+    "requests_per_s": 12.4,
+    "goodput_per_s": 12.2,
+}
+POOL: dict[str, Any] = {
+    "pool": "decode",
+    "want": 3,
+    "ready": 2,
+    "starting": 1,
+    "draining": 0,
+    "decode": 2,
+    "busy": 0.5,
+}
+VIEW: dict[str, Any] = {
+    "replica_id": "decode-1",
+    "pool": "decode",
+    "running_requests": 12,
+    "queued_requests": 1,
+    "kv_used_fraction": 0.4,
+}
+INGRESS: dict[str, Any] = {"healthy": True, "unjoined": {}, "replicas": [VIEW, VIEW], "policy": {}}
+STATUS: dict[str, Any] = {
+    "endpoint": "http://127.0.0.1:8000",
+    "model": "tiny",
+    "up_s": 734.0,
+    "generation": 3,
+    "classes": [CLASS],
+    "demand": {"requests_per_s": 12.6, "refused_per_s": 0.2, "in_flight": 31, "held": 2},
+    "pools": [POOL],
+    "autoscaler": {"held": ""},
+    "ingresses": [INGRESS],
+}
+LINK: dict[str, Any] = {
+    "source_id": "prefill-1",
+    "target_id": "decode-1",
+    "state": "ok",
+    "why": "",
+    "transport": "cuda_ipc",
+    "bytes_per_s": 1.9e11,
+    "p50_s": 0.003,
+    "p99_s": 0.01,
+    "pulls": 10,
+    "moved_bytes": 1_000_000_000,
+    "failures": 0,
+}
+STORY: dict[str, Any] = {
+    "request_id": "r-1",
+    "age_s": 12.0,
+    "outcome": "finished",
+    "slo_class": "default",
+    "missed": "ttft",
+    "verdict": "missed",
+    "first_token_s": 0.9,
+    "ended_s": 3.0,
+    "prefill_replica": "prefill-1",
+    "decode_replica": "decode-1",
+    "waterfall": [],
+}
+
+
+def told(
+    *, links: list[dict[str, Any]] | None = None, stories: int = 1, **status: object
+) -> dict[str, Any]:
+    rows = [LINK] if links is None else links
+    return top_report(STATUS | status, {"links": rows}, {"requests": [STORY] * stories})
+
+
+def screen(
+    report: dict[str, Any], *, width: int = 80, height: int | None = 24, **frame: str
+) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    how = Frame(width=width, height=height, blocks=True, **frame)
+    console.print(drawn(report, History(), how))
+    written = cast("io.StringIO", console.file).getvalue()
+    return written.splitlines()
+
+
+# ---------------------------------------------------------------------------------- the report
+
+
+def test_goodput_is_what_came_out_as_promised_of_what_ended() -> None:
+    other = CLASS | {"class": "batch", "requests_per_s": 7.6, "goodput_per_s": 2.8}
+    service = told(classes=[CLASS, other])["service"]
+    assert (service["goodput_per_s"], service["ended_per_s"]) == (15.0, 20.0)
+    assert (service["good_fraction"], service["offered_per_s"]) == (0.75, 12.6)
+
+
+def test_where_nothing_has_ended_there_is_no_share() -> None:
+    idle = CLASS | {"requests_per_s": 0, "goodput_per_s": 0}
+    assert told(classes=[idle], demand=None)["service"]["good_fraction"] is None
+
+
+def test_a_pool_has_the_load_of_its_replicas_as_one_ingress_sees_them() -> None:
+    (pool,) = told(ingresses=[INGRESS, INGRESS])["pools"]
+    assert (pool["running_requests"], pool["queued_requests"]) == (24, 2)
+    assert pool["kv_used_fraction"] == 0.4
+
+
+def test_the_worst_pairs_come_first_and_all_are_counted() -> None:
+    slow, failed = LINK | {"p99_s": 9.0}, LINK | {"failures": 3}
+    quarantined, new = LINK | {"state": "quarantined"}, LINK | {"state": "unknown", "p99_s": None}
+    links = told(links=[LINK, slow, new, failed, quarantined])["links"]
+    assert links["worst"] == [quarantined, new, failed, slow, LINK]
+    assert links["states"] == {"ok": 3, "unknown": 1, "quarantined": 1}
+    assert (links["moved_bytes"], links["failures"]) == (5_000_000_000, 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "trouble"),
+    [
+        ({"autoscaler": {"held": "nobody reports"}}, "the autoscaler holds still: nobody reports"),
+        ({"pools": [POOL | {"trouble": "it died\nwhy"}]}, "pool decode: it died"),
+        ({"ingresses": [INGRESS | {"healthy": False}]}, "1 of 1 ingresses cannot serve"),
+        ({"ingresses": [INGRESS | {"unjoined": {"d": "x"}}]}, "not joined everywhere: d"),
+        (
+            {"ingresses": [INGRESS | {"policy": {"failures": 2}}]},
+            "the placement policy failed 2 times, see 'baton status'",
+        ),
+    ],
+)
+def test_what_an_operator_should_know_is_a_line(status: dict[str, Any], trouble: str) -> None:
+    report = told(**status)
+    assert report["troubles"] == [trouble]
+    assert f"! {trouble}" in [line.rstrip() for line in screen(report)]
+
+
+def test_stories_are_shortened_to_what_is_shown() -> None:
+    (slowest,) = told()["slowest"]
+    assert slowest["request_id"] == "r-1"
+    assert "waterfall" not in slowest
+
+
+def test_a_deployment_that_has_just_begun_can_be_shown() -> None:
+    bare: dict[str, object] = {"ingresses": [], "model": "tiny"}
+    report = top_report(bare, {"links": []}, {"requests": []})
+    shown = screen(report)
+    assert shown[0].startswith("baton top")
+    assert "links: none, nothing hands blocks over here" in [line.rstrip() for line in shown]
+
+
+# ---------------------------------------------------------------------------------- the screen
+
+
+def test_goodput_is_the_first_line_below_the_name() -> None:
+    assert screen(told())[1].startswith("goodput 12.2/s of 12.4/s ended (98.39%)")
+
+
+def test_a_small_screen_holds_everything_of_a_small_deployment() -> None:
+    shown = "\n".join(screen(told(stories=10), foot="Ctrl-C ends it"))
+    for word in ("default", "decode", "prefill-1", "cuda_ipc", "r-1", "missed ttft", "Ctrl-C"):
+        assert word in shown
+    assert "(+" in shown, "rows were left out, and nothing says so"
+
+
+def test_an_alarm_takes_the_place_of_the_foot() -> None:
+    shown = screen(told(), foot="Ctrl-C ends it", alarm="9 s old: no answer")
+    assert shown[-1].rstrip() == "9 s old: no answer"
+
+
+def test_without_a_height_nothing_is_left_out() -> None:
+    shown = "\n".join(screen(told(stories=40), width=160, height=None))
+    assert shown.count("r-1") == 40
+    assert "(+" not in shown
+
+
+@given(
+    size=st.tuples(st.integers(40, 200), st.integers(24, 60)),
+    rows=st.tuples(*[st.integers(0, 12)] * 4),
+    alarm=st.sampled_from(["", "old"]),
+)
+@settings(max_examples=20, deadline=None)
+def test_no_deployment_is_too_large_for_a_screen(
+    size: tuple[int, int], rows: tuple[int, int, int, int], alarm: str
+) -> None:
+    (width, height), (classes, pools, links, stories) = size, rows
+    report = told(
+        links=[LINK] * links,
+        stories=stories,
+        classes=[CLASS] * classes,
+        pools=[POOL] * pools,
+        autoscaler={"held": "x" * 300},
+    )
+    shown = screen(report, width=width, height=height, alarm=alarm, foot="foot")
+    assert len(shown) <= height
+    assert max(map(len, shown)) <= width
+
+
+def test_what_moves_now_is_told_from_two_looks_and_never_below_nothing() -> None:
+    history = History()
+    first, second = told(), told(links=[LINK | {"moved_bytes": 3_000_000_000}])
+    history.note(first, 10.0)
+    assert history.bytes_per_s is None
+    history.note(second, 12.0)
+    assert history.bytes_per_s == 1e9
+    history.note(first, 14.0)
+    assert history.bytes_per_s == 0
+
+
+# ------------------------------------------------------------------------------------ the verb
+
+
+@dataclass
+class Scripted:
+    """A deployment that is joined once; counts."""
+
+    joined_times: int = 0
+    asked: list[object] = field(default_factory=list)
+    failure: NotRunning | None = None
+
+    @contextmanager
+    def joined(self, *, address: str | None) -> Iterator[Joined]:
+        self.joined_times += 1
+        self.asked.append(address)
+        if self.failure is not None:
+            raise self.failure
+        yield self
+
+    def status(self) -> Report:
+        return STATUS
+
+    def links(self) -> Report:
+        return {"links": [LINK]}
+
+    def requests(self, count: int, *, order: str) -> Report:
+        self.asked.append((count, order))
+        return {"requests": [STORY]}
+
+
+def run(*arguments: str, scripted: Scripted | None = None) -> Result:
+    seam = Seam(commands=lambda: cast(Commands, scripted or Scripted()), environ={})
+    return CliRunner().invoke(build_app(), ["top", *arguments], obj=seam)
+
+
+@pytest.mark.parametrize("arguments", [("--once",), ()])
+def test_once_or_without_a_terminal_it_is_printed_once_and_plainly(
+    arguments: tuple[str, ...],
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("baton top  tiny  http://127.0.0.1:8000")
+    assert "\x1b" not in result.stdout
+    assert "r-1" in result.stdout
+
+
+def test_json_is_the_report_of_one_look() -> None:
+    report = json.loads(run("--once", "-o", "json").stdout)
+    assert report["service"]["goodput_per_s"] == 12.2
+    assert [row["request_id"] for row in report["slowest"]] == ["r-1"]
+
+
+def test_the_slowest_requests_are_asked_for() -> None:
+    scripted = Scripted()
+    run("--once", "--address", "h:1", scripted=scripted)
+    assert scripted.asked == ["h:1", (10, "slowest")]
+
+
+@pytest.mark.parametrize("interval", ["0s", "10ms", "often"])
+def test_an_interval_that_makes_no_sense_is_a_usage_error(interval: str) -> None:
+    assert run("--interval", interval).exit_code == 2
+
+
+def test_nothing_that_runs_is_said_with_a_next_step() -> None:
+    result = run(scripted=Scripted(failure=NotRunning("nothing runs here", "start it")))
+    assert (result.exit_code, result.stderr) == (3, "error: nothing runs here\nnext: start it\n")
