@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -176,7 +176,10 @@ class CompletionClient:
     Outputs have the length that is asked for: `ignore_eos` is vLLM's.
     """
 
-    def __init__(self, options: ClientOptions) -> None:
+    def __init__(
+        self, options: ClientOptions, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._options = options
         self._base = options.url.rstrip("/").removesuffix("/v1")
         self._decoder = msgspec.json.Decoder(Chunk)
@@ -295,7 +298,7 @@ class CompletionClient:
         """Stream an answer; what goes wrong is in it."""
         import aiohttp
 
-        answer = Answer(sent_at_s=time.monotonic())
+        answer = Answer(sent_at_s=self._clock())
         try:
             async with asyncio.timeout(self._options.deadline_s):
                 await self._stream(prepared, answer)
@@ -307,7 +310,7 @@ class CompletionClient:
                 answer.fail("connection", f"connection: {type(error).__name__}")
         except (msgspec.DecodeError, UnicodeDecodeError, BadStream):
             answer.fail("stream", "not the stream of a completion")
-        answer.ended_at_s = time.monotonic()
+        answer.ended_at_s = self._clock()
         return answer
 
     async def _stream(self, prepared: Prepared, answer: Answer) -> None:
@@ -331,7 +334,7 @@ class CompletionClient:
 
     def _take(self, events: list[bytes], answer: Answer, *, keep_text: bool) -> bool:
         """Note what the events of one read say; returns whether there may be more."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         for data in events:
             if data == _DONE:
                 return False

@@ -1,4 +1,4 @@
-"""The options of `baton bench`, from text to what they mean; BadParameter for what means nothing."""
+"""The options of `baton bench`, from text to values; BadParameter for what means nothing."""
 
 from __future__ import annotations
 

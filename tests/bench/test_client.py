@@ -1,0 +1,281 @@
+"""What the client makes of streams whose timing is known, and how it treats connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from baton.bench.client import (
+    Answer,
+    Api,
+    ClientOptions,
+    CompletionClient,
+    EndpointUnusable,
+    Message,
+    Question,
+)
+from baton.domain.errors import NotRunning
+from tests.fakes.completion_server import (
+    END,
+    Asked,
+    Behaviour,
+    CompletionServer,
+    chunk,
+    token,
+    usage,
+)
+
+QUESTION = Question(prompt=[1, 2, 3], output_tokens=3)
+CHAT = Question(prompt=[Message(role="user", content="hello")], output_tokens=3)
+
+
+class Clock:
+    """Tells the times it was given, one for each time it is asked; who waits learns of each."""
+
+    def __init__(self, *times_s: float) -> None:
+        self._times_s = list(times_s)
+        self._told = asyncio.Event()
+        self.count = 0
+
+    def __call__(self) -> float:
+        self.count += 1
+        self._told.set()
+        return self._times_s[self.count - 1]
+
+    async def asked(self, count: int) -> None:
+        while self.count < count:
+            self._told.clear()
+            await self._told.wait()
+
+
+def timed(clock: Clock, *events: str) -> Behaviour:
+    """Each event is sent after the client has told the time for the one before."""
+
+    async def behave(_: Asked) -> AsyncIterator[str]:
+        for number, event in enumerate(events, start=1):
+            await clock.asked(number)
+            yield event
+
+    return behave
+
+
+async def answer_to(
+    question: Question, behaviour: Behaviour, clock: Clock | None = None, *, keep_text: bool = False
+) -> Answer:
+    server = CompletionServer(behaviour=behaviour)
+    async with server.running():
+        options = ClientOptions(url=server.url, deadline_s=30)
+        client = CompletionClient(options, clock=clock) if clock else CompletionClient(options)
+        async with client:
+            prepared = client.prepare("tiny", question, keep_text=keep_text)
+            return await client.ask(prepared)
+
+
+def events(*written: str) -> Behaviour:
+    async def behave(_: Asked) -> AsyncIterator[str]:
+        for event in written:
+            yield event
+
+    return behave
+
+
+def said(content: str | None = None, *, last: bool = False, **delta: object) -> str:
+    whole = delta if content is None else delta | {"content": content}
+    return chunk(choices=[{"delta": whole, "finish_reason": "length" if last else None}])
+
+
+async def test_the_times_of_an_answer_are_those_at_which_its_pieces_came() -> None:
+    clock = Clock(100.0, 100.5, 100.6, 100.9, 101.0, 101.1, 101.2)
+    answer = await answer_to(
+        QUESTION, timed(clock, token(), token(), token(last=True), usage(5, 2), END), clock
+    )
+    assert (answer.sent_at_s, answer.first_at_s, answer.last_at_s) == (100.0, 100.5, 100.9)
+    assert list(answer.gaps_s) == pytest.approx([0.1, 0.3])
+    assert (answer.chunks, answer.output_tokens, answer.cached_tokens) == (3, 5, 2)
+    assert answer.finished
+    assert answer.failure is None
+
+
+async def test_pieces_that_come_in_one_read_have_one_time() -> None:
+    clock = Clock(1.0, 2.0, 3.0, 4.0)
+    answer = await answer_to(
+        QUESTION, timed(clock, token() + token() + token(last=True), usage(3) + END), clock
+    )
+    assert list(answer.gaps_s) == [0, 0]
+    assert answer.last_at_s == 2.0
+
+
+async def test_a_role_and_an_end_are_no_tokens_of_a_chat() -> None:
+    clock = Clock(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    role, end = said("", role="assistant"), said(last=True)
+    answer = await answer_to(
+        CHAT, timed(clock, role, said("a"), said(""), end, usage(2), END), clock, keep_text=True
+    )
+    assert (answer.first_at_s, answer.last_at_s, answer.chunks) == (3.0, 4.0, 2)
+    assert answer.finished
+    assert "".join(answer.text) == "a"
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+        {"tool_calls": [{"index": 0}]},
+        {"role": "assistant", "content": "a"},
+    ],
+)
+async def test_whatever_an_answer_begins_with_is_its_first_token(delta: dict[str, object]) -> None:
+    first = chunk(choices=[{"delta": delta, "finish_reason": None}])
+    answer = await answer_to(CHAT, events(first, said("b", last=True), END))
+    assert answer.chunks == 2
+
+
+async def test_the_last_token_of_a_chat_may_come_with_its_end() -> None:
+    answer = await answer_to(CHAT, events(said("a"), said("b", last=True), END))
+    assert (answer.chunks, answer.finished) == (2, True)
+
+
+async def test_a_chat_is_asked_for_with_its_messages_class_and_session() -> None:
+    server = CompletionServer(behaviour=events(said("a", last=True), END))
+    question = Question(
+        prompt=[Message(role="user", content="hello")],
+        output_tokens=7,
+        session_id="s",
+        slo_class="batch",
+    )
+    async with (
+        server.running(),
+        CompletionClient(ClientOptions(url=server.url, headers={"X-Team": "a"})) as client,
+    ):
+        assert question.api is Api.CHAT
+        await client.ask(client.prepare("tiny", question))
+    (asked,) = server.asked
+    assert asked.body["messages"] == [{"role": "user", "content": "hello"}]
+    assert "prompt" not in asked.body
+    assert (asked.headers["x-slo-class"], asked.headers["x-session-id"]) == ("batch", "s")
+    assert asked.headers["x-team"] == "a"
+
+
+async def test_a_stream_without_a_blank_line_at_its_end_is_whole() -> None:
+    answer = await answer_to(QUESTION, events(token(), token(last=True).rstrip("\n")))
+    assert (answer.finished, answer.chunks) == (True, 2)
+
+
+async def test_usage_in_the_last_piece_is_read() -> None:
+    last = chunk(
+        choices=[{"text": "b", "finish_reason": "stop"}],
+        usage={"prompt_tokens": 9, "completion_tokens": 2},
+    )
+    answer = await answer_to(QUESTION, events(token(), last, END))
+    assert (answer.prompt_tokens, answer.output_tokens, answer.chunks) == (9, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind"),
+    [
+        (events("429 Busy", "{}"), "http 429"),
+        (events(token(), chunk(error={"message": "died"})), "stream"),
+        (events("data: {oops\n\n"), "stream"),
+        (events(token(), END), "stream"),
+        (events("data: " + "x" * (17 << 20)), "stream"),
+    ],
+)
+async def test_failures_have_a_kind(behaviour: Behaviour, kind: str) -> None:
+    answer = await answer_to(QUESTION, behaviour)
+    assert (answer.kind, answer.finished) == (kind, False)
+
+
+class Raw:
+    """A server that answers each request with the same bytes, on connections that it keeps."""
+
+    def __init__(self, body: bytes, *, ends: bool = True, status: bytes = b"200 OK") -> None:
+        self.connections = 0
+        self._ended: list[asyncio.Event] = []
+        self._answer = (
+            b"HTTP/1.1 "
+            + status
+            + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + f"{len(body):x}\r\n".encode()
+            + body
+            + b"\r\n"
+            + (b"0\r\n\r\n" if ends else b"")
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server.close()
+        await asyncio.gather(*(one.wait() for one in self._ended))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        ended = asyncio.Event()
+        self._ended.append(ended)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                _, _, length = head.partition("content-length: ")
+                await reader.readexactly(int(length.split("\r\n")[0] or 0) if length else 0)
+                writer.write(self._answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+        ended.set()
+
+
+async def asked_twice(raw: Raw) -> list[Answer]:
+    async with raw.running() as url, CompletionClient(ClientOptions(url=url)) as client:
+        prepared = client.prepare("tiny", QUESTION)
+        return [await client.ask(prepared), await client.ask(prepared)]
+
+
+async def test_a_connection_is_used_again() -> None:
+    raw = Raw((token(last=True) + END).encode())
+    answers = await asked_twice(raw)
+    assert [one.finished for one in answers] == [True, True]
+    assert raw.connections == 1
+
+
+async def test_a_stream_that_does_not_end_after_its_last_event_is_whole_and_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.bench.client._END_WITHIN_S", 0.01)
+    raw = Raw((token(last=True) + END).encode(), ends=False)
+    answers = await asked_twice(raw)
+    assert [one.failure for one in answers] == [None, None]
+    assert raw.connections == 2
+
+
+async def test_tokens_are_counted_by_the_endpoint_where_it_can() -> None:
+    server = CompletionServer(behaviour=events("200 OK", '{"count": 7}'))
+    async with server.running(), CompletionClient(ClientOptions(url=server.url)) as client:
+        assert await client.count_tokens("tiny", "some words") == 7
+        assert await client.count_tokens("tiny", [Message(role="user", content="a")]) == 7
+        assert [set(one.body) for one in server.asked] == [
+            {"model", "prompt"},
+            {"model", "messages"},
+        ]
+        server.behaviour = events("404 Not Found", json.dumps({"detail": "Not Found"}))
+        assert await client.count_tokens("tiny", "some words") is None
+
+
+async def test_a_key_that_is_not_taken_is_said_before_anything_is_sent() -> None:
+    raw = Raw(b'{"error": "no such API key"}', status=b"401 No")
+    async with raw.running() as url, CompletionClient(ClientOptions(url=url)) as client:
+        with pytest.raises(EndpointUnusable, match="answered 401") as raised:
+            await client.model()
+    assert "where it wants a key, give one" in raised.value.remedy
+
+
+async def test_where_nobody_counts_tokens_because_nobody_is_there_it_says_so() -> None:
+    async with CompletionClient(ClientOptions(url="http://127.0.0.1:1")) as client:
+        with pytest.raises(NotRunning):
+            await client.count_tokens("tiny", "a")
