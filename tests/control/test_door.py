@@ -191,11 +191,11 @@ def test_prompts_that_nobody_read_are_taken_to_be_as_long_as_others_lately() -> 
     ]
 
 
-def test_who_is_refused_unread_and_may_not_ask_for_its_class_has_itself_to_blame() -> None:
+def test_who_is_refused_unread_is_counted_as_what_it_was_told_whatever_else_is_wrong() -> None:
     at = world()
-    refuse(at, QueueFull("-", 1.0, "full"), slo="vip")
-    assert tallies(at)["default", "free"].barred == 1
-    assert door(at) == {("default", "barred", "not_allowed"): 1}
+    refuse(at, QueueFull("-", 1.0, "full"), tenant="lab", slo="vip")
+    assert tallies(at)["batch", "lab"].shed == 1
+    assert door(at) == {("batch", "shed", "queue_full"): 1}
 
 
 def test_a_tenant_that_is_not_known_is_whoever_stands_for_it() -> None:

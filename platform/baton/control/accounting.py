@@ -23,7 +23,7 @@ from baton.control.legs import PlacedLeg
 from baton.control.scoreboard import Scoreboard, added
 from baton.domain.commands import RequestRecord
 from baton.domain.demand import NO_DEMAND, DemandTotals
-from baton.domain.errors import BatonError, Cause, NotAllowed, Rejected
+from baton.domain.errors import BatonError, Cause, Rejected
 from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Phase
@@ -141,7 +141,7 @@ class Accounts:
         return record
 
     def refused(
-        self, error: Rejected | NotAllowed, slo: Slo, *, tenant: str, requests: int, now_s: float
+        self, error: Rejected, slo: Slo, *, tenant: str, requests: int, now_s: float
     ) -> None:
         """Requests were refused before they were read: they count like any that are shed at once.
 
@@ -234,7 +234,7 @@ def _crowd_now(view: ReplicaView) -> tuple[float, float]:
     return max(1, load.running_requests), context
 
 
-def _unread(error: Rejected | NotAllowed, slo: Slo, tenant: str, now_s: float) -> RequestRecord:
+def _unread(error: Rejected, slo: Slo, tenant: str, now_s: float) -> RequestRecord:
     """The story of a request of which nothing is known but who sent it."""
     record = RequestRecord(
         request_id=error.request_id,

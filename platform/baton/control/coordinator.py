@@ -63,7 +63,6 @@ from baton.domain.events import (
 from baton.domain.fleet import FleetView, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
 from baton.domain.request import LocalOnly, Phase, Request
-from baton.domain.slo import NO_SLO
 from baton.perf.fitted import TimingBook
 from baton.perf.timing import EngineTiming
 from baton.policy.placement import Placer
@@ -324,17 +323,18 @@ class Coordinator:
         return None
 
     def _on_refused(self, event: RequestsRefused, now_s: float) -> None:
-        """Count them like requests that were shed: whoever asks does not care who refused.
+        """Count them as what their client was told, like any that were read.
 
-        How long their prompts are nobody has read: they are taken to be as long as others' lately.
+        How long their prompts are nobody knows: they are taken to be as long as others' lately.
+        Whoever asks for a class that it may not have is counted in its own.
         """
         accounts, tenant = self._journeys.accounts, self._rules.tenant(event.tenant)
         likely_tokens = round(accounts.recent.prompt_tokens)
         slo = self._rules.slos.resolve(event.slo_class, tenant, likely_tokens)
-        error: Rejected | NotAllowed = event.error
         if isinstance(slo, NoSuchClass):
-            error, slo = NotAllowed(event.error.request_id, slo.why), NO_SLO
-        accounts.refused(error, slo, tenant=tenant.name, requests=event.requests, now_s=now_s)
+            slo = self._rules.slos.resolve(None, tenant, likely_tokens)
+        assert not isinstance(slo, NoSuchClass), "whoever asks for no class is served in its own"
+        accounts.refused(event.error, slo, tenant=tenant.name, requests=event.requests, now_s=now_s)
 
     def _on_cancel(self, request_ids: tuple[str, ...], now_s: float) -> None:
         for request_id in request_ids:
