@@ -142,6 +142,7 @@ def test_a_decision_is_told_with_what_it_was_made_from_and_what_was_asked_for() 
     assert (c.SCALING_INPUT.name, "decode", "horizon_s") not in found, "infinity is no number"
     assert found[c.SCALING_DECISIONS.name, "decode", "demand"] == 1
     assert found[c.SCALING_ACTIONS.name, "decode", "start"] == 1
+    assert found[c.SCALING_ACTIONS.name, "decode", "stop"] == 0, "an increase needs a first value"
     assert found[c.SCALING_TURNS.name, "decided"] == 1
 
 

@@ -20,7 +20,7 @@ from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.telemetry import catalogue as c
 from baton.telemetry.catalogue import Objective, TokenKind
 from baton.telemetry.families import Families
-from baton.telemetry.label_values import ASKED, PoolBound, PoolCount, Window
+from baton.telemetry.label_values import ASKED, PoolBound, PoolCount, ScalingAct, Window
 from baton.telemetry.scaling_counters import ScalingCounters
 from baton.telemetry.usage_meter import UsageMeter
 
@@ -146,7 +146,9 @@ def _add_scaling(found: Families, state: ControllerState) -> None:
             found.add(c.SCALING_INPUT, value, decision.pool, name)
     for (pool, reason), ticks in counters.decisions.items():
         found.add(c.SCALING_DECISIONS, ticks, pool, reason)
-    for (pool, act), replicas in counters.actions.items():
+    # From 0 on: an increase is seen only after a first value.
+    none = {(size.name, act): 0 for size in state.pools for act in ScalingAct}
+    for (pool, act), replicas in (none | counters.actions).items():
         found.add(c.SCALING_ACTIONS, replicas, pool, act)
     for outcome, turns in counters.by_outcome().items():
         found.add(c.SCALING_TURNS, turns, outcome)
