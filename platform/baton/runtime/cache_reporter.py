@@ -19,6 +19,7 @@ from baton.domain.cache import BLOCK_HASH_BYTES
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.kv_events import KvEventBatch
 from baton.runtime.link.reports import Reports
+from baton.runtime.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class CacheReporter:
                 self._flush_soon()
                 await asyncio.sleep(0)  # a long backlog must not hold up the engine's steps
         except Exception as error:  # noqa: BLE001 - knowing less of a cache fails no request
-            _LOG.warning("cache events ended: %s", error, exc_info=error)
+            log_event(_LOG, logging.WARNING, "cache_events_ended", {}, error=error)
         self._feed.doubt()
         self._flush_soon()
 

@@ -8,6 +8,7 @@ comes back as another event, which is handled next.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import assert_never
 
@@ -35,9 +36,13 @@ from baton.domain.events import (
     TimePassed,
 )
 from baton.domain.fleet import FleetView
+from baton.domain.handoff import LegFailure
 from baton.domain.request import Phase, Request
 from baton.policy.placement import Placer
+from baton.runtime.log_events import log_event
 from baton.runtime.ports import Clock, Frontend, Recorder, ReplicaLink
+
+_LOG = logging.getLogger(__name__)
 
 
 class Driver:
@@ -151,6 +156,8 @@ class Driver:
 
     def _submit(self, command: SubmitLeg) -> None:
         failure = self._link.submit(command.replica_id, command.leg)
+        if _LOG.isEnabledFor(logging.DEBUG):
+            log_event(_LOG, logging.DEBUG, "leg_sent", _told(command, failure))
         if failure is not None:
             self._events.append(
                 LegFailed(replica_id=command.replica_id, leg_id=command.leg.leg_id, failure=failure)
@@ -172,3 +179,16 @@ class Driver:
     def _on_timer(self) -> None:
         self._timer = None
         self.on_event(TimePassed())
+
+
+def _told(command: SubmitLeg, failure: LegFailure | None) -> dict[str, object]:
+    leg = command.leg
+    return {
+        "request_id": leg.request_id,
+        "leg_id": leg.leg_id,
+        "kind": str(leg.kind),
+        "replica": command.replica_id,
+        "prompt_tokens": len(leg.prompt_token_ids),
+        "resumed_tokens": leg.resumed_tokens,
+        "failure": failure,
+    }

@@ -30,6 +30,7 @@ from baton.runtime.host_counters import HostCounters
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.server import LinkServer
+from baton.runtime.log_events import log_event
 from baton.runtime.ports import Engine
 from baton.runtime.roles import check_role
 from baton.runtime.side_channel_checks import WORKERS, SideChannelChecks
@@ -202,6 +203,7 @@ class ReplicaHost:
         if self._draining:
             return
         self._draining = True
+        log_event(_LOG, logging.INFO, "replica_drains", {"replica_id": self._replica_id})
         if deadline_s is not None:
             self._drain_timer = self._loop.call_later(deadline_s, self.drained.set)
         if self._server is not None:
@@ -239,7 +241,7 @@ class ReplicaHost:
             self._fail(server, failures.exceptions[0])
 
     def _fail(self, server: LinkServer, error: BaseException) -> None:
-        _LOG.error("the engine failed: %s", error, exc_info=error)
+        log_event(_LOG, logging.ERROR, "engine_failed", {"replica": self._replica_id}, error=error)
         if isinstance(error, BatonError):
             reason = error
         else:
@@ -353,7 +355,9 @@ class ReplicaHost:
             async with asyncio.timeout(self._options.submit_s):
                 failure = await self._engine.submit(leg)
         except Exception as error:  # noqa: BLE001 - one leg's failure is not the replica's
-            _LOG.warning("leg %s was not accepted", leg.leg_id, exc_info=error)
+            log_event(
+                _LOG, logging.WARNING, "leg_not_accepted", {"leg_id": leg.leg_id}, error=error
+            )
             failure, why = LegFailure.ENGINE_ERROR, f"{type(error).__name__}: {error}"
             self.orphan((leg.leg_id,))  # it may have started all the same
         if failure is None:
@@ -382,7 +386,8 @@ class ReplicaHost:
                 async with asyncio.timeout(self._options.release_s):
                     await self._engine.release(ticket)
             except Exception as error:  # noqa: BLE001 - best effort: the lease expires anyway
-                _LOG.warning("a ticket was not released: %s", error)
+                why = {"reason": f"{type(error).__name__}: {error}"}
+                log_event(_LOG, logging.WARNING, "ticket_not_released", why)
                 continue
             self.counters.released += 1
             self._leases.forget(ticket)

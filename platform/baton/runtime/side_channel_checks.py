@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from baton.domain.errors import TransferFailed
+from baton.runtime.log_events import log_event
 from baton.runtime.ports import Engine
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ class SideChannelChecks:
         except TimeoutError:
             return f"the check did not end within {self._deadline_s:g} s"
         except Exception as error:  # noqa: BLE001 - a check that breaks fails no request
-            _LOG.warning("check of %s at %s broke", source_id, address, exc_info=error)
+            told = {"source": source_id, "address": address}
+            log_event(_LOG, logging.WARNING, "side_channel_check_broke", told, error=error)
             return f"{type(error).__name__}: {error}"
         return ""
 

@@ -6,12 +6,17 @@ link is kept, and no new work is sent there, until the link itself breaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
+from baton.domain.fleet import LossReason
 from baton.serving.membership import Member
 from baton.serving.metadata import LINK_ADDRESS, REPLICA_ID
+from baton.telemetry.logs import log_event
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class Links(Protocol):
@@ -51,6 +56,7 @@ class FleetWatch:
         for replica_id in sorted(gone):
             if replica_id in self._joined:
                 self._leaving.add(replica_id)
+                _say("replica_draining", {"replica_id": replica_id})
                 self._on_event(ReplicaDraining(replica_id=replica_id))
             else:
                 # A killed replica: its link broke before Ray noticed.
@@ -60,9 +66,19 @@ class FleetWatch:
         """Pass an event of the link on; a leaver whose link breaks is forgotten."""
         self._on_event(event)
         if isinstance(event, ReplicaJoined):
-            self._joined.add(event.facts.replica_id)
+            facts = event.facts
+            _say("replica_joined", {"replica_id": facts.replica_id, "role": str(facts.role)})
+            self._joined.add(facts.replica_id)
         elif isinstance(event, ReplicaLost):
+            foreseen = event.reason is LossReason.LEFT or event.replica_id in self._leaving
+            level = logging.INFO if foreseen else logging.WARNING
+            told = {"replica_id": event.replica_id, "reason": str(event.reason)}
+            _say("replica_lost", told, level)
             self._joined.discard(event.replica_id)
             if event.replica_id in self._leaving:
                 self._leaving.discard(event.replica_id)
                 self._links.disconnect(event.replica_id)
+
+
+def _say(event: str, fields: Mapping[str, object], level: int = logging.INFO) -> None:
+    log_event(_LOGGER, level, event, fields)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from baton.runtime.log_events import FIELDS, log_event
+
+__all__ = ["LogFormat", "configure_logs", "log_event"]
+
 _ROOT = "baton"
-_FIELDS = "baton_fields"
 
 
 class LogFormat(StrEnum):
@@ -18,11 +22,6 @@ class LogFormat(StrEnum):
 
     JSON = "json"
     TEXT = "text"
-
-
-def log_event(logger: logging.Logger, level: int, event: str, fields: Mapping[str, object]) -> None:
-    """Write one event with its fields; values are numbers, enums or short strings."""
-    logger.log(level, event, extra={_FIELDS: fields})
 
 
 def configure_logs(log_format: LogFormat, level: str) -> None:
@@ -48,17 +47,38 @@ class _JsonLines(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        line |= getattr(record, _FIELDS, {})
+        line |= getattr(record, FIELDS, {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        try:
+            return json.dumps(line, default=str, allow_nan=False)
+        except ValueError:  # JSON has no word for what is not finite
+            return json.dumps(_sayable(line), default=str)
 
 
 class _TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields: Mapping[str, object] = getattr(record, _FIELDS, {})
-        told = " ".join(f"{name}={value}" for name, value in fields.items())
+        fields: Mapping[str, object] = getattr(record, FIELDS, {})
+        told = " ".join(f"{name}={_on_one_line(value)}" for name, value in fields.items())
         line = f"{_when(record)} {record.levelname:7} {record.getMessage()} {told}".rstrip()
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+def _sayable(value: object) -> object:
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case Mapping():
+            return {str(name): _sayable(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_sayable(one) for one in value]
+        case _:
+            return value
+
+
+def _on_one_line(value: object) -> str:
+    """As it is, or quoted where it would be read as more than one value, or as another line."""
+    text = str(value)
+    return text if text.isprintable() and " " not in text else json.dumps(text)

@@ -43,6 +43,8 @@ class RecordBook:
         level = logging.WARNING if record.outcome in _TROUBLED else logging.INFO
         if _LOGGER.isEnabledFor(level):
             log_event(_LOGGER, level, "request_ended", headline(record))
+        if _LOGGER.isEnabledFor(logging.DEBUG):
+            _log_decisions(record)
 
     def find(self, request_id: str) -> list[RequestRecord]:
         """The records of a request, oldest first; more than one when it had several choices.
@@ -74,6 +76,24 @@ class RecordBook:
         return {str(outcome): count for outcome, count in self._by_outcome.items()} | {
             "resumes": self._resumes
         }
+
+
+def _log_decisions(record: RequestRecord) -> None:
+    """One event for each placement of an ended request, and for each resume why."""
+    for number, decision in enumerate(record.decisions):
+        option = chosen_option(decision)
+        told = _route(decision.route) | {
+            "request_id": record.request_id,
+            "placement": number,
+            "policy": decision.policy,
+            "decided_s": _since(record.arrived_at_s, decision.at_s),
+            "considered": decision.considered,
+            "predicted_ttft_s": None if option is None else _plain(option.ttft_s),
+        }
+        log_event(_LOGGER, logging.DEBUG, "route", told)
+    for number, reason in enumerate(record.resume_reasons):
+        told = {"request_id": record.request_id, "placement": number, "reason": reason}
+        log_event(_LOGGER, logging.DEBUG, "resume", told)
 
 
 def slowness(record: RequestRecord) -> float:

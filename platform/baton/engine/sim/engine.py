@@ -31,6 +31,7 @@ from baton.engine.sim.side_channel import (
 )
 from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
 from baton.engine.sim.wire import Wire
+from baton.runtime.log_events import log_event
 from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.facts import replica_facts
 from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, SimTicket, StartPull
@@ -113,7 +114,8 @@ class SimEngine:
         try:
             ticket = None if leg.ticket is None else read_ticket(leg.ticket)
         except UnreadableTicketError as error:
-            _log.warning("leg %s refused: %s", leg.leg_id, error)
+            told = {"leg_id": leg.leg_id, "reason": str(error)}
+            log_event(_log, logging.WARNING, "leg_refused", told)
             return LegFailure.KV_LOAD_FAILED
         now_s = asyncio.get_running_loop().time()
         failure = self._core.add(leg, ticket, now_s=now_s)
@@ -146,7 +148,7 @@ class SimEngine:
         try:
             await self._free_source(read_ticket(ticket))
         except UnreadableTicketError as error:
-            _log.warning("cannot release: %s", error)
+            log_event(_log, logging.WARNING, "ticket_not_released", {"reason": str(error)})
 
     async def steps(self) -> AsyncIterator[Outputs]:
         """Yield each step's outputs until the engine closes.
@@ -302,7 +304,8 @@ class SimEngine:
         if why is None:
             core.pull_done(order.leg_id, blocks=order.blocks, took_s=now_s() - begun_at_s)
         else:
-            _log.warning("leg %s: pull failed: %s", order.leg_id, why)
+            told = {"leg_id": order.leg_id, "reason": str(why)}
+            log_event(_log, logging.WARNING, "pull_failed", told)
             output = core.pull_failed(order.leg_id)
             self._outbox.put(() if output is None else (output,))
         self._publish(core)
@@ -320,7 +323,8 @@ class SimEngine:
         try:
             await release(self._client(ticket))
         except PullFailedError as error:
-            _log.info("leg %s: not released, its lease will expire: %s", ticket.leg_id, error)
+            told = {"leg_id": ticket.leg_id, "reason": str(error)}
+            log_event(_log, logging.INFO, "lease_left_to_expire", told)
 
     def _client(self, ticket: SimTicket) -> LeaseClient:
         deadline_s = self._settings.side_channel_deadline_s

@@ -57,6 +57,7 @@ from baton.engine.vllm.settings import (
 )
 from baton.engine.vllm.tickets import UnusableTicket
 from baton.engine.vllm.wire import EngineWire, release_request
+from baton.runtime.log_events import log_event
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +183,8 @@ class VllmEngine:
             self._check_leg(leg, facts)
             request = self._wire.join_leg(leg)
         except (ValueError, msgspec.MsgspecError) as error:
-            logger.warning("leg refused", extra={"leg_id": leg.leg_id, "reason": str(error)})
+            told = {"leg_id": leg.leg_id, "reason": str(error)}
+            log_event(logger, logging.WARNING, "leg_refused", told)
             unusable = isinstance(error, UnusableTicket)
             return LegFailure.KV_LOAD_FAILED if unusable else LegFailure.REFUSED
         self._legs.add(leg)
@@ -262,9 +264,9 @@ class VllmEngine:
             request = release_request(ticket, f"release-{next(self._release_ids)}")
             await self._core.add_request_async(request)
         except EngineDeadError:
-            logger.warning("ticket not released", extra={"reason": "engine_dead"})
+            log_event(logger, logging.WARNING, "ticket_not_released", {"reason": "engine_dead"})
         except (ValueError, msgspec.MsgspecError) as error:
-            logger.warning("ticket not released", extra={"reason": str(error)})
+            log_event(logger, logging.WARNING, "ticket_not_released", {"reason": str(error)})
 
     async def steps(self) -> AsyncGenerator[tuple[LegOutput, ...], None]:
         """Yield the outputs of each engine step that produced any; ends when the engine closes.
@@ -350,7 +352,7 @@ class VllmEngine:
             self._client.shutdown(timeout=_STOP_GRACE_S)
         killed = process.bury(members, grace_s=1.0)
         if killed:
-            logger.warning("engine processes killed", extra={"pids": killed})
+            log_event(logger, logging.WARNING, "engine_processes_killed", {"pids": killed})
 
     @property
     def _core(self) -> AsyncMPClient:

@@ -33,6 +33,7 @@ from baton.domain.kv_events import (
     KvEventBatch,
 )
 from baton.engine.vllm.salts import known_salt
+from baton.runtime.log_events import log_event
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,8 @@ async def subscribe(
                     yield decode_batch(message, replica_id)
                 except (ValueError, msgspec.MsgspecError) as error:
                     # Left out, it is a gap like any other.
-                    logger.warning("KV event batch not understood", extra={"reason": str(error)})
+                    told = {"replica_id": replica_id, "reason": str(error)}
+                    log_event(logger, logging.WARNING, "cache_events_not_understood", told)
     finally:
         reader.close()
 

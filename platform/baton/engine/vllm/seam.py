@@ -33,6 +33,7 @@ from baton.domain.errors import BatonError, EngineFailed, LinkFailed
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks
 from baton.engine.vllm.wire import FrontendWire, UnsupportedRequest
+from baton.runtime.log_events import log_event
 from baton.runtime.ports import Clock
 
 logger = logging.getLogger(__name__)
@@ -148,16 +149,15 @@ class Seam:
     def _on_sent(self, sent: asyncio.Future[Any]) -> None:
         self._unsent_messages -= 1
         if not sent.cancelled() and (error := sent.exception()) is not None:
-            logger.error("the seam could not send to the API server: %s", error)
+            log_event(logger, logging.ERROR, "seam_not_sent", {"why": str(error)})
 
     async def _read(self) -> None:
         while True:
             kind, *frames = await self._inbox.recv_multipart(copy=False)
             try:
                 self._handle(bytes(kind.buffer), frames)
-            except Exception:
-                # One unreadable message must not end the reading of all others.
-                logger.exception("the seam could not handle a message of the API server")
+            except Exception as error:  # noqa: BLE001 - one must not end the reading of all
+                log_event(logger, logging.ERROR, "seam_message_not_handled", {}, error=error)
 
     def _handle(self, kind: bytes, frames: list[zmq.Frame]) -> None:
         match EngineCoreRequestType(kind):
@@ -169,7 +169,7 @@ class Seam:
                 _client, call_id, method, _args = self._decoder.decode(frames)
                 self._answer(call_id, method)
             case other:
-                logger.warning("the API server sent %s, which the seam does not know", other)
+                log_event(logger, logging.WARNING, "seam_message_unknown", {"kind": other.name})
 
     def _add(self, frames: list[zmq.Frame]) -> None:
         try:
@@ -184,8 +184,9 @@ class Seam:
         self._prompt_tokens[request.request_id] = len(request.prompt_token_ids)
         try:
             self._hooks.on_request(request)
-        except Exception:
-            logger.exception("request %s could not be handed on", request.request_id)
+        except Exception as error:  # noqa: BLE001 - of one request, which is answered
+            told = {"request_id": request.request_id}
+            log_event(logger, logging.ERROR, "request_not_handed_on", told, error=error)
             self.fail(
                 request.request_id, EngineFailed(request.request_id, "could not be handed on")
             )

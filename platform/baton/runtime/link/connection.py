@@ -45,6 +45,7 @@ from baton.runtime.link.codec import BadFrame
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.sanity import is_sane
+from baton.runtime.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 
@@ -110,16 +111,12 @@ class ReplicaConnection:
         try:
             parts = codec.encode(frames.Submit(leg))
         except ValueError as error:
-            _LOG.warning("leg %s cannot be sent to %s: %s", leg.leg_id, self.replica_id, error)
+            self._say_unsendable(leg.leg_id, str(error))
             return LegFailure.REFUSED
         if max(map(len, parts)) > self._end.options.max_part_bytes:
-            _LOG.warning(
-                "leg %s cannot be sent to %s: %d bytes, wanted at most %d in one part",
-                leg.leg_id,
-                self.replica_id,
-                max(map(len, parts)),
-                self._end.options.max_part_bytes,
-            )
+            most_bytes = self._end.options.max_part_bytes
+            why = f"{max(map(len, parts))} bytes, wanted at most {most_bytes} in one part"
+            self._say_unsendable(leg.leg_id, why)
             return LegFailure.REFUSED
         match self._send(parts):
             case Sent.QUEUED:
@@ -155,11 +152,14 @@ class ReplicaConnection:
         try:
             parts = codec.encode(frame)
         except ValueError as error:
-            kind = type(frame).__name__
-            _LOG.warning("%s cannot be sent to %s: %s", kind, self.replica_id, error)
+            self._say_unsendable(type(frame).__name__, str(error))
             return
         if self._send(parts) is not Sent.QUEUED:
             self._end.counters.dropped_frames += 1
+
+    def _say_unsendable(self, what: str, why: str) -> None:
+        told = {"what": what, "replica_id": self.replica_id, "reason": why}
+        log_event(_LOG, logging.WARNING, "not_sendable", told)
 
     def _send_aborts(self) -> None:
         waiting = tuple(self._unsent_aborts)
@@ -264,7 +264,8 @@ class ReplicaConnection:
 
     def _refuse(self, why: str) -> None:
         if why != self.refusal:
-            _LOG.error("no session with replica %s at %s: %s", self.replica_id, self.address, why)
+            told = {"replica_id": self.replica_id, "address": self.address, "reason": why}
+            log_event(_LOG, logging.ERROR, "session_refused", told)
         self.refusal = why
         self._pause_s = self._end.options.reconnect_max_s
         self._lose(LossReason.OUT_OF_STEP)
@@ -388,5 +389,6 @@ class ReplicaConnection:
             self._refuse(goodbye.why or goodbye.reason)
             return
         if goodbye.why:
-            _LOG.warning("replica %s ended the session: %s", self.replica_id, goodbye.why)
+            told = {"replica_id": self.replica_id, "reason": goodbye.why}
+            log_event(_LOG, logging.WARNING, "session_ended", told)
         self._lose(frames.LOSS[goodbye.reason])

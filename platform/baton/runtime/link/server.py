@@ -29,6 +29,7 @@ from baton.runtime.link.handler import LinkHandler
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.reports import Reports
 from baton.runtime.link.sessions import LegOwners, Session
+from baton.runtime.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
 _CLOSE_DEADLINE_S = 5.0
@@ -253,12 +254,12 @@ class LinkServer:
             return
         self._end(session)
         self.counters.sessions_lost += 1
-        _LOG.warning(
-            "session of coordinator %s dropped: %s; aborting %d legs",
-            session.coordinator_id,
-            why or (goodbye and (goodbye.why or goodbye.reason)),
-            len(session.legs),
-        )
+        told = {
+            "coordinator_id": session.coordinator_id,
+            "reason": why or (goodbye and (goodbye.why or goodbye.reason)),
+            "aborted_legs": len(session.legs),
+        }
+        log_event(_LOG, logging.WARNING, "session_dropped", told)
         if goodbye is not None:
             self._tell(session.peer, goodbye)
         self._orphan(session)
@@ -297,7 +298,7 @@ class LinkServer:
             self._drop(session, frames.Goodbye(Parting.BAD_FRAME, str(error)))
         elif isinstance(error, ProtocolMismatch):
             if error.why != self._said_refusal:  # once, though coordinators go on trying
-                _LOG.error("a coordinator was refused: %s", error.why)
+                log_event(_LOG, logging.ERROR, "coordinator_refused", {"reason": error.why})
             self._said_refusal = error.why
             self._tell(peer, frames.Goodbye(Parting.PROTOCOL, error.why))
 
