@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
 from baton.domain.fleet import LossReason
 from baton.serving.fleet_watch import FleetWatch
@@ -83,3 +87,23 @@ def test_a_leaver_whose_link_had_broken_before_is_forgotten_at_once() -> None:
     follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.DISCONNECTED))
     follow.on_members(frozenset())
     assert links.addresses == {}
+
+
+def test_what_becomes_of_replicas_is_said_and_a_surprise_louder(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    follow, _, _ = watch()
+    follow.on_members(frozenset({member("a"), member("b")}))
+    follow.on_link_event(joined("a"))
+    follow.on_link_event(joined("b"))
+    follow.on_members(frozenset({member("b")}))
+    for name in "ab":
+        follow.on_link_event(ReplicaLost(replica_id=name, reason=LossReason.DISCONNECTED))
+    said = [(one.getMessage(), one.levelno) for one in caplog.records]
+    assert said == [
+        ("replica_joined", logging.INFO),
+        ("replica_joined", logging.INFO),
+        ("replica_draining", logging.INFO),
+        ("replica_lost", logging.INFO),
+        ("replica_lost", logging.WARNING),
+    ]

@@ -315,3 +315,17 @@ def test_an_ended_request_is_one_line_in_the_log(log_format: LogFormat) -> None:
     else:
         assert "request_ended" in line
         assert "outcome=failed" in line
+
+
+def test_each_placement_and_each_resume_is_an_event_for_whoever_looks_closely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    twice = replace(record("r"), decisions=(decision(), decision()), resume_reasons=("d: lost",))
+    caplog.set_level(logging.DEBUG)
+    RecordBook().record(twice)
+    said = [one.getMessage() for one in caplog.records]
+    assert said == ["request_ended", "route", "route", "resume"]
+    caplog.clear()
+    logging.getLogger("baton").setLevel(logging.INFO)
+    RecordBook().record(twice)
+    assert [one.getMessage() for one in caplog.records] == ["request_ended"]

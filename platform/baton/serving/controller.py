@@ -151,6 +151,9 @@ class ControllerBody:
         except TimeoutError:
             remedy = "look at 'baton status'; what was asked for is done as soon as it can be"
             return {"refused": "the controller is busy or cannot reach Ray Serve", "remedy": remedy}
+        told = {"pool": pool, "replicas": replicas, "for_s": for_s}
+        event = "override_released" if replicas is None else "override_set"
+        log_event(_LOGGER, logging.INFO, event, told)
         after = self._loop.states[pool]
         override = self._loop.overrides().get(pool)
         now_s = self._clock.now_s()
