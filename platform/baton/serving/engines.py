@@ -93,12 +93,11 @@ def _vllm_engine(
     assert settings.nixl is not None, "every engine of a deployment may hand blocks over"
     peers = Peers(site.replica_id, settings.nixl.address, require_rdma=config.transfer.require_rdma)
     settings = replace(settings, env={**peers.environment(), **settings.env})
-    return VllmEngine(
-        settings,
-        check=peers.check,
-        transport=peers.transport,
-        series=None if series is None else VllmSeries(series),
-    )
+    told = None
+    if series is not None:
+        told = VllmSeries()
+        series.register(told)
+    return VllmEngine(settings, check=peers.check, transport=peers.transport, series=told)
 
 
 def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:

@@ -1,10 +1,10 @@
 """vLLM's own series (`vllm:*`) of one engine, beside baton's.
 
 *Theory of operation.* vLLM's own logger is fed the statistics of each step, once a step, as vLLM's
-API server would. Of requests it is told what costs nothing for each token: how many tokens came and
-went, where prompts' tokens came from, and preemptions. So its histograms of requests' latencies
-stay empty here: baton has its own of them (`telemetry.catalogue`), of whole requests rather than of
-legs.
+API server would. Of requests, which here are legs, it is told what costs nothing for each token:
+how many tokens came and went, where prompts' tokens came from, preemptions, and how legs ended. So
+its histograms of requests' latencies stay empty and are left out: baton has its own of them
+(`telemetry.catalogue`), of whole requests.
 
 vLLM registers its series with the process' one registry, from which a second engine removes the
 first one's. Here each engine's are taken out of it, into a registry of their own.
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 
 from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from vllm.config import VllmConfig
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
@@ -26,18 +28,18 @@ logger = logging.getLogger(__name__)
 _ONE_REGISTRY = threading.Lock()
 
 
-class VllmSeries:
-    """Feeds vLLM's logger; what it says is in `registry`, from `begin` on."""
+class VllmSeries(Collector):
+    """Feeds vLLM's logger, and collects what it says; nothing before `begin`."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
+    def __init__(self) -> None:
+        self._own = CollectorRegistry()
         self._logger: PrometheusStatLogger | None = None
 
     def begin(self, config: VllmConfig) -> None:
         """An engine of this configuration has started; without its series it runs as well."""
         try:
             with _ONE_REGISTRY:
-                self._logger = _apart(config, self.registry)
+                self._logger = _apart(config, self._own)
         except Exception:  # telemetry is no reason not to serve
             logger.exception("vLLM's own series are not told")
 
@@ -47,9 +49,16 @@ class VllmSeries:
             return
         try:
             self._logger.record(step.scheduler_stats, _iteration(step.outputs))
+            for output in step.outputs:
+                if output.finish_reason is not None:
+                    self._logger.counter_request_success[output.finish_reason][0].inc()
         except Exception:  # nor to stop serving
             self._logger = None
             logger.exception("vLLM's own series are told no more")
+
+    def collect(self) -> Iterator[Family]:
+        """What vLLM says, but for histograms in which there is nothing."""
+        return (family for family in self._own.collect() if not _is_empty(family))
 
 
 def _apart(config: VllmConfig, registry: CollectorRegistry) -> PrometheusStatLogger:
@@ -83,3 +92,10 @@ def _iteration(outputs: list[EngineCoreOutput]) -> IterationStats | None:
                 event.type is EngineCoreEventType.PREEMPTED for event in output.events
             )
     return stats
+
+
+def _is_empty(family: Family) -> bool:
+    """Whether it is a histogram that nothing was observed in."""
+    if family.type != "histogram":
+        return False
+    return not any(one.value for one in family.samples if one.name.endswith("_count"))

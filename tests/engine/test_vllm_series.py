@@ -1,0 +1,186 @@
+"""vLLM's own series without an engine: apart for each, fed once a step, and harmless when wrong."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+pytest.importorskip("vllm")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
+    from vllm.config import VllmConfig
+    from vllm.v1.engine import (
+        EngineCoreEvent,
+        EngineCoreEventType,
+        EngineCoreOutput,
+        EngineCoreOutputs,
+        FinishReason,
+    )
+    from vllm.v1.metrics.stats import IterationStats, PrefillStats, SchedulerStats
+
+    from baton.engine.vllm import series
+    from baton.engine.vllm.series import VllmSeries
+
+CONFIG = cast("VllmConfig", SimpleNamespace())
+
+
+class StatLogger:
+    """Registers series with the process, as vLLM's does, and keeps what it is told."""
+
+    def __init__(self, _config: object) -> None:
+        for collector in list(vars(REGISTRY)["_collector_to_names"]):
+            if getattr(collector, "_name", "").startswith("vllm:"):
+                REGISTRY.unregister(collector)  # as vLLM does with those of an earlier engine
+        self.running = Gauge("vllm:num_requests_running", "Of the last step.")
+        self.latency = Histogram("vllm:e2e_request_latency_seconds", "Never fed.")
+        self.tokens = Histogram("vllm:iteration_tokens", "Of each step.")
+        success = Counter("vllm:request_success", "Ended.", ["finished_reason"])
+        self.counter_request_success = {
+            reason: {0: success.labels(str(reason))} for reason in FinishReason
+        }
+        self.seen: list[IterationStats | None] = []
+
+    def log_engine_initialized(self) -> None:
+        Gauge("vllm:cache_config_info", "Of the engine.").set(1)
+
+    def record(self, scheduler: SchedulerStats, iteration: IterationStats | None) -> None:
+        self.running.set(scheduler.num_running_reqs)
+        if iteration is not None:
+            self.tokens.observe(iteration.num_generation_tokens)
+        self.seen.append(iteration)
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "PrometheusStatLogger", StatLogger)
+
+
+def begun() -> VllmSeries:
+    made = VllmSeries()
+    made.begin(CONFIG)
+    return made
+
+
+def step(*outputs: EngineCoreOutput, running: int = 0) -> EngineCoreOutputs:
+    return EngineCoreOutputs(
+        outputs=list(outputs), scheduler_stats=SchedulerStats(num_running_reqs=running)
+    )
+
+
+def output(
+    *token_ids: int,
+    prefill: PrefillStats | None = None,
+    events: list[EngineCoreEvent] | None = None,
+    ended: FinishReason | None = None,
+) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request_id="r",
+        new_token_ids=list(token_ids),
+        prefill_stats=prefill,
+        events=events,
+        finish_reason=ended,
+    )
+
+
+def told(made: VllmSeries) -> dict[str, float]:
+    return {sample.name: sample.value for family in made.collect() for sample in family.samples}
+
+
+def seen(made: VllmSeries) -> IterationStats:
+    (stats,) = cast("StatLogger", made._logger).seen
+    assert stats is not None
+    return stats
+
+
+def test_each_engine_of_a_process_has_its_own_and_the_process_has_none() -> None:
+    first, second = begun(), begun()
+    first.stepped(step(running=1))
+    second.stepped(step(running=2))
+    assert told(first)["vllm:num_requests_running"] == 1
+    assert told(second)["vllm:num_requests_running"] == 2
+    assert told(first)["vllm:cache_config_info"] == 1
+    assert not [name for name in vars(REGISTRY)["_names_to_collectors"] if "vllm" in name]
+
+
+def test_a_step_is_told_with_its_tokens_and_where_prompts_came_from() -> None:
+    made = begun()
+    stats = PrefillStats()
+    stats.set(num_prompt_tokens=100, num_local_cached_tokens=30, num_external_cached_tokens=20)
+    made.stepped(step(output(1, 2, prefill=stats), output(3)))
+    iteration = seen(made)
+    assert iteration.num_generation_tokens == 3
+    assert iteration.prompt_token_stats.total == 100
+    assert iteration.prompt_token_stats.computed == 50
+    assert iteration.prompt_token_stats.external_kv_transfer == 20
+
+
+def test_preemptions_are_counted_among_other_events() -> None:
+    made = begun()
+    kinds = (EngineCoreEventType.QUEUED, EngineCoreEventType.PREEMPTED)
+    events = [EngineCoreEvent.new_event(kind) for kind in (*kinds, EngineCoreEventType.PREEMPTED)]
+    made.stepped(step(output(1, events=events), output(2)))
+    assert seen(made).num_preempted_reqs == 2
+
+
+def test_a_leg_that_ends_counts_by_how() -> None:
+    made = begun()
+    made.stepped(step(output(1, ended=FinishReason.LENGTH), output(2)))
+    ends = {
+        sample.labels["finished_reason"]: sample.value
+        for family in made.collect()
+        for sample in family.samples
+        if sample.name == "vllm:request_success_total"
+    }
+    assert ends == {str(reason): float(reason is FinishReason.LENGTH) for reason in FinishReason}
+
+
+def test_histograms_that_nobody_feeds_are_left_out() -> None:
+    made = begun()
+    made.stepped(step(output(1)))
+    names = set(told(made))
+    assert "vllm:iteration_tokens_count" in names
+    assert "vllm:e2e_request_latency_seconds_count" not in names
+
+
+def test_a_step_without_outputs_has_no_tokens_to_tell() -> None:
+    made = begun()
+    made.stepped(step(running=3))
+    assert cast("StatLogger", made._logger).seen == [None]
+    assert told(made)["vllm:num_requests_running"] == 3
+
+
+def test_an_engine_goes_on_when_its_series_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_config: object) -> None:
+        raise TypeError("another version")
+
+    monkeypatch.setattr(series, "PrometheusStatLogger", broken)
+    made = begun()
+    made.stepped(step(output(1)))
+    assert told(made) == {}
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR] == [
+        "vLLM's own series are not told"
+    ]
+
+
+def test_an_engine_goes_on_when_a_step_cannot_be_told_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = begun()
+    made.stepped(cast("EngineCoreOutputs", SimpleNamespace(scheduler_stats=None, outputs=[])))
+    made.stepped(step(output(1)))
+    assert told(made)["vllm:num_requests_running"] == 0, "as it was before"
+    said = [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+    assert said == ["vLLM's own series are told no more"]
+
+
+def test_nothing_is_told_before_the_engine_has_started() -> None:
+    made = VllmSeries()
+    made.stepped(step(output(1)))
+    assert told(made) == {}
