@@ -1,0 +1,135 @@
+"""A real Prometheus that scrapes a running baton, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from ruamel.yaml import YAML
+
+from tests.dashboards.pages import FOLDER, GET_TOOLS, TOOLS
+
+PROMETHEUS: Final = TOOLS / "bin" / "prometheus"
+SCRAPE_S: Final = 2
+_READY_S: Final = 30.0
+_ANSWER_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One series: the labels, and values by time."""
+
+    labels: Mapping[str, str]
+    points: tuple[tuple[float, float], ...]
+
+    @property
+    def finite(self) -> tuple[tuple[float, float], ...]:
+        """Those that are numbers."""
+        return tuple(point for point in self.points if math.isfinite(point[1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prometheus:
+    """One that runs."""
+
+    url: str
+
+    def now(self, expr: str, *, at_s: float | None = None) -> tuple[Found, ...]:
+        """What an expression is at one time."""
+        params: dict[str, Any] = {"query": expr} | ({} if at_s is None else {"time": at_s})
+        rows = self._ask("/api/v1/query", params)["data"]["result"]
+        if rows and not isinstance(rows[0], dict):  # a scalar
+            return (Found(labels={}, points=(_point(rows),)),)
+        return tuple(Found(labels=row["metric"], points=(_point(row["value"]),)) for row in rows)
+
+    def over(self, expr: str, *, from_s: float, to_s: float, step_s: float) -> tuple[Found, ...]:
+        """What an expression was over a time."""
+        params = {"query": expr, "start": from_s, "end": to_s, "step": step_s}
+        rows = self._ask("/api/v1/query_range", params)["data"]["result"]
+        return tuple(
+            Found(labels=row["metric"], points=tuple(map(_point, row["values"]))) for row in rows
+        )
+
+    def targets(self) -> list[dict[str, Any]]:
+        """Whom it asks, and how that goes."""
+        found: list[dict[str, Any]] = self._ask("/api/v1/targets", {})["data"]["activeTargets"]
+        return found
+
+    def metrics_since(self, from_s: float) -> frozenset[str]:
+        """Names of all series that had a value since then."""
+        found = self._ask("/api/v1/label/__name__/values", {"start": from_s})
+        return frozenset(found["data"])
+
+    def clock_s(self) -> float:
+        """What time it is for it."""
+        return self.now("time()")[0].points[0][1]
+
+    def _ask(self, path: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        answer = httpx.get(f"{self.url}{path}", params=dict(params), timeout=_ANSWER_S)
+        body: dict[str, Any] = answer.json()
+        if body["status"] != "success":
+            raise RuntimeError(f"prometheus: {body.get('error')} (query: {params.get('query')})")
+        return body
+
+
+def _point(pair: list[Any]) -> tuple[float, float]:
+    return float(pair[0]), float(pair[1])
+
+
+@contextmanager
+def prometheus(observatory: str, folder: Path, *, port: int) -> Iterator[Prometheus]:
+    """One with the configuration that baton ships, at its quickest; ended afterwards."""
+    if not PROMETHEUS.exists():
+        raise RuntimeError(f"prometheus is not here: {GET_TOOLS} prometheus")
+    config = _config(observatory, folder)
+    command = [
+        str(PROMETHEUS), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+    ]  # fmt: skip
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    one = Prometheus(url=f"http://127.0.0.1:{port}")
+    try:
+        _await_ready(one, process, folder / "prometheus.log")
+        yield one
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _config(observatory: str, folder: Path) -> Path:
+    """The shipped file, asking this observatory, and as often as a short run needs."""
+    config = YAML(typ="safe").load(FOLDER / "prometheus.yml")
+    interval = f"{SCRAPE_S}s"
+    config["global"] |= {"scrape_interval": interval, "evaluation_interval": interval}
+    config["rule_files"] = [str(FOLDER / "rules" / "*.yaml")]
+    (job,) = config["scrape_configs"]
+    job["http_sd_configs"] = [{"url": f"{observatory}/sd", "refresh_interval": interval}]
+    path = folder / "prometheus.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def _await_ready(one: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
+    until_s = time.monotonic() + _READY_S
+    while True:
+        try:
+            if httpx.get(f"{one.url}/-/ready", timeout=1).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        said = log.read_text(errors="replace")
+        assert process.poll() is None, f"prometheus ended:\n{said}"
+        assert time.monotonic() < until_s, f"prometheus is not ready:\n{said}"
+        time.sleep(0.1)
