@@ -203,6 +203,10 @@ def sent() -> Iterable[Request]:
         yield replace(request, tenant=tenant, slo_class=slo_class, resumable=resumable)
 
 
+def join(fleet: VirtualFleet, role: Role, number: int) -> None:
+    fleet.add_replica(f"{role}-{number}", ENGINE, role=role, pool=str(role))
+
+
 @cache
 def after_the_storm() -> Clients:
     """Everything has happened, and every request has ended."""
@@ -212,7 +216,7 @@ def after_the_storm() -> Clients:
     fleet.ingresses.append(ingress)  # type: ignore[arg-type]  # it is like one
     for role in (Role.PREFILL, Role.DECODE):
         for number in range(2):
-            fleet.add_replica(f"{role}-{number}", ENGINE, role=role, pool=str(role))
+            join(fleet, role, number)
     at, rng = fleet.timeline.at, random.Random(3)
     for request in sent():
         at(request.arrived_at_s, partial(ingress.ask, request))
@@ -222,7 +226,7 @@ def after_the_storm() -> Clients:
     for turn, at_s in enumerate((1.6, 2.4, 3.2, 4.0, 4.8)):
         role = (Role.DECODE, Role.PREFILL)[turn % 2]
         at(at_s, partial(fleet.kill, f"{role}-0"))
-        at(at_s + 0.7, partial(fleet.add_replica, f"{role}-0", ENGINE, role=role, pool=str(role)))
+        at(at_s + 0.7, partial(join, fleet, role, 0))
     fleet.run(until_s=15.0)
     ingress.coordinator.check_integrity()
     assert all(client.ended for client in ingress.clients.values())

@@ -1,0 +1,197 @@
+"""An ingress' metrics over HTTP, and what its gate refuses: all of it is in the counts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.config import DeploymentConfig, load_config
+from baton.config.derive import service_rules
+from baton.domain.commands import Delivery
+from baton.domain.errors import BatonError
+from baton.domain.events import ReplicaJoined
+from baton.domain.request import Request
+from baton.engine.vllm.frontend_errors import Dialect, Problem
+from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, Gate, answer
+from baton.serving.ingress import Ingress, IngressBody
+from baton.telemetry.catalogue import (
+    ADMISSIONS,
+    INGRESS_GENERATION,
+    REQUESTS,
+    SLO_GOOD,
+    SLO_REQUESTS,
+    UNJOINED,
+    Metric,
+)
+from tests.fakes.facts import replica_facts
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PATH = "/v1/completions"
+
+
+def config(*sets: str) -> DeploymentConfig:
+    return load_config([CONFIGS / "sim.yaml"], env={}, sets=list(sets)).config
+
+
+class Handlers:
+    """What vLLM's handlers do with a request, as far as it matters: it is served, or fails."""
+
+    def __init__(self, body: IngressBody) -> None:
+        self._body = body
+        self._waiting: dict[str, asyncio.Future[BatonError | None]] = {}
+        body._frontend = self  # type: ignore[assignment]  # it delivers and fails like one
+
+    async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
+        asked = json.loads((await receive())["body"])
+        exchange = CURRENT_EXCHANGE.get()
+        assert exchange is not None
+        ended = self._waiting[asked["id"]] = asyncio.get_running_loop().create_future()
+        self._body._hooks().on_request(
+            Request(
+                request_id=asked["id"],
+                prompt_token_ids=(1, 2, 3),
+                max_tokens=4,
+                arrived_at_s=self._body._clock.now_s(),
+                tenant=exchange.caller.tenant,
+                slo_class=exchange.caller.slo_class,
+            )
+        )
+        error = await ended
+        problem = Problem(status=200, message="") if error is None else Problem.of(error)
+        await answer(send, problem, Dialect.OPENAI)
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        raise AssertionError(f"no replica is there, and yet: {deliveries}")
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        self._waiting[request_id].set_result(error)
+
+
+def gate(body: IngressBody) -> Gate:
+    return Gate(
+        Handlers(body),
+        routes=["completions"],
+        healthy=lambda: True,
+        admit=body._hooks().admit,
+        access=body._door.access(body._config),
+    )
+
+
+@asynccontextmanager
+async def an_ingress(*sets: str) -> AsyncIterator[IngressBody]:
+    """With its metrics, and without vLLM, Ray or any replica."""
+    body = IngressBody(config(*sets), app="app", coordinator_id="c")
+    await body.telemetry.start("127.0.0.1")
+    try:
+        yield body
+    finally:
+        body._driver.close()
+        await body._link.close()
+        await body.telemetry.close()
+
+
+async def scraped(body: IngressBody) -> Callable[..., dict[str, float]]:
+    """What Prometheus reads: a metric's samples added up by one of its labels."""
+    async with httpx.AsyncClient() as http:
+        text = (await http.get(f"http://{body.telemetry.address}/metrics")).text
+    samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+
+    def told(metric: Metric, by: str = "") -> dict[str, float]:
+        sums: Counter[str] = Counter()
+        for sample in samples:
+            if sample.name == metric.name:
+                sums[sample.labels.get(by, "")] += sample.value  # type: ignore[assignment]
+        return {label: value for label, value in sums.items() if value}
+
+    return told
+
+
+async def post(http: httpx.AsyncClient, number: int, slo_class: str) -> int:
+    headers = {"x-slo-class": slo_class}
+    return (await http.post(PATH, json={"id": f"r{number}"}, headers=headers)).status_code
+
+
+async def test_what_the_gate_refuses_is_in_the_counts_with_what_waited_in_vain() -> None:
+    sets = ("admission.max_queue=3", "admission.max_queue_wait=50ms", "slo.classes.batch.ttft=9s")
+    async with an_ingress(*sets) as body:
+        transport = httpx.ASGITransport(app=gate(body))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            asked = [post(http, n, ("default", "batch")[n % 2]) for n in range(20)]
+            statuses = Counter(await asyncio.gather(*asked))
+        told = await scraped(body)
+    assert statuses == {503: 3, 429: 17}
+    assert told(REQUESTS, "outcome") == {"shed": 17, "evicted": 3}
+    assert told(SLO_REQUESTS, "slo_class") == {"default": 10, "batch": 10}
+    assert told(SLO_GOOD, "objective")["ttft"] == 20, "nobody waited for long"
+    assert "goodput" not in told(SLO_GOOD, "objective")
+    assert told(ADMISSIONS, "reason") == {"queue_full": 17, "no_capacity": 3}
+
+
+async def test_an_ingress_says_who_cannot_be_reached_and_by_what_it_goes() -> None:
+    async with an_ingress() as body:
+        body.telemetry.generation = lambda: 7
+        body._link.connect("decode-1", "tcp://127.0.0.1:1")
+        told = await scraped(body)
+    assert told(UNJOINED) == {"": 1}
+    assert told(INGRESS_GENERATION) == {"": 7}
+
+
+async def test_another_configuration_changes_edges_and_names_without_a_restart() -> None:
+    async with an_ingress() as body:
+        assert 0.123 not in body.telemetry._metrics._ttft._edges
+        live = config("slo.default.ttft=123ms", "tenants.acme.keys_file=/nowhere")
+        body.telemetry.go_by(service_rules(live))
+        assert 0.123 in body.telemetry._metrics._ttft._edges
+        assert "acme" in body.telemetry._collector._tenants
+
+
+async def test_an_ingress_tells_serve_where_its_metrics_are() -> None:
+    async with an_ingress() as body:
+        served: Any = SimpleNamespace(_started=lambda body=body: body)
+        told = Ingress.record_replica_metadata(served)
+        assert told == {"metrics": body.telemetry.address}
+
+
+async def test_without_metrics_nothing_listens_and_nothing_is_measured() -> None:
+    async with an_ingress("observability.metrics.enabled=false") as body:
+        assert body.telemetry.address is None
+        assert body.telemetry.recorders == ()
+        body.telemetry.on_event(ReplicaJoined(facts=replica_facts("m")))
+        assert not body.telemetry._metrics._streams
+
+
+async def test_metrics_ask_for_the_token_of_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("sesame\n")
+    path.chmod(0o600)
+    async with (
+        an_ingress(f"observability.token_file={path}") as body,
+        httpx.AsyncClient(base_url=f"http://{body.telemetry.address}") as http,
+    ):
+        assert (await http.get("/metrics")).status_code == 401
+        headers = {"authorization": "Bearer sesame"}
+        assert (await http.get("/metrics", headers=headers)).status_code == 200
+
+
+async def test_a_measurement_that_fails_is_logged_once_and_stops_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with an_ingress() as body:
+        body.telemetry._metrics._streams = SimpleNamespace()  # type: ignore[assignment]
+        for _ in range(3):
+            body._on_link_event(ReplicaJoined(facts=replace(replica_facts("m"), pool="p")))
+        assert list(body._driver.fleet().replicas) == ["m"]
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.message for record in errors] == ["a ReplicaJoined could not be measured"]
