@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 from baton.cli.main import build_app
 from baton.cli.seam import Commands, Report, Seam
-from baton.cli.trace import traced
+from baton.cli.trace import Order, traced
+from baton.domain.commands import RecordOrder
 from baton.domain.errors import UnknownRequest
 
 STORY: dict[str, Any] = {
@@ -167,3 +168,7 @@ def test_a_request_that_nobody_remembers_ends_with_a_next_step() -> None:
     result = run("r-9", scripted=Scripted(stories=[]))
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == "next: ask again"
+
+
+def test_the_orders_to_list_by_are_those_that_ingresses_know() -> None:
+    assert [str(order) for order in Order] == [str(order) for order in RecordOrder]

@@ -12,7 +12,7 @@ from baton.cli.live import console, is_terminal, watch_screen
 from baton.cli.options import Address, Interval, Json, Output, interval_of, seam_of, wanted_format
 from baton.cli.output import OutputFormat, print_report, reported_errors
 from baton.cli.seam import Joined
-from baton.domain.commands import RecordOrder
+from baton.cli.trace import Order
 
 if TYPE_CHECKING:  # imported where it is used: keeps --help fast
     from rich.console import Console, RenderableType
@@ -51,7 +51,7 @@ def _asked(deployment: Joined) -> dict[str, Any]:
     return top_report(
         deployment.status(),
         deployment.links(),
-        deployment.requests(_SLOWEST, order=str(RecordOrder.SLOWEST)),
+        deployment.requests(_SLOWEST, order=str(Order.SLOWEST)),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Annotated, Any, cast
 
 import typer
@@ -20,7 +20,6 @@ from baton.cli.output import (
     reported_errors,
     table_lines,
 )
-from baton.domain.commands import RecordOrder
 
 Told = dict[str, Any]
 _WIDTH = 80
@@ -28,6 +27,14 @@ _NARROWEST = 20
 _FIGURES = 24
 """What took and what was predicted, beside the bars."""
 _PAINTS = {"held": Paint.PALE, "queue": Paint.DOUBT, "lost": Paint.BAD}
+
+
+class Order(StrEnum):
+    """Which requests are listed: the words of `domain.commands.RecordOrder`, here for fast help."""
+
+    LATEST = "latest"
+    SLOWEST = "slowest"
+    MISSED = "missed"
 
 
 def trace(  # noqa: PLR0913 - each is an option
@@ -44,9 +51,7 @@ def trace(  # noqa: PLR0913 - each is an option
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, max=1000, help="How many to list.")
     ] = 20,
-    order: Annotated[RecordOrder, typer.Option("--order", help="Which to list.")] = (
-        RecordOrder.LATEST
-    ),
+    order: Annotated[Order, typer.Option("--order", help="Which to list.")] = Order.LATEST,
     address: Address = None,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
@@ -107,7 +112,9 @@ def route_text(story: Told) -> str:
 
 def traced(stories: list[Told], width: int | None = None) -> Iterator[str]:
     """Requests as waterfalls, a paragraph each; `width` is in characters, None as the terminal."""
-    width = width or min(160, shutil.get_terminal_size((_WIDTH, 24)).columns)
+    from shutil import get_terminal_size  # here: keeps --help fast
+
+    width = width or min(160, get_terminal_size((_WIDTH, 24)).columns)
     for number, story in enumerate(stories):
         if number:
             yield ""
