@@ -38,6 +38,8 @@ class Deployment:
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    options: tuple[str, ...] = ()
+    """Of the command line that say by which configuration it was started."""
     model: str = "tiny"
 
     def ask(self, *command: str) -> dict[str, Any]:
@@ -128,17 +130,20 @@ def running(config: str, folder: Path, **settings: object) -> Iterator[Deploymen
     """`baton up` with a file of `configs/`, on a port of its own; ended in good order."""
     port = free_port()
     log = folder / "up.log"
-    sets = [f"server.port={port}", *(f"{k}={v}" for k, v in settings.items())]
-    command = [*_BATON, "up", "-c", str(CONFIGS / config)]
-    for one in sets:
-        command += ["--set", one]
+    # The endpoint of metrics takes any port, so that deployments do not meet there either.
+    sets = {"server.port": port, "observability.metrics.port": 0, **settings}
+    options = ["-c", str(CONFIGS / config)]
+    for name, value in sets.items():
+        options += ["--set", f"{name}={value}"]
+    command = [*_BATON, "up", *options]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=_environment()
         )
     try:
         _await_serving(process, log, timeout_s=240.0)
-        yield Deployment(url=f"http://127.0.0.1:{port}", process=process, log=log)
+        url = f"http://127.0.0.1:{port}"
+        yield Deployment(url=url, process=process, log=log, options=tuple(options))
     finally:
         _end(process)
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.deployments import CONFIGS, MAX_TOKENS, Deployment, descendants, running
+from tests.e2e.deployments import MAX_TOKENS, Deployment, descendants, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STREAMS = 8
@@ -28,8 +28,17 @@ TOKENS = 300
 
 
 @pytest.fixture(scope="module")
-def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with running("sim.yaml", tmp_path_factory.mktemp("sim")) as deployment:
+def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("secrets") / "token"
+    path.write_text("a-token-that-nobody-guesses\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def baton(tmp_path_factory: pytest.TempPathFactory, token_file: Path) -> Iterator[Deployment]:
+    settings = {"observability.token_file": token_file}
+    with running("sim.yaml", tmp_path_factory.mktemp("sim"), **settings) as deployment:
         yield deployment
 
 
@@ -83,6 +92,33 @@ def test_a_long_prompt_that_comes_again_is_not_computed_again(baton: Deployment)
     assert again["cached_tokens"] > 0.9 * again["prompt_tokens"]
 
 
+def test_prometheus_finds_every_process_at_one_address_and_nobody_else_reads_there(
+    baton: Deployment, token_file: Path
+) -> None:
+    baton.stream(prompt(2))
+    url = baton.status()["observability"]["url"]
+    assert f"console and metrics at {url}" in baton.log.read_text()
+    assert httpx.get(f"{url}/healthz").status_code == 200
+    assert [httpx.get(url + path).status_code for path in ("/", "/sd", "/metrics")] == [401] * 3
+    reader = httpx.Client(auth=("prometheus", token_file.read_text().strip()), timeout=10)
+    with reader:
+        targets = {one["targets"][0]: one["labels"] for one in reader.get(f"{url}/sd").json()}
+        kinds = Counter((of["component"], of.get("pool")) for of in targets.values())
+        own = {("controller", None): 1, ("ingress", None): 1}
+        assert kinds == own | {("replica", "prefill"): 2, ("replica", "decode"): 2}
+        texts: dict[str, str] = {}
+        for target, of in targets.items():
+            page = f"http://{target}{of['__metrics_path__']}"
+            assert httpx.get(page).status_code == 401, target
+            texts[of["component"]] = texts.get(of["component"], "") + reader.get(page).text
+        assert "<title>baton</title>" in reader.get(url).text
+        config = reader.get(f"{url}/api/config")
+    assert 'baton_pool_replicas{pool="decode",state="ready"} 2.0' in texts["controller"]
+    assert 'outcome="finished"' in texts["ingress"]
+    assert 'baton_transfer_pulls_total{source="prefill-' in texts["replica"]
+    assert token_file.read_text().strip() not in config.text
+
+
 def test_the_policy_that_places_requests_is_told(baton: Deployment) -> None:
     assert baton.status()["ingresses"][0]["policy"] == {"name": "predicted"}
 
@@ -134,7 +170,7 @@ def test_a_client_that_leaves_frees_its_replicas(baton: Deployment) -> None:
 def test_a_configuration_is_applied_while_streams_flow_and_a_bad_one_changes_nothing(
     baton: Deployment, tmp_path: Path
 ) -> None:
-    file = ("-c", str(CONFIGS / "sim.yaml"), "--set", f"server.port={baton.url.rpartition(':')[2]}")
+    file = baton.options
     live = tmp_path / "live.yaml"
     live.write_text(
         "slo: {default: {ttft: 20s}, classes: {batch: {ttft: 60s, priority: -1}}}\n"
@@ -204,7 +240,7 @@ def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
 
 
 def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: Path) -> None:
-    file = ("-c", str(CONFIGS / "sim.yaml"), "--set", f"server.port={baton.url.rpartition(':')[2]}")
+    file = baton.options
     scaled = tmp_path / "scaled.yaml"
     scaled.write_text(
         "slo: {default: {ttft: 2s, tpot: 500ms, attainment: 0.9}}\n"
