@@ -1,0 +1,270 @@
+"""What an ingress measures of each request and of each step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.events import ReplicaJoined, ReplicaLost, StepProduced
+from baton.domain.fleet import LossReason
+from baton.domain.handoff import HandoffMode, LegOutput, Ticket
+from baton.domain.leg_story import LegEnd
+from baton.domain.request import FinishReason, Phase
+from baton.domain.slo import Slo
+from baton.telemetry.catalogue import (
+    DURATION,
+    HANDOFF_GAP,
+    HELD,
+    HIT_TOKENS,
+    ITL,
+    PLACEMENTS,
+    RESUMES,
+    TPOT,
+    TTFT,
+    TTFT_PARTS,
+    TTFT_RATIO,
+    WORST_GAP,
+    Metric,
+)
+from baton.telemetry.ingress_metrics import IngressMetrics
+from tests.fakes.facts import replica_facts
+from tests.telemetry.test_waterfall import DECISION, DECODE, LOCAL, OPTION, PREFILL, RECORD
+
+CHAT = Slo(name="chat", ttft_s=1.3, tpot_s=0.123, itl_p99_s=0.077)
+GOOD = replace(RECORD, slo=CHAT, worst_gap_s=0.8, held_s=0.25)
+TICKET = Ticket(tokens=3, blocks=1, params=b"")
+
+
+class Measured:
+    """Metrics under a clock that a test moves."""
+
+    def __init__(self, *classes: Slo) -> None:
+        self.now_s = 0.0
+        self.metrics = IngressMetrics(classes or (CHAT,), now_s=lambda: self.now_s)
+
+    def value(self, metric: Metric, *labels: str, part: str = "") -> float | None:
+        """One series; None where there is none."""
+        name = f"{metric.name}{part}"
+        for family in self.metrics.families():
+            for sample in family.samples:
+                if sample.name == name and tuple(sample.labels.values()) == labels:
+                    return sample.value
+        return None
+
+    def step(self, replica_id: str, at_s: float, *outputs: LegOutput) -> None:
+        self.now_s = at_s
+        self.metrics.on_event(StepProduced(replica_id=replica_id, outputs=outputs))
+
+
+# ------------------------------------------------------------------------------- requests
+
+
+def test_a_request_is_observed_once_with_its_latencies() -> None:
+    at = Measured()
+    at.metrics.record(GOOD)
+    for metric, seconds in (
+        (TTFT, 1.5),
+        (TPOT, 0.75),
+        (WORST_GAP, 0.8),
+        (DURATION, 3.0),
+        (HELD, 0.25),
+        (HANDOFF_GAP, 0.5),
+    ):
+        assert at.value(metric, "chat", part="_count") == 1, metric.name
+        assert at.value(metric, "chat", part="_sum") == pytest.approx(seconds), metric.name
+
+
+def test_one_that_got_no_token_has_no_latencies_and_one_that_was_not_placed_was_not_held() -> None:
+    at = Measured()
+    refused = replace(
+        GOOD,
+        outcome=Phase.SHED,
+        routes=(),
+        decisions=(),
+        legs=(),
+        first_token_at_s=None,
+        last_token_at_s=None,
+        output_tokens=0,
+    )
+    at.metrics.record(refused)
+    for metric in (TTFT, TPOT, WORST_GAP, DURATION, HELD, HANDOFF_GAP):
+        assert at.value(metric, "chat", part="_count") is None, metric.name
+
+
+def test_only_a_request_that_finished_has_a_duration() -> None:
+    at = Measured()
+    at.metrics.record(replace(GOOD, outcome=Phase.CANCELLED))
+    assert at.value(DURATION, "chat", part="_count") is None
+    assert at.value(TTFT, "chat", part="_count") == 1
+
+
+def test_a_single_token_has_no_pace() -> None:
+    at = Measured()
+    at.metrics.record(replace(GOOD, output_tokens=1, last_token_at_s=101.5))
+    assert at.value(TPOT, "chat", part="_count") is None
+    assert at.value(WORST_GAP, "chat", part="_count") is None
+
+
+def test_there_is_an_edge_at_each_objective_of_each_class() -> None:
+    at = Measured(CHAT, Slo(name="batch", ttft_s=33.0, tpot_s=3.3))
+    at.metrics.record(GOOD)
+    for metric, edges in (
+        (TTFT, ("1.3", "33.0")),
+        (TPOT, ("0.123", "3.3")),
+        (WORST_GAP, ("0.077",)),
+    ):
+        for edge in edges:
+            assert at.value(metric, "chat", edge, part="_bucket") is not None, (metric.name, edge)
+
+
+def test_other_objectives_begin_only_those_anew_that_have_other_edges() -> None:
+    at = Measured()
+    at.metrics.record(GOOD)
+    at.metrics.fit([replace(CHAT, ttft_s=1.4)])
+    assert at.value(TTFT, "chat", part="_count") is None
+    assert at.value(TPOT, "chat", part="_count") == 1
+    assert at.value(DURATION, "chat", part="_count") == 1
+
+
+def test_where_the_time_went_adds_up_to_the_times_to_first_token() -> None:
+    at = Measured()
+    for _ in range(3):
+        at.metrics.record(GOOD)
+    parts = {
+        tuple(sample.labels.values()): sample.value
+        for family in at.metrics.families()
+        for sample in family.samples
+        if sample.name == TTFT_PARTS.name
+    }
+    assert {labels[0] for labels in parts} == {"chat"}
+    assert sum(parts.values()) == pytest.approx(3 * 1.5)
+    assert parts["chat", "prefill"] == pytest.approx(3 * 0.25)
+
+
+def test_placements_resumes_and_expected_hits_are_added_up() -> None:
+    at = Measured()
+    hit = replace(DECISION, options=(OPTION._replace(hit_tokens=64),))
+    at.metrics.record(replace(GOOD, decisions=(hit,)))
+    at.metrics.record(replace(GOOD, resumes=2, routes=GOOD.routes * 3, decisions=(hit,) * 3))
+    assert at.value(PLACEMENTS, "pull", "disaggregated") == 4
+    assert at.value(RESUMES) == 2
+    assert at.value(HIT_TOKENS) == 4 * 64
+
+
+def test_resumes_are_told_before_there_are_any() -> None:
+    assert Measured().value(RESUMES) == 0
+
+
+# ------------------------------------------------------------------------------- predictions
+
+
+def test_a_prediction_is_compared_with_what_came_from_the_placement_that_was_followed() -> None:
+    at = Measured()
+    at.metrics.record(GOOD)  # predicted 0.9375 s; it took 1.5 s
+    assert at.value(TTFT_RATIO, "pull", part="_sum") == pytest.approx(0.9375 / 1.5)
+
+
+def test_a_placement_that_came_to_nothing_is_not_compared() -> None:
+    at = Measured()
+    broken = replace(PREFILL, end=LegEnd.BROKEN, first_output_at_s=None)
+    again = replace(DECISION, at_s=101.0, options=(OPTION._replace(mode=HandoffMode.LOCAL),))
+    local = replace(LOCAL, placement=1, began_at_s=101.0)
+    at.metrics.record(replace(GOOD, legs=(broken, local), decisions=(DECISION, again)))
+    assert at.value(TTFT_RATIO, "pull", part="_count") is None
+
+
+def test_a_request_that_was_resumed_after_its_first_token_is_compared_by_its_first_placement() -> (
+    None
+):
+    at = Measured()
+    resumed = replace(LOCAL, placement=1, began_at_s=103.0, first_output_at_s=104.0)
+    later = replace(DECISION, at_s=103.0)
+    at.metrics.record(
+        replace(GOOD, legs=(PREFILL, DECODE, resumed), decisions=(DECISION, later), resumes=1)
+    )
+    assert at.value(TTFT_RATIO, "pull", part="_sum") == pytest.approx(0.9375 / 1.5)
+
+
+def test_without_a_prediction_there_is_nothing_to_compare() -> None:
+    at = Measured()
+    at.metrics.record(replace(GOOD, decisions=(replace(DECISION, options=()),)))
+    assert at.value(TTFT_RATIO, "pull", part="_count") is None
+
+
+def test_a_handoff_that_was_given_up_for_one_replica_has_no_gap() -> None:
+    at = Measured()
+    given_up = replace(DECODE, end=LegEnd.GIVEN_UP, first_output_at_s=None, ended_at_s=101.2)
+    local = replace(LOCAL, placement=1, began_at_s=101.2)
+    at.metrics.record(replace(GOOD, legs=(PREFILL, given_up, local)))
+    assert at.value(HANDOFF_GAP, "chat", part="_count") is None
+
+
+# ------------------------------------------------------------------------------- steps
+
+
+def token(leg_id: str, *, first: bool = False, finish: FinishReason | None = None) -> LegOutput:
+    return LegOutput(leg_id, (1,), finish, cached_tokens=0 if first else None)
+
+
+def joined(*replica_ids: str) -> Measured:
+    at = Measured()
+    for replica_id in replica_ids:
+        at.metrics.on_event(ReplicaJoined(facts=replica_facts(replica_id, pool="decode")))
+    return at
+
+
+def gaps(at: Measured) -> tuple[float, float]:
+    count = at.value(ITL, "decode", part="_count") or 0.0
+    return count, round(at.value(ITL, "decode", part="_sum") or 0.0, 6)
+
+
+def test_the_time_between_two_steps_counts_for_each_stream_that_had_a_token_before() -> None:
+    at = joined("d")
+    at.step("d", 1.0, token("a", first=True), token("b", first=True))
+    assert gaps(at) == (0, 0)
+    at.step("d", 1.02, token("a"), token("b"), token("c", first=True))
+    assert gaps(at) == (2, 0.04)
+    at.step("d", 1.05, token("a"), token("b"), token("c"))
+    assert gaps(at) == (5, 0.13)
+
+
+def test_steps_of_different_replicas_have_nothing_to_do_with_each_other() -> None:
+    at = joined("d", "e")
+    at.step("d", 1.0, token("a", first=True))
+    at.step("e", 1.5, token("b", first=True))
+    at.step("d", 2.0, token("a"))
+    assert gaps(at) == (1, 1.0)
+
+
+def test_a_prompt_that_was_computed_is_no_stream() -> None:
+    at = joined("p")
+    done = LegOutput("a", (7,), FinishReason.LENGTH, ticket=TICKET, cached_tokens=0)
+    for at_s in (1.0, 2.0, 3.0):
+        at.step("p", at_s, done, LegOutput("b"))
+    assert gaps(at) == (0, 0)
+    at.step("p", 4.0, token("c", first=True))
+    at.step("p", 4.1, done)
+    at.step("p", 4.3, token("c"))
+    assert gaps(at) == (1, 0.3), "from its own last token, not from the prompt's end"
+
+
+def test_idle_time_is_no_gap() -> None:
+    at = joined("d")
+    at.step("d", 1.0, token("a", first=True))
+    at.step("d", 1.1, token("a", finish=FinishReason.STOP))
+    at.step("d", 60.0, token("b", first=True))
+    assert gaps(at) == (1, 0.1)
+
+
+def test_a_replica_that_begins_another_life_begins_anew() -> None:
+    at = joined("d")
+    at.step("d", 1.0, token("a", first=True))
+    at.metrics.on_event(ReplicaLost(replica_id="d", reason=LossReason.DISCONNECTED))
+    at.step("d", 5.0, token("a"))
+    assert gaps(at) == (0, 0), "nobody knows it"
+    at.metrics.on_event(ReplicaJoined(facts=replica_facts("d", pool="decode")))
+    at.step("d", 9.0, token("a"))
+    assert gaps(at) == (0, 0)
+    at.step("d", 9.5, token("a"))
+    assert gaps(at) == (1, 0.5)
