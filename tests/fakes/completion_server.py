@@ -83,6 +83,7 @@ class CompletionServer:
         finally:
             loop.call_soon_threadsafe(stop.set)
             thread.join(10)
+            loop.run_until_complete(_ended(asyncio.all_tasks(loop)))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
 
@@ -115,6 +116,14 @@ class CompletionServer:
             writer.write(event.encode())
             await writer.drain()
         return None
+
+
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
+    """Give up answers that nobody waits for any more, and let their connections close."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0)
 
 
 def _begin(writer: asyncio.StreamWriter, status: str) -> None:

@@ -195,7 +195,7 @@ def _notes(findings: Findings) -> Iterable[str]:
         sum(one.cached_tokens for one in told),
         sum(one.prompt_tokens for one in told),
     )
-    if cached:
+    if cached and prompts:
         yield (
             f"{share_text(cached / prompts)} of the prompts' tokens were cached, the endpoint says;"
             " another --seed makes other prompts."

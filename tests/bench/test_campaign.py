@@ -1,0 +1,223 @@
+"""Whole benchmarks of an endpoint that is a queue in virtual time, whose knee is known."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from baton.bench.campaign import (
+    Benchmark,
+    ClosedLoop,
+    Findings,
+    LoadUnusable,
+    OpenLoop,
+    Traced,
+    carry_out,
+    plan_of,
+)
+from baton.bench.drive import Driven
+from baton.bench.figures import Promise
+from baton.bench.knee import KneeOptions
+from baton.bench.load import Length, Maker, Pace, Plan, WarmUp
+from baton.bench.samples import Sample
+from baton.simulator.outcome import Objectives
+from baton.simulator.workloads.trace import Trace, TraceRequest
+from tests.bench.samples import sample, source
+
+SERVICE_S = 0.1
+
+
+class Queue:
+    """One server that takes each request for 0.1 s, in order (M/D/1 with Poisson arrivals)."""
+
+    def __init__(self, *, client_most_per_s: float = math.inf, stop_after: int = 1000) -> None:
+        self.plans: list[Plan] = []
+        self.names: list[str] = []
+        self._client_most_per_s = client_most_per_s
+        self._stop_after = stop_after
+
+    def __call__(self, plan: Plan, what: str) -> Driven:
+        self.plans.append(plan)
+        self.names.append(what)
+        free_s, samples = 0.0, []
+        for number, due_s in enumerate(plan.starts_s):
+            free_s = max(free_s, due_s) + SERVICE_S
+            samples.append(answered(number, due_s, free_s))
+        rate = len(plan.starts_s) / plan.starts_s[-1]
+        lag_s = 0.001 if rate <= self._client_most_per_s else 1.0
+        stopped = len(self.plans) >= self._stop_after
+        return Driven(samples=samples, lags_s=array("d", [lag_s]), stopped=stopped)
+
+
+def answered(number: int, due_s: float, at_s: float) -> Sample:
+    return sample(number, due_s, first_s=at_s, last_s=at_s, ended_s=at_s, output_tokens=1)
+
+
+def benchmark(**fields: object) -> Benchmark:
+    whole = {
+        "source": lambda seed, texts: source(seed=seed, texts=texts),
+        "arrivals": OpenLoop(rates_per_s=(2.0, 5.0)),
+        "length": Length(requests=3_000),
+        "promise": Promise(objectives={"default": Objectives(ttft_s=0.5)}, target=0.9),
+    }
+    return Benchmark(**whole | fields)  # type: ignore[arg-type]  # a test's
+
+
+def mean_wait_s(rate: float) -> float:
+    """Pollaczek and Khinchine's, for constant service."""
+    load = rate * SERVICE_S
+    return load * SERVICE_S / (2 * (1 - load))
+
+
+def share_waiting_at_most(wait_s: float, rate: float) -> float:
+    """Erlang's, for M/D/1: P(W <= t)."""
+    load, turns = rate * SERVICE_S, int(wait_s / SERVICE_S)
+    terms = (
+        (rate * (k * SERVICE_S - wait_s)) ** k
+        / math.factorial(k)
+        * math.exp(-rate * (k * SERVICE_S - wait_s))
+        for k in range(turns + 1)
+    )
+    return (1 - load) * sum(terms)
+
+
+def test_the_wait_in_a_queue_is_what_theory_says() -> None:
+    found = carry_out(benchmark(), Queue())
+    for run in found.runs:
+        assert run.rate_per_s is not None
+        waited_s = run.figures.ttft.mean - SERVICE_S
+        assert waited_s == pytest.approx(mean_wait_s(run.rate_per_s), rel=0.1)
+        known = share_waiting_at_most(0.4, run.rate_per_s)
+        assert run.figures.attainment == pytest.approx(known, abs=0.01)
+
+
+def test_the_knee_of_a_queue_is_where_theory_says() -> None:
+    options = KneeOptions(first_per_s=1.0, target=0.9)
+    found = carry_out(benchmark(knee=options), Queue()).knee
+    assert found is not None
+    assert found.bracketed
+    rates = [rate / 100 for rate in range(100, 1000)]
+    known = max(rate for rate in rates if share_waiting_at_most(0.4, rate) >= 0.9)
+    assert found.rate_per_s == pytest.approx(known, rel=0.08)
+    assert [one.rate_per_s for one in found.probes][:4] == [1, 2, 4, 8]
+
+
+def test_a_knee_beyond_the_client_is_not_claimed() -> None:
+    options = KneeOptions(first_per_s=1.0, target=0.9)
+    what = carry_out(benchmark(knee=options), Queue(client_most_per_s=3.0))
+    assert what.knee is not None
+    assert not what.knee.bracketed
+    assert "the client, not the endpoint" in what.knee.says
+    assert any("read late" in why for why in what.invalid)
+
+
+def test_a_stopped_search_says_what_it_knows() -> None:
+    options = KneeOptions(first_per_s=1.0, target=0.9)
+    what = carry_out(benchmark(knee=options), Queue(stop_after=3))
+    assert what.partial
+    assert what.knee is not None
+    assert [one.rate_per_s for one in what.knee.probes] == [1, 2]
+
+
+def test_a_stop_ends_a_sweep() -> None:
+    queue = Queue(stop_after=2)
+    what = carry_out(benchmark(repeats=3), queue)
+    assert queue.names == ["2/s, run 1 of 3", "2/s, run 2 of 3"]
+    assert what.partial
+
+
+def test_rates_differ_by_nothing_but_the_rate_and_repeats_by_all() -> None:
+    queue = Queue()
+    carry_out(benchmark(repeats=2, length=Length(requests=50)), queue)
+    slow, slow_again, fast, _ = queue.plans
+    assert slow.starts_s == pytest.approx([2.5 * at_s for at_s in fast.starts_s])
+    assert slow.source.seed == fast.source.seed != slow_again.source.seed
+    assert len({one.source.texts for one in queue.plans}) == 4
+
+
+def test_the_same_benchmark_sends_the_very_same_loads() -> None:
+    first, second, other = Queue(), Queue(), Queue()
+    carry_out(benchmark(length=Length(requests=50)), first)
+    carry_out(benchmark(length=Length(requests=50)), second)
+    carry_out(benchmark(length=Length(requests=50), seed=1), other)
+    assert first.plans == second.plans
+    assert first.plans[0].starts_s != other.plans[0].starts_s
+    prompts = [
+        Maker(one.plans[0].source).question(0, Maker(one.plans[0].source).request(0)).prompt
+        for one in (first, second, other)
+    ]
+    assert prompts[0] == prompts[1] != prompts[2]
+
+
+def test_levels_hold_repeats_in_order_of_rate() -> None:
+    what = carry_out(
+        benchmark(arrivals=OpenLoop(rates_per_s=(5.0, 2.0)), repeats=2, length=Length(requests=9)),
+        Queue(),
+    )
+    assert {level: [run.repeat for run in runs] for level, runs in what.levels().items()} == {
+        "2/s": [0, 1],
+        "5/s": [0, 1],
+    }
+    assert Findings().levels() == {}
+
+
+def test_a_trace_is_sent_as_it_says() -> None:
+    trace = Trace(
+        name="t",
+        requests=tuple(TraceRequest(3 + at, 10 + at, 2, (at,)) for at in range(5)),
+        block_tokens=64,
+    )
+    asked: list[tuple[float | None, int]] = []
+
+    def make(rate: float | None, repeat: int) -> Trace:
+        asked.append((rate, repeat))
+        return trace
+
+    queue = Queue()
+    carry_out(benchmark(arrivals=Traced(make=make), repeats=2), queue)
+    assert asked == [(None, 0), (None, 1)]
+    assert queue.plans[0].starts_s == (0, 1, 2, 3, 4)
+    assert queue.plans[0].source.block_tokens == 64
+    assert Maker(queue.plans[0].source).request(3).prompt_tokens == 13
+
+
+def test_conversations_come_so_rarely_that_their_turns_make_the_rate() -> None:
+    what = benchmark(
+        turns=4,
+        warm_up=WarmUp(requests=8),
+        length=Length(requests=400),
+        arrivals=OpenLoop(rates_per_s=(8.0,), pace=Pace.CONSTANT),
+    )
+    plan = plan_of(what, 8.0, None, repeat=0, number=0)
+    assert len(plan.starts_s) == 102
+    assert plan.starts_s[1] == 0.5
+    assert not plan.counts(7, 0.9)
+    assert plan.counts(8, 1.0)
+
+
+def test_a_closed_loop_has_as_many_threads_as_there_shall_be_requests() -> None:
+    what = benchmark(
+        arrivals=ClosedLoop(streams=(4,)), length=Length(requests=10), warm_up=WarmUp(requests=3)
+    )
+    plan = plan_of(what, None, 4, repeat=0, number=0)
+    assert (plan.streams, plan.threads, plan.starts_s) == (4, 13, ())
+    timed = replace(what, length=Length(duration_s=5), warm_up=WarmUp(duration_s=2))
+    plan = plan_of(timed, None, 4, repeat=0, number=0)
+    assert (plan.threads, plan.until_s) == (None, 7)
+
+
+def test_a_closed_loop_that_cannot_say_when_it_ends_is_refused() -> None:
+    what = benchmark(
+        arrivals=ClosedLoop(streams=(4,)), length=Length(requests=10), warm_up=WarmUp(duration_s=3)
+    )
+    with pytest.raises(LoadUnusable, match="nobody knows how many requests"):
+        plan_of(what, None, 4, repeat=0, number=0)
+
+
+def test_a_load_of_which_nothing_is_measured_is_refused() -> None:
+    short = benchmark(length=Length(duration_s=0.1), arrivals=OpenLoop(rates_per_s=(0.01,)))
+    with pytest.raises(LoadUnusable, match=r"0\.01/s: no request comes in the measured time"):
+        plan_of(short, 0.01, None, repeat=0, number=0)

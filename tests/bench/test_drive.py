@@ -1,0 +1,180 @@
+"""Loads against a real HTTP server: open loop, closed loop, conversations, stops."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from baton.bench.alarm import Alarm
+from baton.bench.client import Api, ClientOptions, CompletionClient, ServedModel
+from baton.bench.drive import Driven, Driver, Share
+from baton.bench.load import MadeUp, Plan, Span
+from baton.bench.texts import WordCosts
+from tests.bench.samples import plan, source
+from tests.bench.test_client import events, said
+from tests.fakes.completion_server import END, Asked, CompletionServer, as_asked, token
+
+MODEL = ServedModel(name="tiny", max_tokens=1000)
+
+
+async def driven(
+    server: CompletionServer,
+    what: Plan,
+    *,
+    stop: asyncio.Event | None = None,
+    share: Share | None = None,
+    max_in_flight: int = 100,
+) -> Driven:
+    async with (
+        server.running(),
+        CompletionClient(ClientOptions(url=server.url, deadline_s=60)) as client,
+    ):
+        driver = Driver(client, MODEL, what, share=share or Share(), max_in_flight=max_in_flight)
+        stop = stop or asyncio.Event()
+        await driver.prepare(stop)
+        return await driver.run(time.monotonic(), stop)
+
+
+async def test_a_closed_loop_has_so_many_under_way_and_no_more() -> None:
+    under_way, most = 0, 0
+    all_there = asyncio.Event()
+
+    async def count(asked: Asked) -> AsyncIterator[str]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        if under_way == 3:
+            all_there.set()
+        await all_there.wait()
+        async for event in as_asked(asked):
+            yield event
+        under_way -= 1
+
+    found = await driven(CompletionServer(behaviour=count), plan(streams=3, threads=12))
+    assert [one.number for one in found.samples] == list(range(12))
+    assert most == 3
+    assert all(one.ok and one.late_s < 0.5 for one in found.samples)
+
+
+async def test_a_closed_loop_that_has_time_begins_nothing_after_it() -> None:
+    found = await driven(CompletionServer(), plan(streams=2, until_s=0.1))
+    assert found.samples
+    assert all(one.due_s <= 0.1 for one in found.samples)
+    assert not found.stopped
+
+
+def talk(turns: int) -> Plan:
+    what = MadeUp(prompt=Span(5, 5), output=Span(2, 2))
+    chat = source(what=what, api=Api.CHAT, words=WordCosts())
+    return plan(0.0, 0.0, turns=turns, think_s=0.01, source=chat)
+
+
+async def test_a_conversation_goes_on_with_what_was_answered() -> None:
+    server = CompletionServer(behaviour=events(said("yes"), said(" no", last=True), END))
+    found = await driven(server, talk(3))
+    assert [one.number for one in found.samples] == list(range(6))
+    asked = sorted(
+        (len(one.body["messages"]), one)
+        for one in server.asked
+        if one.headers["x-session-id"] == "0-1"
+    )  # type: ignore[misc]
+    assert [length for length, _ in asked] == [1, 3, 5]
+    last = asked[-1][1].body["messages"]
+    assert [one["role"] for one in last] == ["user", "assistant", "user", "assistant", "user"]
+    assert last[1]["content"] == last[3]["content"] == "yes no"
+    assert last[:3] == asked[1][1].body["messages"]
+
+
+async def test_a_turn_is_due_a_think_time_after_the_answer_to_the_one_before() -> None:
+    found = await driven(CompletionServer(behaviour=events(said("a", last=True), END)), talk(2))
+    for first, second in ((0, 1), (2, 3)):
+        gap_s = found.samples[second].due_s - found.samples[first].end_s
+        assert abs(gap_s - 0.01) < 1e-9
+        assert found.samples[second].late_s >= 0
+
+
+async def test_a_turn_that_fails_ends_its_conversation() -> None:
+    found = await driven(CompletionServer(behaviour=events("503 Busy", "{}")), talk(3))
+    assert (len(found.samples), found.dropped_turns) == (2, 4)
+
+
+async def test_shares_of_a_load_are_the_load() -> None:
+    what = plan(*[0.0] * 11)
+    whole = CompletionServer()
+    await driven(whole, what)
+    parts, together = CompletionServer(), Driven()
+    for index in range(3):
+        together.add(await driven(parts, what, share=Share(index, 3)))
+    assert [one.number for one in together.samples] == list(range(11))
+
+    def prompts(server: CompletionServer) -> list[list[int]]:
+        return sorted(one.body["prompt"] for one in server.asked)
+
+    assert prompts(parts) == prompts(whole)
+    assert [Share(index, 3).part(11) for index in range(3)] == [4, 4, 3]
+
+
+async def test_a_stop_in_closed_loop_leaves_out_what_is_under_way() -> None:
+    stop = asyncio.Event()
+
+    async def stuck(asked: Asked) -> AsyncIterator[str]:
+        if len(server.asked) > 4:
+            yield token()
+            stop.set()
+            await asyncio.Event().wait()
+        async for event in as_asked(asked):
+            yield event
+
+    server = CompletionServer(behaviour=stuck)
+    found = await driven(server, plan(streams=1, threads=100), stop=stop)
+    assert (len(found.samples), found.abandoned, found.stopped) == (4, 1, True)
+
+
+async def test_a_stop_before_anything_was_sent_leaves_all_out() -> None:
+    stop = asyncio.Event()
+    stop.set()
+    found = await driven(CompletionServer(), plan(0.0, 0.0, 0.0), stop=stop)
+    assert (found.samples, found.abandoned, found.stopped) == ([], 3, True)
+
+
+async def test_the_clients_own_delay_is_seen() -> None:
+    async def while_we_are_busy(asked: Asked) -> AsyncIterator[str]:
+        time.sleep(0.1)  # noqa: ASYNC251 - holds the event loop, which is the client's too
+        async for event in as_asked(asked):
+            yield event
+
+    found = await driven(CompletionServer(behaviour=while_we_are_busy), plan(0.0, 0.05))
+    assert max(found.lags_s) > 0.05
+    assert found.samples[1].late_s > 0.02
+
+
+async def test_an_alarm_rings_at_its_time_and_never_before() -> None:
+    alarm = Alarm()
+    late_s = []
+    for number in range(20):
+        at_s = time.monotonic() + 0.0003 * number
+        await alarm.until(at_s)
+        late_s.append(time.monotonic() - at_s)
+    alarm.close()
+    assert min(late_s) >= 0
+    assert (
+        sorted(late_s)[10] < 0.0009
+    )  # a loop's own timers are late by half a millisecond and more
+
+
+async def test_an_alarm_that_is_rung_does_not_wait() -> None:
+    alarm = Alarm()
+    waiting = asyncio.ensure_future(alarm.until(time.monotonic() + 1000))
+    await asyncio.sleep(0)
+    alarm.ring()
+    await asyncio.wait_for(waiting, 10)
+    alarm.close()
+
+
+async def test_an_alarm_works_without_a_timer_of_the_kernel() -> None:
+    alarm = Alarm()
+    alarm.close()
+    at_s = time.monotonic() + 0.002
+    await alarm.until(at_s)
+    assert time.monotonic() >= at_s

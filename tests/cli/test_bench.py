@@ -1,0 +1,269 @@
+"""`baton bench`: what it sends, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from baton.cli.main import build_app
+from baton.cli.seam import Seam
+from tests.fakes.completion_server import END, Asked, CompletionServer, as_asked, chunk
+
+QUICK = ("--requests", "20", "--rate", "400", "--warm-up", "0", "--output-tokens", "3")
+
+
+def bench(*arguments: str, environ: dict[str, str] | None = None) -> Result:
+    return CliRunner().invoke(build_app(), ["bench", *arguments], obj=Seam(environ=environ or {}))
+
+
+def report_of(*arguments: str, environ: dict[str, str] | None = None) -> dict[str, Any]:
+    """The document, whether or not this busy machine kept up."""
+    result = bench(*arguments, "-o", "json", environ=environ)
+    assert result.exit_code == 0 or "not valid" in result.stderr, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@pytest.fixture
+def server() -> Iterator[CompletionServer]:
+    with CompletionServer().in_thread() as running:
+        yield running
+
+
+def test_a_load_is_sent_and_measured(server: CompletionServer) -> None:
+    told = report_of(server.url, *QUICK, "--slo", "ttft=30s,tpot=9s", "--seed", "5")
+    (run,) = told["runs"]
+    assert (run["requests"], run["failed"], run["attainment"]) == (20, 0, 1.0)
+    assert len(server.asked) == 20
+    assert {len(one.body["prompt"]) for one in server.asked} == {512}
+    assert {one.body["max_tokens"] for one in server.asked} == {3}
+    assert told["provenance"]["model"] == "tiny"
+    assert told["provenance"]["seed"] == 5
+    assert "--seed 5" in told["provenance"]["command"]
+    assert run["output_tokens"] == 60
+
+
+def test_the_same_seed_sends_the_very_same_requests(server: CompletionServer) -> None:
+    def sent(seed: str) -> list[list[int]]:
+        server.asked.clear()
+        report_of(server.url, *QUICK, "--prompt-tokens", "5:90", "--seed", seed)
+        return sorted(one.body["prompt"] for one in server.asked)
+
+    first = sent("1")
+    assert sent("1") == first
+    assert sent("2") != first
+    assert len({len(one) for one in first}) > 5
+
+
+def test_a_sweep_has_a_run_for_each_rate_and_repeat(server: CompletionServer) -> None:
+    options = (*QUICK, "--rate", "300,200", "--repeats", "2", "--warm-up", "4")
+    told = report_of(server.url, *options)
+    assert [one["level"] for one in told["levels"]] == ["200/s", "300/s"]
+    assert [(one["rate_per_s"], one["repeat"]) for one in told["runs"]] == [
+        *((200, 0), (200, 1), (300, 0), (300, 1)),
+    ]
+    assert {one["warm_up_requests"] for one in told["runs"]} == {4}
+    assert len({tuple(one.body["prompt"]) for one in server.asked}) == 4 * 24
+
+
+def test_a_closed_loop_needs_no_rate(server: CompletionServer) -> None:
+    options = ("--concurrency", "2,4", "--requests", "12", "--output-tokens", "2")
+    told = report_of(server.url, *options)
+    assert [one["level"] for one in told["levels"]] == ["2 streams", "4 streams"]
+    assert [one["requests"] for one in told["runs"]] == [12, 12]
+
+
+def test_the_knee_of_an_endpoint_that_always_keeps_up_is_not_claimed(
+    server: CompletionServer,
+) -> None:
+    options = ("--find-knee", "--slo", "ttft=60s", "--rate", "500", "--requests", "4")
+    told = report_of(server.url, *options, "--output-tokens", "1", "--warm-up", "0")
+    assert told["knee"]["bracketed"] is False
+    assert "not bracketed" in told["knee"]["says"]
+    assert [one["rate_per_s"] for one in told["knee"]["probes"]][:2] == [500, 1000]
+
+
+def test_a_chat_is_asked_in_words_that_the_endpoint_counted(server: CompletionServer) -> None:
+    async def behave(asked: Asked) -> AsyncIterator[str]:
+        if "max_tokens" not in asked.body:
+            said = asked.body["messages"][0]["content"]
+            yield "200 OK"
+            yield json.dumps({"count": len(said.split()) + 9})
+            return
+        yield chunk(choices=[{"delta": {"content": "yes"}, "finish_reason": "length"}])
+        yield END
+
+    server.behaviour = behave
+    told = report_of(
+        server.url, *QUICK, "--api", "chat", "--prompt-tokens", "30", "--turns", "2", "--think", "0"
+    )
+    asked = [one.body for one in server.asked if "max_tokens" in one.body]
+    first = [one for one in asked if len(one["messages"]) == 1]
+    assert (len(asked), len(first)) == (20, 10)
+    assert {len(one["messages"][0]["content"].split()) for one in first} == {21}
+    assert told["load"]["turns"] == "2, 0 s between"
+    assert not any("Nobody could count" in note for note in told["notes"])
+
+
+def test_where_nobody_counts_tokens_the_report_says_so(server: CompletionServer) -> None:
+    async def behave(asked: Asked) -> AsyncIterator[str]:
+        if "max_tokens" not in asked.body:
+            yield "404 Not Found"
+            yield "{}"
+            return
+        async for event in as_asked(asked):
+            yield event
+
+    server.behaviour = behave
+    told = report_of(server.url, *QUICK, "--prompts", "words", "--prompt-tokens", "30")
+    assert any("Nobody could count tokens" in note for note in told["notes"])
+
+
+def test_a_dataset_is_asked(server: CompletionServer, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = ({"prompt": f"prompt {number}", "output_tokens": 2} for number in range(8))
+    file.write_text("\n".join(map(json.dumps, lines)))
+    told = report_of(
+        server.url, "--dataset", str(file), "--requests", "10", "--rate", "300", "--warm-up", "0"
+    )
+    assert {one.body["prompt"] for one in server.asked} == {f"prompt {n}" for n in range(8)}
+    assert {one.body["max_tokens"] for one in server.asked} == {2}
+    assert told["load"]["requests from"] == str(file)
+
+
+def test_a_dataset_without_lengths_needs_somebody_who_counts(
+    server: CompletionServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n')
+    result = bench(server.url, "--dataset", str(file))
+    assert result.exit_code == 1
+    assert "next: give --output-tokens, or a --tokenizer" in result.stderr
+    report_of(server.url, "--dataset", str(file), *QUICK)
+    assert server.asked[-1].body["max_tokens"] == 3
+
+
+def test_a_trace_is_sent_at_its_own_times_or_at_a_rate(
+    server: CompletionServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    line = '{{"at_s": {at}, "input_length": {tokens}, "output_length": 2}}\n'
+    file.write_text("".join(line.format(at=n / 100, tokens=20 + n) for n in range(20)))
+    told = report_of(server.url, "--trace", str(file), "--warm-up", "5")
+    assert (told["runs"][0]["requests"], told["runs"][0]["warm_up_requests"]) == (15, 5)
+    assert told["runs"][0]["level"] == "as recorded"
+    assert [len(one.body["prompt"]) for one in server.asked] == list(range(20, 40))
+    told = report_of(
+        server.url, "--trace", str(file), "--rate", "200,400", "--requests", "10", "--warm-up", "0"
+    )
+    assert [one["level"] for one in told["levels"]] == ["200/s", "400/s"]
+    assert [one["requests"] for one in told["runs"]] == [10, 10]
+
+
+def test_a_workload_needs_no_file(server: CompletionServer) -> None:
+    options = ("--workload", "sharegpt", "--rate", "300", "--requests", "6", "--warm-up", "2")
+    assert report_of(server.url, *options)["runs"][0]["requests"] == 6
+
+
+def test_classes_are_asked_for_and_judged_apart(server: CompletionServer) -> None:
+    told = report_of(
+        *(server.url, *QUICK, "--class", "fast=1", "--class", "batch=1"),
+        *("--slo", "fast:ttft=1us", "--slo", "batch:ttft=60s"),
+    )
+    asked = {one.headers["x-slo-class"] for one in server.asked}
+    assert asked == {"fast", "batch"}
+    rows = {one["slo_class"]: one["attainment"] for one in told["runs"][0]["classes"]}
+    assert rows == {"fast": 0.0, "batch": 1.0}
+
+
+def test_a_key_is_sent_and_never_shown(server: CompletionServer, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-file\n")
+    for options, environ, wanted in (
+        ((), {"OPENAI_API_KEY": "sk-environ"}, "sk-environ"),
+        (("--api-key-file", str(file)), {"OPENAI_API_KEY": "sk-environ"}, "sk-file"),
+        (("--header", "Authorization: Bearer sk-header"), {}, "sk-header"),
+    ):
+        told = json.dumps(report_of(server.url, *QUICK, *options, environ=environ))
+        assert server.asked[-1].headers["authorization"].lower() == f"bearer {wanted}"
+        assert wanted not in told
+
+
+def test_files_are_written(server: CompletionServer, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "report"
+    result = bench(server.url, *QUICK, "--slo", "ttft=60s", "--report", str(folder))
+    assert "TTFT p99.9" in result.stdout
+    told = json.loads((folder / "bench.json").read_text())
+    assert told["runs"][0]["requests"] == 20
+    assert "<html" in (folder / "bench.html").read_text()
+    assert len((folder / "requests.jsonl").read_text().splitlines()) == 20
+
+
+def test_when_nothing_succeeds_the_status_says_so(server: CompletionServer) -> None:
+    async def busy(_: Asked) -> AsyncIterator[str]:
+        yield "503 Busy"
+        yield '{"error": {"message": "come back later"}}'
+
+    server.behaviour = busy
+    result = bench(server.url, *QUICK, "-o", "json")
+    assert result.exit_code == 1
+    assert "no request succeeded: HTTP 503: come back later" in result.stderr
+    assert "next: " in result.stderr
+    assert json.loads(result.stdout)["runs"][0]["kinds"] == {"http 503": 20}
+
+
+def test_a_client_that_was_the_bottleneck_is_said_and_is_a_failure(
+    server: CompletionServer,
+) -> None:
+    options = ("--rate", "2000", "--requests", "100", "--output-tokens", "1", "--warm-up", "0")
+    result = bench(server.url, *options, "--max-in-flight", "1", "-o", "json")
+    assert result.exit_code == 1
+    told = json.loads(result.stdout)
+    assert not told["valid"]
+    assert "requests more than 20 ms after they were due" in told["why_invalid"][0]
+    assert "not valid: 2000/s, run 1: the client sent" in result.stderr
+    assert "next: give more --clients" in result.stderr
+
+
+def test_where_nothing_runs_the_status_says_so() -> None:
+    result = bench("http://127.0.0.1:1")
+    assert result.exit_code == 3
+    assert "nothing answers at http://127.0.0.1:1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rate", "fast"), "wanted numbers such as 1,2,4"),
+        (("--rate", "0"), "wanted more than 0"),
+        (("--concurrency", "1.5"), "wanted a whole number"),
+        (("--rate", "1", "--concurrency", "2"), "give one of --rate and --concurrency"),
+        (("--trace", "a", "--workload", "conv"), "give one of --trace, --workload and --dataset"),
+        (("--workload", "conv"), "--workload needs --rate"),
+        (("--find-knee",), "--find-knee needs objectives"),
+        (("--find-knee", "--slo", "ttft=1s", "--rate", "1,2"), "begins at one rate"),
+        (("--turns", "2"), "only a chat has turns"),
+        (("--api", "chat", "--prompts", "tokens"), "a chat takes words"),
+        (("--api", "grpc"), "wanted one of completions, chat"),
+        (("--arrivals", "often"), "wanted one of constant, poisson, gamma"),
+        (("--prompt-tokens", "9:3"), "wanted a number of tokens such as 512"),
+        (("--shared-prefix", "1024"), "longer than the shortest prompt"),
+        (("--shared-prefix", "many"), "wanted tokens and a count"),
+        (("--class", "=3"), "wanted a name and a weight"),
+        (("--requests", "3", "--duration", "3s"), "give one of --requests and --duration"),
+        (("--slo", "speed=1s"), "wanted one of ttft, tpot, e2e"),
+        (("--slo", "ttft=soon"), "wanted a duration"),
+        (("--header", "nothing"), "wanted NAME:VALUE"),
+        (("--warm-up", "bit"), "wanted a duration"),
+        (("--clients", "9", "--max-in-flight", "3"), "fewer requests at a time"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(arguments: tuple[str, ...], said: str) -> None:
+    result = bench(*arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.replace("│", " ").split())
