@@ -1,0 +1,230 @@
+"""What an ingress tells when it is asked: who is named, what is under way, which pairs there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from baton.control.pairs import ProbeOptions
+from baton.control.service_rules import ServiceRules
+from baton.domain.errors import QueueFull
+from baton.domain.events import LinksReported, RequestsRefused
+from baton.domain.fleet import LinkTotals, LossReason, Role
+from baton.domain.handoff import LegFailure, LegKind
+from baton.domain.slo import Slo
+from baton.domain.tenant import Tenant
+from baton.policy.slo_book import SloBook
+from baton.telemetry import catalogue as c
+from baton.telemetry.ingress_families import IngressCollector, IngressFacts
+from baton.telemetry.ingress_metrics import IngressMetrics
+from tests.control.world import LIMITS, World, request
+
+FULL = QueueFull("-", 1.0, "full")
+
+
+class Told:
+    """An ingress' collector over a coordinator that a test drives."""
+
+    def __init__(self, at: World, tenants: Iterable[str] = ()) -> None:
+        facts = IngressFacts(lambda: at.now_s, lambda: 2, lambda: 5)
+        metrics = IngressMetrics((), now_s=lambda: at.now_s)
+        self.collector = IngressCollector(at.machine, metrics, facts, tenants=tenants)
+
+    def __call__(self, metric: c.Metric) -> dict[tuple[str, ...], float]:
+        """A metric's series, by their labels in the order of the catalogue."""
+        for family in self.collector.collect():
+            found = [sample for sample in family.samples if sample.name == metric.name]
+            if found:
+                return {
+                    tuple(sample.labels[label] for label in metric.labels): sample.value
+                    for sample in found
+                }
+        return {}
+
+
+def world_of_tenants(*names: str) -> World:
+    rules = ServiceRules(
+        slos=SloBook(classes={"default": Slo(ttft_s=9.0), "batch": Slo(name="batch")}),
+        tenants={name: Tenant(name=name) for name in names},
+    )
+    return World(replace(LIMITS, max_requests=40_000, max_queued=1), rules=rules)
+
+
+# ------------------------------------------------------------------------------- who
+
+
+def test_ten_thousand_names_are_no_more_series_than_tenants_and_one() -> None:
+    tenants = [f"tenant-{number}" for number in range(10_000)]
+    at = world_of_tenants(*tenants)
+    told = Told(at, tenants[:20])
+    for tenant in tenants:
+        at.machine.handle(RequestsRefused(error=FULL, requests=1, tenant=tenant), at.now_s)
+    series = told(c.SLO_REQUESTS)
+    assert len(series) == 21
+    assert sum(series.values()) == 10_000
+    assert series["default", c.OTHER, "", ""] == 10_000 - 20
+
+
+def test_names_that_are_not_configured_are_one_series() -> None:
+    at = world_of_tenants("acme")
+    told = Told(at, ["acme"])
+    for number in range(1000):
+        event = RequestsRefused(error=FULL, requests=1, tenant=f"nobody-{number}")
+        at.machine.handle(event, at.now_s)
+    assert told(c.SLO_REQUESTS) == {("default", "default", "", ""): 1000}
+
+
+def test_a_tenant_that_leaves_the_configuration_keeps_its_name_and_its_counts() -> None:
+    at = world_of_tenants("acme", "lab")
+    told = Told(at, ["acme", "lab"])
+    at.tell(RequestsRefused(error=FULL, requests=3, tenant="acme"))
+    told.collector.know(["lab"])
+    assert told(c.SLO_REQUESTS) == {("default", "acme", "", ""): 3}
+
+
+def test_no_more_tenants_are_named_than_there_is_room_for() -> None:
+    at = world_of_tenants()
+    told = Told(at, (f"tenant-{number}" for number in range(10_000)))
+    assert len(told.collector._tenants) == c.MOST_VALUES
+
+
+def test_classes_stay_apart_where_there_is_no_room_for_tenants() -> None:
+    at = world_of_tenants(*"ab")
+    told = Told(at)
+    for tenant in "ab":
+        for slo_class in ("default", "batch"):
+            at.tell(RequestsRefused(error=FULL, requests=1, tenant=tenant, slo_class=slo_class))
+    assert told(c.SLO_REQUESTS) == {
+        ("default", c.OTHER, "", ""): 2,
+        ("batch", c.OTHER, "", ""): 2,
+    }
+
+
+# ------------------------------------------------------------------------------- what is now
+
+
+def test_requests_under_way_are_told_by_phase_and_held_ones_with_their_slack() -> None:
+    at = world_of_tenants()
+    told = Told(at)
+    assert told(c.IN_FLIGHT) == {
+        (phase,): 0 for phase in ("queued", "prefill", "transfer", "decode")
+    }
+    assert told(c.SLACK) == {}
+    at.arrive(request("waits"))
+    at.now_s = 1.5
+    assert told(c.IN_FLIGHT)["queued",] == told(c.HELD_REQUESTS)[()] == 1
+    assert told(c.SLACK)[()] == pytest.approx(7.5)
+
+
+def test_leases_are_told_by_pool_also_where_there_are_none() -> None:
+    at = World()
+    at.pd(prefill=2)
+    told = Told(at)
+    for name in "ab":
+        at.arrive(request(name))
+    for leg_id, (_, leg) in tuple(at.legs.items()):
+        if leg.kind is LegKind.PREFILL:
+            at.step(leg_id)
+    assert told(c.LEASES) == {("prefill",): 2, ("decode",): 0}
+    assert told(c.IN_FLIGHT)["transfer",] == 2
+
+
+def test_blocks_of_the_index_are_told_by_how_they_are_known() -> None:
+    at = World()
+    at.pd()
+    told = Told(at)
+    item = request("r", prompt_tokens=64)
+    at.caches("p0", item)
+    blocks = told(c.INDEX_BLOCKS)
+    assert blocks["reported",] == 4
+    assert blocks["predicted",] == 0
+    at.arrive(replace(item, request_id="other", prompt_token_ids=tuple(range(48))))
+    assert told(c.INDEX_BLOCKS)["predicted",] > 0
+
+
+def test_who_cannot_be_reached_and_which_configuration_holds_is_told() -> None:
+    told = Told(World())
+    assert told(c.UNJOINED) == {(): 2}
+    assert told(c.INGRESS_GENERATION) == {(): 5}
+
+
+def test_rare_outcomes_are_told_before_there_are_any() -> None:
+    at = World()
+    at.pd()
+    at.arrive(request("r"))
+    at.run_to_end()
+    outcomes = {labels[-1]: value for labels, value in Told(at)(c.REQUESTS).items()}
+    assert outcomes == {
+        "finished": 1,
+        "shed": 0,
+        "evicted": 0,
+        "failed": 0,
+        "cancelled": 0,
+        "barred": 0,
+    }
+
+
+# ------------------------------------------------------------------------------- links
+
+
+def break_handoffs(at: World, count: int) -> None:
+    """So many prompts are computed, and their blocks do not arrive."""
+    for number in range(count):
+        at.arrive(request(f"broken at {at.now_s} {number}", max_tokens=1))
+        for kind in (LegKind.PREFILL, LegKind.DECODE):
+            [leg_id] = [leg_id for leg_id, (_, leg) in at.legs.items() if leg.kind is kind]
+            if kind is LegKind.PREFILL:
+                at.step(leg_id)
+            else:
+                at.fail_leg(leg_id, LegFailure.KV_LOAD_FAILED)
+        at.run_to_end()
+        at.now_s += 1.0
+
+
+def test_pairs_are_told_by_state_with_what_is_estimated_of_each() -> None:
+    at = World(probing=ProbeOptions())
+    at.pd(prefill=2)
+    told = Told(at)
+    links = (LinkTotals("p0", pulls=3, moved_bytes=30_000, busy_s=0.3, transport="rdma"),)
+    at.tell(LinksReported(replica_id="d0", links=links))
+    at.machine.knowledge.links.probe_failed("p1", "d0", at.now_s, "no answer")
+    assert told(c.LINK_PAIRS) == {("unknown",): 0, ("ok",): 1, ("quarantined",): 1}
+    assert told(c.LINK_QUARANTINED) == {("p0", "d0"): 0, ("p1", "d0"): 1}
+    assert ("p0", "d0", "rdma") in told(c.LINK_BANDWIDTH)
+    assert told(c.LINK_SETUP).keys() == told(c.LINK_QUARANTINED).keys()
+
+
+def test_broken_handoffs_are_told_by_target_and_do_not_go_down_when_a_source_leaves() -> None:
+    at = World()
+    at.pd()
+    told = Told(at)
+    break_handoffs(at, 2)
+    assert told(c.BROKEN_HANDOFFS) == {("d0",): 2}
+    at.join("p1", Role.PREFILL)
+    at.lose("p0", LossReason.LEFT)
+    break_handoffs(at, 1)
+    assert told(c.BROKEN_HANDOFFS) == {("d0",): 3}
+    at.lose("d0", LossReason.LEFT)
+    assert told(c.BROKEN_HANDOFFS) == {}
+
+
+def test_of_very_many_pairs_all_are_counted_and_those_of_note_are_described() -> None:
+    at = World()
+    links = at.machine.knowledge.links
+    for number in range(30):
+        links.join(f"p{number}")
+        links.join(f"d{number}")
+    for source in range(30):
+        for target in range(30):
+            totals = LinkTotals(f"p{source}", pulls=1, moved_bytes=source * 30 + target, busy_s=0.1)
+            links.observe(f"d{target}", totals, 0.0)
+    links.probe_failed("p0", "d0", 0.0, "no answer")
+    told = Told(at)
+    assert told(c.LINK_PAIRS)["ok",] == 899
+    described = told(c.LINK_QUARANTINED)
+    assert len(described) == c.MOST_VALUES
+    assert described["p0", "d0"] == 1
+    assert ("p29", "d29") in described
+    assert ("p1", "d1") not in described
