@@ -1,4 +1,4 @@
-"""What an ingress tells when it is asked: who is named, what is under way, which pairs there are."""
+"""What an ingress tells when asked: who is named, what is under way, which pairs there are."""
 
 from __future__ import annotations
 
