@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check bench-apply bench-fidelity bench-hybrid bench-loop bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer clean
+.PHONY: help install demo demo-once test check check-dashboards bench-apply bench-fidelity bench-hybrid bench-loop bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -23,6 +23,9 @@ test: install ## every test whose needs are met here; ARGS="-m 'not real and not
 
 check: install ## format, lint, types, layers, files
 	@scripts/check
+
+check-dashboards: install ## dashboards and rules: queries, schema, promtool, a real Prometheus on a running baton
+	@scripts/check-dashboards $(ARGS)
 
 bench-apply: install ## how long baton apply takes on a deployment under load: Ray, simulated engines
 	@.venv/bin/python -m benchmarks.apply $(ARGS)

@@ -40,7 +40,7 @@ class Found:
 class Prometheus:
     """One that runs."""
 
-    url: str
+    client: httpx.Client
 
     def now(self, expr: str, *, at_s: float | None = None) -> tuple[Found, ...]:
         """What an expression is at one time."""
@@ -73,7 +73,7 @@ class Prometheus:
         return self.now("time()")[0].points[0][1]
 
     def _ask(self, path: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        answer = httpx.get(f"{self.url}{path}", params=dict(params), timeout=_ANSWER_S)
+        answer = self.client.get(path, params=dict(params))
         body: dict[str, Any] = answer.json()
         if body["status"] != "success":
             raise RuntimeError(f"prometheus: {body.get('error')} (query: {params.get('query')})")
@@ -96,11 +96,14 @@ def prometheus(observatory: str, folder: Path, *, port: int) -> Iterator[Prometh
     ]  # fmt: skip
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    one = Prometheus(url=f"http://127.0.0.1:{port}")
+    # One client: making one takes longer than most answers.
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=_ANSWER_S, trust_env=False)
+    one = Prometheus(client=client)
     try:
         _await_ready(one, process, folder / "prometheus.log")
         yield one
     finally:
+        client.close()
         process.terminate()
         try:
             process.wait(20)
@@ -125,7 +128,7 @@ def _await_ready(one: Prometheus, process: subprocess.Popen[bytes], log: Path) -
     until_s = time.monotonic() + _READY_S
     while True:
         try:
-            if httpx.get(f"{one.url}/-/ready", timeout=1).is_success:
+            if one.client.get("/-/ready").is_success:
                 return
         except httpx.TransportError:
             pass
