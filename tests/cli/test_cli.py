@@ -449,23 +449,6 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     assert not found & (HEAVY | {"zmq", "asyncio", "ruamel", "msgspec", "rich"})
 
 
-def test_help_of_every_verb_imports_nothing_heavy() -> None:
-    verbs = [(), ("up",), ("status",), ("down",), ("demo",), ("links",)]
-    verbs += [("config",), ("config", "show"), ("explain",), ("explain", "route")]
-    verbs += [("fit",), ("plan",), ("simulate",), ("replay",)]
-    found = imported_by(
-        "from contextlib import redirect_stdout; from io import StringIO\n"
-        "from baton.cli.main import build_app\n"
-        "with redirect_stdout(StringIO()):\n"
-        f"    for verb in {verbs!r}:\n"
-        "        build_app()([*verb, '--help'], standalone_mode=False)\n"
-        "pass"
-    )
-    # pydantic is typer's own way to convert options.
-    plots = {"matplotlib", "numpy", "pyarrow"}
-    assert not found & (HEAVY - {"pydantic"} | plots | {"zmq", "asyncio", "ruamel", "msgspec"})
-
-
 def test_a_configuration_is_simulated_where_no_vendor_is_installed() -> None:
     arguments = ["simulate", "-c", SIM, "--workload", "conv", "--rate", "4", "--requests", "3"]
     found = imported_by(

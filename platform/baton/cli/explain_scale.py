@@ -30,7 +30,10 @@ def scale(
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Show what the autoscaler decided: per pool have and want, why, from which numbers."""
+    """Show what the autoscaler decided, and from what.
+
+    Per pool what it has and is to have, why, and from which numbers.
+    """
     with reported_errors():
         report = seam_of(context).commands().explain_scale(ticks, address=address)
     if wanted_format(output, as_json=as_json) is OutputFormat.JSON:

@@ -34,7 +34,10 @@ def create(
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Make a key and print it, this once; a running deployment knows it within two seconds."""
+    """Make a key and print it, this once.
+
+    A running deployment knows it within two seconds.
+    """
     now = _now()
     expires_at = None if expires is None else _in(expires, "--expires", now)
     with reported_errors():
@@ -49,7 +52,10 @@ def create(
 def show(
     file: Annotated[Path, _FILE], *, output: Output = OutputFormat.TEXT, as_json: Json = False
 ) -> None:
-    """List the keys of a file; not the keys themselves, which are kept nowhere."""
+    """List the keys of a file.
+
+    Not the keys themselves, which are kept nowhere.
+    """
     now = _now()
     with reported_errors():
         from baton.runtime.key_files import keys_of
@@ -62,13 +68,24 @@ def show(
         typer.echo(text)
 
 
-def revoke(key_id: Annotated[str, _ID], file: Annotated[Path, _FILE]) -> None:
-    """Have a key count no more, within two seconds; its line stays, as a record."""
+def revoke(
+    key_id: Annotated[str, _ID],
+    file: Annotated[Path, _FILE],
+    *,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Have a key count no more.
+
+    A running deployment knows it within two seconds. The key's line stays, as a record.
+    """
     with reported_errors():
         from baton.runtime.key_files import editing
 
         with editing(file) as document:
             key = document.revoke(key_id, _now())
+    if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
+        print_report(_row(key, _now()), OutputFormat.JSON)
     typer.echo(f"key {key.key_id} of tenant {key.tenant} is revoked", err=True)
 
 
@@ -83,9 +100,10 @@ def rotate(
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Make a key in place of another, which stays good for a while, so that callers can change.
+    """Make a key in place of another.
 
-    It lasts as long as the other was made to last, unless said otherwise.
+    The other stays good for a while, so that callers can change. The new one lasts
+    as long as the other was made to last, unless said otherwise.
     """
     now = _now()
     until = _in(grace, "--grace", now)

