@@ -76,28 +76,38 @@ async def test_what_another_registry_holds_is_told_too() -> None:
             assert "baton_resumes_total 3.0" in text
 
 
-async def test_numbers_are_read_on_the_loop_and_written_elsewhere() -> None:
-    threads: list[int] = []
+async def test_numbers_are_read_on_the_loop_and_put_together_elsewhere() -> None:
+    threads: dict[str, int] = {}
 
     class Others(CollectorRegistry):
         def collect(self) -> Iterator[Family]:
-            threads.append(threading.get_ident())
+            threads["others"] = threading.get_ident()
             return iter(())
 
+    def put_together() -> Iterator[Family]:
+        threads["put together"] = threading.get_ident()
+        yield from some_numbers()
+
     def collect() -> Iterator[Family]:
-        threads.append(threading.get_ident())
-        return iter(())
+        threads["read"] = threading.get_ident()
+        return put_together()
 
     await Metrics(collect, others=Others()).text("")
-    assert threads[0] == threading.get_ident()
-    assert threads[1] != threading.get_ident()
+    here = threading.get_ident()
+    assert threads["read"] == here
+    assert here not in {threads["others"], threads["put together"]}
 
 
+@pytest.mark.parametrize("where", ["read", "put together"])
 async def test_numbers_that_cannot_be_read_are_an_error_that_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
+    where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken() -> Iterator[Family]:
+    def fail() -> Iterator[Family]:
+        yield from ()
         raise RuntimeError("no numbers")
+
+    def broken() -> Iterator[Family]:
+        return fail() if where == "put together" else iter(tuple(fail()))
 
     async with client(Metrics(broken)) as http:
         answers = [await http.get("/metrics") for _ in range(3)]

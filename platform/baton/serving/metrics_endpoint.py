@@ -1,7 +1,7 @@
 """What Prometheus asks of one process: its metrics, as text.
 
-*Theory of operation.* Numbers are collected on the event loop, since they are read from what lives
-there; the text, which takes longer, is made of them in a thread. One request is answered at a time,
+*Theory of operation.* Numbers are read on the event loop, since they are of what lives there; the
+text, which takes longer, is made of them in a thread. One request is answered at a time,
 so that a scraper in a hurry delays itself alone. What goes wrong is an answer with status 500, and
 is logged once.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ METRICS_PATH = "/metrics"
 _OPEN_METRICS = "application/openmetrics-text"
 
 Collect = Callable[[], Iterable[Family]]
-"""Reads numbers; called on the loop, and quick."""
+"""Reads numbers, on the loop, before it returns; what it returns is iterated in a thread."""
 
 
 class Metrics:
@@ -42,7 +42,7 @@ class Metrics:
         """Nothing is read yet.
 
         Args:
-            collect: families that are read on the loop.
+            collect: reads numbers.
             others: more of them, as an engine's own, which are read in the thread.
         """
         self._collect = collect
@@ -56,8 +56,7 @@ class Metrics:
         if content_type.startswith(_OPEN_METRICS):
             encode = partial(encode, escaping=ALLOWUTF8)  # type: ignore[call-arg]  # it is a partial
         async with self._one_at_a_time:
-            families = tuple(self._collect())
-            read = _Read(families, self._others)
+            read = _Read(self._collect(), self._others)
             return await asyncio.to_thread(encode, read), content_type
 
     async def respond(self, request: Request) -> Response:
@@ -78,7 +77,7 @@ class Metrics:
 class _Read(Collector):
     """Families that have been read, and others that will be."""
 
-    def __init__(self, families: Sequence[Family], others: Collector | None) -> None:
+    def __init__(self, families: Iterable[Family], others: Collector | None) -> None:
         self._families = families
         self._others = others
 

@@ -30,6 +30,11 @@ class _Row:
         self.counts = [0] * buckets
         self.total = 0.0
 
+    def copy(self) -> _Row:
+        made = _Row(0)
+        made.counts, made.total = self.counts.copy(), self.total
+        return made
+
 
 class Histogram:
     """One metric's; see the module."""
@@ -59,6 +64,12 @@ class Histogram:
             row = self._new_row(labels)
         row.counts[bisect_left(self._edges, value - ROUNDING_S)] += weight
         row.total += value * weight
+
+    def copy(self) -> Histogram:
+        """What was observed so far; nothing changes it."""
+        made = Histogram(self._metric, self._edges, most_rows=self._most_rows)
+        made._rows = {labels: row.copy() for labels, row in self._rows.items()}
+        return made
 
     def family(self) -> HistogramMetricFamily:
         """What was observed so far, as Prometheus' client wants it."""

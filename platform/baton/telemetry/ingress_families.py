@@ -1,9 +1,10 @@
 """What an ingress is asked when Prometheus asks it: totals that are kept anyway, and what is now.
 
-*Theory of operation.* Collecting runs on the event loop that also carries tokens, so it must be
-quick: it takes time proportional to replicas, requests in flight and rows of the scoreboard. Of
-pairs of replicas, of which there are many more, all are counted and only those are described that
-are quarantined or have moved most. Values of labels are those of the configuration; tenants that
+*Theory of operation.* `collect` reads everything at once, on the event loop that also carries
+tokens; what takes longer is done as its result is iterated, which may be in a thread. Reading takes
+time proportional to replicas, requests in flight and rows of the scoreboard. Of pairs of replicas,
+of which there are many more, all are counted and only those are described that are quarantined or
+have moved most. Values of labels are those of the configuration; tenants that
 were never in it are counted as `other`, and those that have left it keep their name, or else what
 they have used would be added to `other` at once.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nlargest
+from itertools import chain
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as Family
@@ -75,7 +77,6 @@ class IngressCollector:
         """Every metric of an ingress, as it is now."""
         found, now_s = Families(), self._facts.now_s()
         report = self._coordinator.report("", now_s)
-        self._add_tallies(found, report.tallies)
         for row in self._coordinator.admissions():
             found.add(c.ADMISSIONS, row.requests, row.slo_class, row.outcome, row.reason)
         self._add_present(found, report)
@@ -83,12 +84,12 @@ class IngressCollector:
         self._add_links(found, now_s)
         found.add(c.UNJOINED, self._facts.unjoined())
         found.add(c.INGRESS_GENERATION, self._facts.generation())
-        yield from found.collect()
-        yield from self._metrics.families()
+        return chain(self._of_tallies(report.tallies), found.collect(), self._metrics.families())
 
     # ------------------------------------------------------------------ what clients got
 
-    def _add_tallies(self, found: Families, tallies: Iterable[Tally]) -> None:
+    def _of_tallies(self, tallies: Iterable[Tally]) -> Iterator[Family]:
+        found = Families()
         for tally in tallies:
             tenant = tally.tenant if tally.tenant in self._tenants else c.OTHER
             whose = tally.slo_class, tenant, tally.model, tally.pool
@@ -103,6 +104,7 @@ class IngressCollector:
             found.add(c.TOKENS, tally.prompt_tokens, *whose, c.TokenKind.PROMPT)
             found.add(c.TOKENS, tally.cached_tokens, *whose, c.TokenKind.CACHED)
             found.add(c.TOKENS, tally.output_tokens, *whose, c.TokenKind.OUTPUT)
+        yield from found.collect()
 
     # ------------------------------------------------------------------ what is now
 

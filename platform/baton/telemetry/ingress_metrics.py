@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as Family
@@ -135,7 +136,7 @@ class IngressMetrics:
     # ------------------------------------------------------------------ when asked
 
     def families(self) -> Iterator[Family]:
-        """All of it, as it is now."""
+        """All of it, as it is now; put together as the result is iterated."""
         found = Families()
         for (slo_class, part), total_s in self._parts.items():
             found.add(c.TTFT_PARTS, total_s, slo_class, part)
@@ -143,8 +144,7 @@ class IngressMetrics:
             found.add(c.PLACEMENTS, count, mode, reason)
         found.add(c.RESUMES, self._resumes)
         found.add(c.HIT_TOKENS, self._hit_tokens)
-        yield from found.collect()
-        for histogram in (
+        histograms = (
             self._ttft,
             self._tpot,
             self._worst_gap,
@@ -153,8 +153,9 @@ class IngressMetrics:
             self._held,
             self._handoff_gap,
             self._ttft_ratio,
-        ):
-            yield histogram.family()
+        )
+        frozen = [histogram.copy() for histogram in histograms]
+        return chain(found.collect(), (histogram.family() for histogram in frozen))
 
 
 def _objectives(promised: Iterable[float | None]) -> list[float]:
