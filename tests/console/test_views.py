@@ -41,6 +41,11 @@ def test_ingresses_are_added_up() -> None:
     assert view["unjoined"] == {"b#d#2": "connecting"}
 
 
+def test_ingresses_that_say_nothing_are_named() -> None:
+    view = cast("dict[str, Any]", overview_view({**OVERVIEW, "silent": ["i-3"]})["ingresses"])
+    assert view["silent"] == ["i-3"]
+
+
 def test_the_overview_leaves_the_replicas_out() -> None:
     assert "members" not in overview_view(OVERVIEW)
     assert "b#p#1" not in str(overview_view(OVERVIEW))

@@ -38,6 +38,7 @@ def overview_view(report: Told) -> Drawn:
         "ingresses": {
             "count": len(ingresses),
             "healthy": sum(bool(one.get("healthy")) for one in ingresses),
+            "silent": report.get("silent") or [],
             "unjoined": _unjoined(ingresses),
             "in_flight": _summed(one.get("in_flight") for one in ingresses),
             "ended": _summed(one.get("ended") for one in ingresses),

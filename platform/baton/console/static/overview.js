@@ -137,12 +137,14 @@ function autoscaler(told) {
 }
 
 function ingresses(told) {
-  const { count, healthy, unjoined, in_flight, ended } = told.ingresses;
+  const { count, healthy, silent, unjoined, in_flight, ended } = told.ingresses;
+  const all = count + silent.length;
   const lost = Object.entries(unjoined);
-  const counts = (all) => Object.entries(all).filter(([, many]) => many).map(([name, many]) => `${whole(many)} ${words(name)}`).join(", ") || "none";
+  const counts = (phases) => Object.entries(phases).filter(([, many]) => many).map(([name, many]) => `${whole(many)} ${words(name)}`).join(", ") || "none";
   return h("section", { key: "ingresses" },
     h("h2", {}, "Ingresses"),
-    h("p", {}, h("b", { class: healthy < count ? "bad" : "" }, `${healthy} of ${count}`), " healthy"),
+    h("p", {}, h("b", { class: healthy < all ? "bad" : "" }, `${healthy} of ${all}`), " healthy"),
+    silent.map((one) => h("p", { key: one, class: "bad" }, `✕ no answer from ${one}`)),
     h("p", { class: "faint" }, `under way: ${counts(in_flight)}`),
     h("p", { class: "faint" }, `ended: ${counts(ended)}`),
     lost.map(([id, why]) => h("p", { key: id, class: "warn" }, `${id} is not reached: ${why}`)),
