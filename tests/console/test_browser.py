@@ -1,0 +1,260 @@
+"""The console in a browser: what a person sees, and what the browser is made to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.domain.commands import RequestRecord
+from baton.domain.errors import LinkFailed
+from tests.console.browser import Page, Watched, chromium, missing, served
+from tests.console.lifelike import LifelikeFeed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(missing() is not None, reason=str(missing())),
+]
+HOSTILE = '"><img src=x onerror="document.title=1">{{7*7}}<script>alert(1)</script>'
+SECTIONS = ("overview", "fleet", "requests", "scaling", "config")
+Opened = Callable[..., Page]
+
+
+class SpoiledFeed(LifelikeFeed):
+    """One of a client that wants to be markup, and a controller that may fall silent."""
+
+    is_silent = False
+
+    async def overview(self) -> Any:  # noqa: ANN401 - plain values
+        if self.is_silent:
+            raise LinkFailed("controller", "it is gone")
+        return await super().overview()
+
+    def _record(self, draw: Any, ended_at_s: float) -> RequestRecord:  # noqa: ANN401 - a Random
+        record = super()._record(draw, ended_at_s)
+        if self._count % 7:
+            return record
+        return replace(record, request_id=f"{HOSTILE}{self._count}", tenant=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def feed() -> SpoiledFeed:
+    return SpoiledFeed()
+
+
+@pytest.fixture(scope="module")
+def base(feed: SpoiledFeed) -> Iterator[str]:
+    with served(feed) as base:
+        yield base
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser: Any, base: str) -> Iterator[Opened]:  # noqa: ANN401 - see Page
+    """Opens pages; none may have asked anybody outside, or complained."""
+    watched: list[Watched] = []
+
+    def go(where: str = "", **context: object) -> Page:
+        context.setdefault("viewport", {"width": 1440, "height": 900})
+        watched.append(Watched(browser, base, **context))
+        return watched[-1].open(where)
+
+    yield go
+    for one in watched:
+        one.close()
+    assert [url for one in watched for url in one.outside] == []
+    assert [text for one in watched for text in one.complaints] == []
+
+
+def seconds(page: Page, selector: str) -> list[float]:
+    return [
+        float(one.get_attribute("data-seconds") or "nan") for one in page.locator(selector).all()
+    ]
+
+
+def background(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def test_numbers_move_by_themselves(opened: Opened) -> None:
+    page = opened("#overview")
+    shown = page.locator("[data-test=goodput]")
+    before = shown.inner_text()
+    assert re.match(r"[\d.]+", before)
+    page.wait_for_function(
+        "before => document.querySelector('[data-test=goodput]').innerText !== before", arg=before
+    )
+
+
+def test_the_chart_draws_what_was_asked_for_and_kept(opened: Opened) -> None:
+    page = opened("#overview")
+    page.wait_for_function("document.querySelector('[data-line=goodput_per_s] b').innerText > '0'")
+    inked = """() => {
+      const canvas = document.querySelector('.chart canvas');
+      const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+      return pixels.some((value, at) => at % 4 === 3 && value > 0);
+    }"""
+    assert page.evaluate(inked)
+
+
+def test_a_waterfall_adds_up_to_the_whole_request(opened: Opened, feed: SpoiledFeed) -> None:
+    page = opened("#requests")
+    page.locator("tbody [data-row]").first.click()
+    page.locator("[data-test=bar]").first.wait_for()
+    whole_s = seconds(page, "[data-test=e2e]")[0]
+    name = page.locator(".detail .title").first.inner_text()
+    record = next(one for one in feed._records if one.request_id == name)
+    assert whole_s == pytest.approx(record.ended_at_s - record.arrived_at_s, rel=0.05)
+    assert sum(seconds(page, "[data-test=bar]")) == pytest.approx(whole_s, rel=0.05)
+
+
+def test_a_waterfall_is_drawn_as_long_as_it_says(opened: Opened) -> None:
+    page = opened("#requests")
+    page.locator("tbody [data-row]").first.click()
+    page.get_by_role("button", name="all of it").click()
+    whole_s = seconds(page, "[data-test=e2e]")[0]
+    lane = page.locator(".bars .lane").first.bounding_box()
+    for row in page.locator("[data-test=bar]").all():
+        box = row.locator(".bar").bounding_box()
+        drawn_s = box["width"] / lane["width"] * whole_s
+        says_s = float(row.get_attribute("data-seconds"))
+        assert drawn_s == pytest.approx(says_s, rel=0.05, abs=3 / lane["width"] * whole_s)
+
+
+def test_a_request_shows_what_it_was_chosen_from(opened: Opened) -> None:
+    page = opened("#requests")
+    page.locator("tbody [data-row]").first.click()
+    page.locator(".options tbody tr").first.wait_for()
+    assert page.locator(".options tr.on").count() == 1
+    assert "= TTFT" in page.locator(".options thead").inner_text()
+
+
+def test_the_list_holds_still_under_the_pointer(opened: Opened) -> None:
+    page = opened("#requests")
+    first = page.locator("tbody [data-row]").first
+    first.hover()
+    page.get_by_text("held while you read").wait_for()
+    before = first.inner_text()
+    page.wait_for_timeout(2500)
+    assert first.inner_text() == before
+    page.mouse.move(5, 5)
+    page.wait_for_function(
+        "before => document.querySelector('tbody [data-row]').innerText !== before", arg=before
+    )
+
+
+def test_everything_is_reached_by_keyboard(opened: Opened) -> None:
+    page = opened("#overview")
+    for number, section in enumerate(SECTIONS, 1):
+        page.keyboard.press(str(number))
+        page.locator(f".page-{section}").wait_for()
+    page.keyboard.press("3")
+    page.locator("tbody [data-row]").nth(3).wait_for()
+    for key in ("j", "j", "j", "k", "Enter"):
+        page.keyboard.press(key)
+    page.locator(".detail [data-test=bar]").first.wait_for()
+    chosen = page.locator(".detail .title").first.inner_text()
+    assert page.locator("tbody tr.on [data-row]").inner_text() == chosen
+    page.keyboard.press("Escape")
+    page.locator(".detail").wait_for(state="detached")
+
+
+def test_the_filter_is_entered_and_left_by_keyboard(opened: Opened) -> None:
+    page = opened("#requests")
+    page.locator("tbody [data-row]").nth(3).wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("no such request 3")
+    page.get_by_text("None of these match").wait_for()
+    assert page.locator(".page-requests").count() == 1
+    page.keyboard.press("Escape")
+    page.locator("tbody [data-row]").nth(3).wait_for()
+    page.keyboard.press("Escape")
+    page.keyboard.press("2")
+    page.locator(".page-fleet").wait_for()
+
+
+def test_help_is_a_dialog_that_escape_closes(opened: Opened) -> None:
+    page = opened("#overview")
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keyboard").wait_for()
+    page.keyboard.press("2")
+    assert page.locator(".page-overview").count() == 1
+    page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="hidden")
+
+
+def test_what_has_the_focus_is_seen(opened: Opened) -> None:
+    page = opened("#overview")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    width = page.evaluate("getComputedStyle(document.activeElement).outlineWidth")
+    assert width == "2px"
+
+
+def test_the_theme_is_the_systems_until_somebody_chooses(opened: Opened) -> None:
+    light, dark = opened(color_scheme="light"), opened(color_scheme="dark")
+    assert background(light) != background(dark)
+    light.keyboard.press("t")
+    light.keyboard.press("t")
+    assert background(light) == background(dark)
+    light.reload()
+    light.locator("#state.ok").wait_for()
+    assert background(light) == background(dark)
+
+
+def test_names_that_want_to_be_markup_are_text(opened: Opened) -> None:
+    page = opened("#requests")
+    page.keyboard.press("/")
+    page.keyboard.type("onerror")
+    row = page.locator("tbody [data-row]").first
+    row.wait_for()
+    assert HOSTILE in row.inner_text()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    page.locator(".detail [data-test=bar]").first.wait_for()
+    assert HOSTILE in page.locator(".detail .title").first.inner_text()
+    assert page.locator("img").count() == 0
+    assert page.title() != "1"
+
+
+def test_a_controller_that_falls_silent_is_seen_and_so_is_its_return(
+    opened: Opened, feed: SpoiledFeed
+) -> None:
+    page = opened("#overview")
+    page.locator("[data-test=goodput]").wait_for()
+    feed.is_silent = True
+    try:
+        page.locator("#troubles p").wait_for()
+        assert "it is gone" in page.locator("#troubles").inner_text()
+        assert page.locator("#state").inner_text() == "no answer"
+        assert page.locator("[data-test=goodput]").is_visible()
+    finally:
+        feed.is_silent = False
+    page.locator("#troubles p").wait_for(state="detached")
+    page.locator("#state.ok").wait_for()
+
+
+@pytest.mark.parametrize("width", [360, 820, 1440, 3840])
+def test_no_section_is_wider_than_the_window(opened: Opened, width: int) -> None:
+    page = opened("#overview", viewport={"width": width, "height": 900})
+    for section in SECTIONS:
+        page.evaluate("name => { location.hash = name; }", section)
+        page.locator(f".page-{section} h1, .page-{section} .yaml").first.wait_for()
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, section
+
+
+def test_nothing_moves_for_who_wants_it_still(opened: Opened) -> None:
+    page = opened("#overview", reduced_motion="reduce")
+    names = page.evaluate(
+        "[...document.querySelectorAll('*')].map(n => getComputedStyle(n).animationName)"
+    )
+    assert set(names) == {"none"}
