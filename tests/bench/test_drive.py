@@ -74,16 +74,13 @@ async def test_a_conversation_goes_on_with_what_was_answered() -> None:
     server = CompletionServer(behaviour=events(said("yes"), said(" no", last=True), END))
     found = await driven(server, talk(3))
     assert [one.number for one in found.samples] == list(range(6))
-    asked = sorted(
-        (len(one.body["messages"]), one)
-        for one in server.asked
-        if one.headers["x-session-id"] == "0-1"
-    )  # type: ignore[misc]
-    assert [length for length, _ in asked] == [1, 3, 5]
-    last = asked[-1][1].body["messages"]
+    mine = [one for one in server.asked if one.headers["x-session-id"] == "0-1"]
+    asked = sorted(mine, key=lambda one: len(one.body["messages"]))
+    assert [len(one.body["messages"]) for one in asked] == [1, 3, 5]
+    last = asked[-1].body["messages"]
     assert [one["role"] for one in last] == ["user", "assistant", "user", "assistant", "user"]
     assert last[1]["content"] == last[3]["content"] == "yes no"
-    assert last[:3] == asked[1][1].body["messages"]
+    assert last[:3] == asked[1].body["messages"]
 
 
 async def test_a_turn_is_due_a_think_time_after_the_answer_to_the_one_before() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, stdev
 
@@ -28,14 +29,17 @@ from tests.bench.samples import source
 MIXED = MadeUp(prompt=Span(20, 90), output=Span(1, 9), classes=(("a", 3.0), ("b", 1.0)))
 
 
-def asked(what: Source, count: int) -> list[object]:
+Made = tuple[TraceRequest, Sequence[object]]
+
+
+def asked(what: Source, count: int) -> list[Made]:
     maker = Maker(what)
     requests = [maker.request(number) for number in range(count)]
     return [(one, maker.question(number, one).prompt) for number, one in enumerate(requests)]
 
 
 def test_the_same_seed_makes_the_very_same_requests() -> None:
-    def made(seed: str, texts: str) -> list[object]:
+    def made(seed: str, texts: str) -> list[Made]:
         return asked(source(what=MIXED, seed=seed, texts=texts, classes=("a", "b")), 50)
 
     assert made("1", "1") == made("1", "1")
@@ -44,7 +48,7 @@ def test_the_same_seed_makes_the_very_same_requests() -> None:
 
 def test_other_texts_have_the_same_lengths_and_share_nothing() -> None:
     one, other = (asked(source(what=MIXED, texts=name), 20) for name in ("1", "2"))
-    for (first, prompt), (second, text) in zip(one, other, strict=True):  # type: ignore[misc]
+    for (first, prompt), (second, text) in zip(one, other, strict=True):
         assert first == second
         assert len(prompt) == len(text) == first.prompt_tokens
         assert prompt[:8] != text[:8]
