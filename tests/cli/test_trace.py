@@ -123,14 +123,14 @@ def test_each_resume_says_why() -> None:
 
 
 def test_legs_are_shown_as_engines_tell_of_them() -> None:
-    legs = [{"kind": "prefill", "replica": "p-1", "queue_s": 0.25}]
-    said = lines(legs=legs)
-    assert said[said.index("  legs, as engines tell of them") + 1].split() == [
-        "kind",
-        "replica",
-        "queue",
-    ]
-    assert line_with("250 ms", legs=legs)
+    leg = {"kind": "prefill", "replica": "p-1", "end": "done", "engine_queue_s": 0.25}
+    leg |= {"prompt_tokens": 500, "cached_tokens": 480, "preemptions": 2}
+    said = lines(legs=[leg])
+    assert "preempted" in said[said.index("  legs, as engines tell of them") + 1]
+    row = line_with("250 ms", legs=[leg])
+    assert row.split()[:3] == ["prefill", "p-1", "done"]
+    assert "500 (480 cached)" in row
+    assert row.endswith("2")
 
 
 def test_several_answers_of_one_request_are_a_paragraph_each() -> None:

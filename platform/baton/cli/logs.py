@@ -109,7 +109,9 @@ def readable(line: LogLine) -> Iterator[str]:
         return
     level, event = str(told.pop("level")), str(told.pop("event"))
     exception = told.pop("exception", None)
-    fields = " ".join(f"{name}={value}" for name, value in told.items())
+    fields = " ".join(
+        f"{name}={value}" for name, value in told.items() if value is not None and value != ""
+    )
     head = f"{level.upper():7}"
     if (paint := _PAINTS.get(level)) is not None:
         head = painted(head, paint)

@@ -78,9 +78,9 @@ def readable(report: Report) -> Report:
     ingresses = cast("list[Told]", report.get("ingresses", []))
     members = cast("list[Told]", report.get("members", []))
     views = _views(ingresses)
-    shown = dict(report)
-    if "up_s" in shown:
-        shown["up"] = duration_text(shown.pop("up_s"))
+    shown = {("up" if key == "up_s" else key): value for key, value in report.items()}
+    if "up" in shown:
+        shown["up"] = duration_text(cast("float", shown["up"]))
     for name in ("wanted", "members", "pools", "classes", "demand", "autoscaler"):
         shown.pop(name, None)
     shown |= _service(report)

@@ -217,8 +217,18 @@ def _legs(story: Told) -> Iterator[str]:
 
 
 def _leg_row(leg: Told) -> dict[str, object]:
-    """Times with their units; the rest as it is told."""
-    return {
-        name.removesuffix("_s"): duration_text(value) if name.endswith("_s") else value
-        for name, value in leg.items()
+    """What is told of a leg; `queued` and `computed` are by the engine's own clock."""
+    computed, cached = leg.get("prompt_tokens"), leg.get("cached_tokens")
+    row = {
+        "kind": leg.get("kind"),
+        "replica": leg.get("replica"),
+        "end": leg.get("end"),
+        "began": duration_text(leg.get("began_s")),
+        "queued": duration_text(leg.get("engine_queue_s")),
+        "computed": duration_text(leg.get("engine_compute_s")),
+        "first token": duration_text(leg.get("first_output_s")),
+        "ended": duration_text(leg.get("ended_s")),
+        "prompt": f"{computed} ({cached} cached)" if cached else computed,
+        "out": leg.get("output_tokens"),
     }
+    return row | ({"preempted": leg["preemptions"]} if leg.get("preemptions") else {})

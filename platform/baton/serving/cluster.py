@@ -235,13 +235,14 @@ def attach(
 
     _reread_environment(loopback=is_loopback(address))
     try:
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            runtime_env={"env_vars": dict(environment)} if environment else None,
-        )
+        with _own_sigterm():
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                runtime_env={"env_vars": dict(environment)} if environment else None,
+            )
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ClusterFailed(
             f"cannot join the Ray cluster at {address}: {error}",

@@ -81,8 +81,8 @@ def explained(request_id: str, answers: Iterable[Iterable[Row]]) -> Row:
     if not found:
         raise UnknownRequest(
             f"no request {request_id!r} among those that ended lately",
-            "ask again once it has ended; an ingress keeps its last few thousand requests, "
-            "its log has a request_ended event for each",
+            "'baton trace' lists those that ended lately; ask again once it has ended; an ingress "
+            "keeps its last few thousand requests, its log has a request_ended event for each",
         )
     return {"request_id": request_id, "requests": found}
 
