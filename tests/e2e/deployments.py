@@ -42,16 +42,16 @@ class Deployment:
     """Of the command line that say by which configuration it was started."""
     model: str = "tiny"
 
-    def ask(self, *command: str) -> dict[str, Any]:
+    def ask(self, *command: str, within_s: float = 60) -> dict[str, Any]:
         """What a command of `baton` answers in JSON."""
-        done = self._answer(*command)
+        done = self._answer(*command, within_s=within_s)
         assert done.returncode == 0, done.stderr.decode()
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def _answer(self, *command: str) -> subprocess.CompletedProcess[bytes]:
+    def _answer(self, *command: str, within_s: float = 60) -> subprocess.CompletedProcess[bytes]:
         command = (*_BATON, *command, "-o", "json")
-        return subprocess.run(command, capture_output=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, timeout=within_s, check=False)
 
     def fails(self, *command: str) -> str:
         """What a command of `baton` that fails complains of."""

@@ -81,6 +81,30 @@ def test_every_pair_of_replicas_is_found_to_work(baton: Deployment) -> None:
     assert pools == {("prefill", "decode"): 4}
 
 
+def test_an_operator_can_look_at_it_from_a_terminal(baton: Deployment) -> None:
+    baton.stream(prompt(2), request_id="looked-at")
+    top = baton.ask("top", "--once")
+    assert (top["links"]["pairs"], {row["pool"] for row in top["pools"]}) == (
+        4,
+        {"prefill", "decode"},
+    )
+    assert "looked-at" in " ".join(row["request_id"] for row in top["slowest"])
+    (story,) = baton.ask("trace", "looked-at")["requests"]
+    bars_s = sum(bar["to_s"] - bar["from_s"] for bar in story["waterfall"])
+    assert bars_s == pytest.approx(story["ended_s"], rel=0.05)
+    ended = baton.ask("logs", "--event", "request_ended", "--request", "looked-at")
+    assert ended["source"].startswith("ingress-")
+    assert ended["decode_replica"] == story["decode_replica"]
+
+
+def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment) -> None:
+    examined = baton.ask("doctor", "-c", str(CONFIGS / "sim.yaml"), within_s=170)
+    ill = [check for check in examined["checks"] if check["verdict"] == "FAIL"]
+    assert not ill
+    of_it = {c["name"]: c["verdict"] for c in examined["checks"] if c["area"] == "deployment"}
+    assert {of_it[name] for name in ("endpoint", "pairs", "replicas joined", "reports")} == {"PASS"}
+
+
 def test_a_long_prompt_that_comes_again_is_not_computed_again(baton: Deployment) -> None:
     long = "as it was said before, " * 200
     texts = [baton.stream(long, max_tokens=4, request_id=name) for name in ("once", "again")]
