@@ -98,7 +98,7 @@ def test_an_operator_can_look_at_it_from_a_terminal(baton: Deployment) -> None:
 
 
 def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment) -> None:
-    examined = baton.ask("doctor", "-c", str(CONFIGS / "sim.yaml"), within_s=170)
+    examined = baton.ask("doctor", *baton.options, within_s=170)
     ill = [check for check in examined["checks"] if check["verdict"] == "FAIL"]
     assert not ill
     of_it = {c["name"]: c["verdict"] for c in examined["checks"] if c["area"] == "deployment"}
