@@ -312,6 +312,21 @@ def test_preparing_changes_nothing_and_taking_builds_nothing_again(make: Make) -
     asyncio.run(scenario())
 
 
+def test_what_cannot_be_taken_is_counted_and_what_came_too_late_is_not(make: Make) -> None:
+    async def scenario() -> None:
+        holder, _ = holder_of(make())
+        await holder.prepare(3, make("router.seed=13"))
+        await holder.prepare(2, make("router.seed=1"))
+        assert holder.refused == 1
+        with pytest.raises(ValueError, match="cannot use 13"):
+            await holder.take(LiveConfig(generation=4, config=make("router.seed=13")))
+        await holder.take(LiveConfig(generation=3, config=make("router.seed=13")))
+        await holder.take(LiveConfig(generation=4, config=make("router.seed=1")))
+        assert (holder.refused, holder.live.generation) == (2, 4)
+
+    asyncio.run(scenario())
+
+
 def test_a_process_says_why_it_cannot_take_a_configuration(make: Make) -> None:
     async def scenario() -> None:
         holder, process = holder_of(make())

@@ -109,7 +109,7 @@ async def test_one_request_is_looked_for_everywhere() -> None:
 
 
 async def test_where_no_ingress_answers_that_is_said() -> None:
-    async def silent(method: str, *arguments: object) -> Answers:  # noqa: ARG001 - as called
+    async def silent(method: str, *arguments: object) -> Answers:
         return NOBODY
 
     lone = feed(silent)

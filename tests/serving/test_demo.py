@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.serving.demo import Asked, summary
-from baton.serving.deployment import progress_line, telling_line
+from baton.serving.deployment import progress_line, telling_line, where_to_look
 
 
 def asked(*, ok: bool = True, moved_bytes: int = 100, transfer_s: float = 0.2) -> Asked:
@@ -44,3 +44,18 @@ def test_the_line_of_a_traceback_that_says_what_went_wrong_is_shown() -> None:
     message = "A replica failed:\n  File x\nbaton.domain.errors.EngineStartFailed: no such model\n"
     assert telling_line([message]).endswith("EngineStartFailed: no such model")
     assert telling_line([]) == ""
+
+
+def test_where_to_look_is_said_where_there_is_something_to_see() -> None:
+    seen = {"url": "http://127.0.0.1:9400", "metrics": True, "console": True}
+    assert where_to_look({"observability": seen}) == "console and metrics at http://127.0.0.1:9400"
+    assert where_to_look({"observability": seen | {"console": False}}).startswith("metrics at")
+    assert where_to_look({"observability": {"metrics": False, "console": False}}) == ""
+    assert where_to_look({}) == ""
+
+
+def test_where_nothing_can_be_seen_yet_the_reason_is_said() -> None:
+    seen = {"url": None, "metrics": True, "console": True, "trouble": "127.0.0.1:9400 is taken"}
+    assert where_to_look({"observability": seen}) == (
+        "console and metrics are not there yet: 127.0.0.1:9400 is taken"
+    )
