@@ -97,3 +97,13 @@ def test_tenants_keep_their_names_when_more_come_than_there_is_room_for() -> Non
     now = told(meter, GPU_SECONDS)
     assert first.items() <= now.items()
     assert now["other", "decode"] == pytest.approx(5.0 * 99)
+
+
+def test_what_nobody_used_is_told_apart_however_many_tenants_there_are() -> None:
+    meter = UsageMeter()
+    many = {f"t{n:04}": 1.0 for n in range(2 * MOST_VALUES)}
+    meter.take(spent(**many), held(HOUR_S, HOUR_S / 2), {"decode": HOUR_S})
+    costs = told(meter, COST)
+    assert costs[IDLE,] == pytest.approx(HOUR_S / 2)
+    assert costs[OVERHEAD,] == pytest.approx(HOUR_S / 2 - 2 * MOST_VALUES)
+    assert sum(costs.values()) == pytest.approx(HOUR_S)

@@ -57,5 +57,6 @@ class UsageMeter:
                 found.add(GPU_SECONDS, device_s, user, pool)
         for pool, device_s in self._paid_s.items():
             found.add(PAID_GPU_SECONDS, device_s, pool)
-        for user, cost in self._cost.items():
-            found.add(COST, cost, user)
+        # First what nobody used: however many tenants there are, it is not one of the others.
+        for user in sorted(self._cost, key=lambda user: user not in NOBODY):
+            found.add(COST, self._cost[user], user)
