@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from baton.control.limits import CoordinatorLimits
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import LegFailure, LegKind
+from baton.domain.leg_story import LegEnd
 from baton.domain.request import Phase
 from tests.control.world import LIMITS, World, request
 
@@ -69,6 +70,7 @@ def test_streams_that_take_longer_are_moved_with_their_tokens() -> None:
     for record in world.records.values():
         assert (record.outcome, record.resumes) == (Phase.FINISHED, 1)
         assert record.resume_reasons == ("d0: it drains",)
+        assert [leg.end for leg in record.legs] == [LegEnd.MOVED, LegEnd.DONE]
 
 
 def test_no_more_are_under_way_at_a_time_than_allowed() -> None:

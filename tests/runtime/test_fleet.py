@@ -35,6 +35,9 @@ async def test_prefill_and_decode_run_on_their_pools_and_the_blocks_move() -> No
         assert_complete(fleet, request)
         (route,) = fleet.clients.records["r"].routes
         assert (route.prefill_replica_id, route.decode_replica_id) == ("p0", "d0")
+        legs = fleet.clients.records["r"].legs
+        assert [leg.replica_id for leg in legs] == ["p0", "d0"]
+        assert all(leg.times is not None and leg.times.compute_s > 0 for leg in legs)
         moved = fleet.engines["d0"].load().transfers
         assert moved.pulls == 1
         assert moved.moved_bytes == fleet.clients.records["r"].handed_off_blocks * (

@@ -14,6 +14,7 @@ from baton.domain.request import Request
 from baton.engine.sim import SimSettings
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.simulator.engines import EngineSettings
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 
 ENGINE = SimSettings(max_len_tokens=2048, kv_blocks=512)
@@ -44,7 +45,7 @@ def coordinator(
 def fleet(
     *,
     replicas: Mapping[Role, int],
-    engine: SimSettings = ENGINE,
+    engine: EngineSettings = ENGINE,
     options: FleetOptions | None = None,
     coordinators: Sequence[Coordinator] = (),
     tokens: Tokens | None = None,

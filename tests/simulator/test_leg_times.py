@@ -6,9 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.handoff import LegOutput, LegTimes
+from baton.domain.fleet import Role
+from baton.domain.handoff import LegKind, LegOutput, LegTimes
+from baton.policy.placement import Disaggregate
+from baton.simulator.engine.watch import Watch
+from baton.simulator.engines import EngineSettings
 from baton.simulator.v1.core import V1Core
+from baton.telemetry.waterfall import Part, waterfall
+from tests.control.world import check_story
 from tests.simulator import cores, v1_cores
+from tests.simulator.fleets import ENGINE, coordinator, fleet, requests
 
 STEP_S = v1_cores.Straight().step
 
@@ -96,3 +103,44 @@ def test_an_engine_that_is_not_told_the_time_says_nothing_of_it() -> None:
     exact.add(cores.local("a", max_tokens=2))
     assert said(v1_cores.run_dry(core), "a") == []
     assert said([(0.0, one) for one in cores.run_dry(exact)], "a") == []
+
+
+def test_a_leg_that_was_put_back_before_its_first_output_was_scheduled_once() -> None:
+    watch = Watch(1.0)
+    watch.scheduled(2.0)
+    watch.preemptions += 1
+    watch.scheduled(5.0)
+    assert watch.first_output(6.0) == LegTimes(1.0, 4.0, 1)
+    assert watch.last_output() is None
+
+
+COUNTED = replace(
+    v1_cores.SETTINGS, kv_blocks=512, max_len_tokens=2048, max_batched_tokens=256, lease_s=30.0
+)
+
+
+@pytest.mark.parametrize("engine", [ENGINE, COUNTED], ids=["token-exact", "counted"])
+def test_in_a_simulated_fleet_all_legs_say_their_times_and_no_bar_is_guessed(
+    engine: EngineSettings,
+) -> None:
+    made = fleet(
+        replicas={Role.PREFILL: 1, Role.DECODE: 1},
+        engine=engine,
+        coordinators=[coordinator(0, Disaggregate.ALWAYS)],
+    )
+    for request in requests(12):
+        made.send(request)
+    made.run(ended=12, until_s=60.0)
+    for record in made.records:
+        check_story(record)
+        assert [leg.kind for leg in record.legs] == [LegKind.PREFILL, LegKind.DECODE]
+        for leg in record.legs:
+            assert leg.times is not None
+            assert leg.first_output_at_s is not None
+            waited_s = leg.first_output_at_s - leg.began_at_s
+            assert leg.times.queue_s + leg.times.compute_s <= waited_s + 1e-9
+        bars = waterfall(record)
+        assert not any(bar.guessed for bar in bars)
+        assert {Part.PREFILL, Part.TRANSFER, Part.DECODE} <= {bar.part for bar in bars}
+    queued = [waterfall(record)[0] for record in made.records]
+    assert sum(bar.part is Part.QUEUE or bar.part is Part.HELD for bar in queued) > 6

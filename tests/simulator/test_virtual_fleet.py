@@ -16,6 +16,7 @@ from baton.policy.placement import Disaggregate
 from baton.simulator.arrivals import closed_loop, open_loop, poisson_times
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from baton.simulator.reporting import Reporting
+from tests.control.world import check_story
 from tests.simulator.fleets import ENGINE, JOINED_S, Tokens, coordinator, fleet, requests
 
 EXACT = FleetOptions(latency_s=0.01, latency_spread=0.0)
@@ -113,6 +114,8 @@ def test_whatever_dies_and_joins_every_request_ends_once_and_nothing_is_left(see
     assert {record.outcome for record in made.records} == {Phase.FINISHED}
     assert tokens.of == {request.request_id: wanted(request) for request in sent}
     assert any(record.resumes for record in made.records)
+    for record in made.records:
+        check_story(record)
     leases_out(made)
     made.check_idle()
 

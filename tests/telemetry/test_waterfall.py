@@ -175,6 +175,13 @@ def test_a_client_that_leaves_before_the_first_token_loses_nothing() -> None:
     )
 
 
+def test_a_resumed_request_whose_client_left_did_not_lose_its_last_leg() -> None:
+    broken = replace(LOCAL, end=LegEnd.BROKEN, output_tokens=0, ended_at_s=102.0)
+    left = replace(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=None, output_tokens=0)
+    cancelled = told(broken, replace(left, end=LegEnd.CANCELLED), outcome=Phase.CANCELLED)
+    assert brief(cancelled)[1:] == [("lost", "d", 1.0, 2.0), ("queue", "d", 2.0, 3.0)]
+
+
 def test_a_request_that_failed_lost_what_it_ran_for() -> None:
     failed = replace(LOCAL, first_output_at_s=None, end=LegEnd.BROKEN, output_tokens=0)
     assert brief(told(failed, outcome=Phase.FAILED))[1:] == [("lost", "d", 1.0, 3.0)]
