@@ -167,7 +167,7 @@ def _table(axes: Axes, drawing: Drawing) -> None:
     matrix = next((one for one in options if "rowField" in one), None)
     rows = [row for _, row, _ in drawing.named()]
     if matrix is not None:
-        cells, head, side = _matrix(rows, matrix["rowField"], matrix["columnField"], drawing.unit)
+        cells, head = _matrix(rows, matrix["rowField"], matrix["columnField"], drawing.unit)
     else:
         labels = sorted({label for row in rows for label in row["labels"]})
         cells = [
@@ -175,9 +175,11 @@ def _table(axes: Axes, drawing: Drawing) -> None:
              shown(row["points"][-1][1], drawing.unit)]
             for row in rows[:_MOST_ROWS]
         ]  # fmt: skip
-        head, side = [*labels, "value"], None
-    box = Bbox.from_bounds(0.28 if side else 0.02, 0.04, 0.7 if side else 0.96, 0.9)
-    drawn = axes.table(cellText=cells, colLabels=head, rowLabels=side, cellLoc="center", bbox=box)
+        head = [*labels, "value"]
+    longest = [max(map(len, column)) + 2 for column in zip(*[head, *cells], strict=True)]
+    widths = [length / sum(longest) for length in longest]
+    box = Bbox.from_bounds(0.02, 0.04, 0.96, 0.9)
+    drawn = axes.table(cellText=cells, colLabels=head, colWidths=widths, cellLoc="center", bbox=box)
     drawn.auto_set_font_size(False)  # noqa: FBT003
     drawn.set_fontsize(_SMALL)
     for cell in drawn.get_celld().values():
@@ -186,7 +188,8 @@ def _table(axes: Axes, drawing: Drawing) -> None:
 
 def _matrix(
     rows: Sequence[Row], row_label: str, column_label: str, unit: str
-) -> tuple[list[list[str]], list[str], list[str]]:
+) -> tuple[list[list[str]], list[str]]:
+    """Cells, and the names of columns; the first column has the names of rows."""
     values = {
         (row["labels"].get(row_label, ""), row["labels"].get(column_label, "")): row["points"][-1][
             1
@@ -196,10 +199,11 @@ def _matrix(
     down = sorted({row for row, _ in values})
     across = sorted({column for _, column in values})
     cells = [
-        [shown(values[one, other], unit) if (one, other) in values else "" for other in across]
+        [_short(one), *(shown(values[at], unit) if (at := (one, other)) in values else ""
+                        for other in across)]
         for one in down
-    ]
-    return cells, [_short(one) for one in across], [_short(one) for one in down]
+    ]  # fmt: skip
+    return cells, [f"{row_label} \\ {column_label}", *map(_short, across)]
 
 
 def _heat(axes: Axes, drawing: Drawing) -> None:

@@ -91,7 +91,7 @@ def _lines(metric: Metric, at_s: float) -> Iterator[str]:
         elif metric.kind is Kind.COUNTER:
             yield f"{metric.name}{_braced(labels)} {size * at_s:.3f}\n"
         else:
-            value = size * (1.2 + math.sin(2 * math.pi * at_s / _PERIOD_S))
+            value = size * (1.2 + math.sin(size + 2 * math.pi * at_s / _PERIOD_S))
             yield f"{metric.name}{_braced(labels)} {value:.3f}\n"
 
 

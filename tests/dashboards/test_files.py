@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from ruamel.yaml import YAML
 from baton.telemetry import dashboards
 from baton.telemetry.catalogue import CATALOGUE
 from baton.telemetry.dashboards.boards import boards
-from tests.dashboards.pages import FOLDER, page
+from tests.dashboards.pages import FOLDER, REPOSITORY, page
 
 
 def test_the_files_are_what_the_code_makes() -> None:
@@ -42,6 +43,14 @@ def test_an_installed_package_hands_out_what_it_was_shipped_with(
     monkeypatch.setattr(dashboards, "_SHIPPED", tmp_path)
 
     assert dashboards.files() == {"goodput.json": b"{}"}
+
+
+def test_the_wheel_carries_the_folder_to_where_it_is_looked_for() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    carried = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+
+    shipped = dashboards._SHIPPED.relative_to(REPOSITORY / "platform").as_posix()
+    assert carried == {FOLDER.name: shipped}
 
 
 def test_a_panel_keeps_its_number_while_others_come_and_go() -> None:
