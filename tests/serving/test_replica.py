@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
+from prometheus_client import CollectorRegistry, Counter
 
 from baton.config import DeploymentConfig, load_config, probe_options
 from baton.config.schema import Resources
@@ -13,7 +15,8 @@ from baton.domain.errors import RoleNotPossible
 from baton.domain.fleet import ReplicaFacts, Role
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.side_channel_checks import GRACE_S
-from baton.serving.replica import EngineReplica, host_options
+from baton.serving.metrics_endpoint import MetricsEndpoint
+from baton.serving.replica import EngineReplica, host_options, metrics_endpoint
 from tests.fakes.link_rig import hosting
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts
 
@@ -48,6 +51,43 @@ def test_a_coordinator_waits_until_a_replica_must_have_answered_a_check(deadline
     assert probing.deadline_s + probing.answer_s > host_options(said, "decode").check_s + GRACE_S
 
 
+# ------------------------------------------------------------------ metrics
+
+
+async def test_a_replicas_metrics_and_its_engines_own_are_for_whoever_has_the_token(
+    tmp_path: Path,
+) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("a-token-that-nobody-guesses")
+    token_file.chmod(0o600)
+    series = CollectorRegistry()
+    Counter("vllm:swaps", "Of an engine.", registry=series).inc(5)
+    said = config(f"observability.token_file={token_file}")
+    async with hosting() as (host, engine), httpx.AsyncClient() as http:
+        endpoint = metrics_endpoint(said, host, address="127.0.0.1", series=series)
+        assert endpoint is not None
+        await endpoint.start()
+        try:
+            body = Body(host, engine.facts, endpoint)
+            metadata = body.record_replica_metadata()  # type: ignore[misc]
+            url = f"http://{metadata['metrics']}/metrics"
+            assert (await http.get(url)).status_code == 401
+            answer = await http.get(url, auth=("prometheus", token_file.read_text()))
+        finally:
+            await endpoint.close()
+    assert "baton_live_legs 0.0" in answer.text
+    assert "vllm:swaps_total 5.0" in answer.text
+
+
+async def test_a_replica_of_which_no_metrics_are_wanted_has_none() -> None:
+    said = config("observability.metrics.enabled=false")
+    async with hosting() as (host, engine):
+        series = CollectorRegistry()
+        assert metrics_endpoint(said, host, address="127.0.0.1", series=series) is None
+        metadata = Body(host, engine.facts).record_replica_metadata()  # type: ignore[misc]
+        assert metadata["metrics"] is None
+
+
 # ------------------------------------------------------------------ roles
 
 
@@ -60,9 +100,11 @@ class Body:
     record_replica_metadata = EngineReplica.record_replica_metadata
     _started = EngineReplica._started
 
-    def __init__(self, host: ReplicaHost, facts: ReplicaFacts) -> None:
+    def __init__(
+        self, host: ReplicaHost, facts: ReplicaFacts, metrics: MetricsEndpoint | None = None
+    ) -> None:
         self._host, self._facts, self._pool = host, facts, facts.pool
-        self._metrics = None
+        self._metrics = metrics
 
 
 async def test_a_replica_says_what_it_is_meant_for_now_and_what_its_pool_is_for() -> None:
