@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -10,13 +11,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner, Result
 
 import baton
 from baton.cli.main import build_app
-from baton.cli.output import duration_text, text_lines
+from baton.cli.output import Paint, bytes_text, duration_text, painted, text_lines
 from baton.cli.seam import Commands, Progress, Report, Seam
 from baton.config import LoadedConfig
 from baton.domain.errors import (
@@ -102,7 +104,7 @@ def run() -> Run:
         commands: ScriptedCommands | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Result:
-        scripted: Commands = commands or ScriptedCommands()
+        scripted = cast(Commands, commands or ScriptedCommands())
         seam = Seam(commands=lambda: scripted, environ=environ or {})
         return CliRunner().invoke(build_app(), arguments, obj=seam)
 
@@ -288,6 +290,35 @@ def test_a_duration_is_said_in_three_digits_with_its_unit(
     duration_s: float | None, text: str
 ) -> None:
     assert duration_text(duration_s) == text
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"), (7e12, "7 TB")],
+)
+def test_bytes_are_said_in_three_digits_with_their_unit(size_bytes: float, text: str) -> None:
+    assert bytes_text(size_bytes) == text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environ", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_a_terminal_gets_colours_unless_it_wants_none(
+    environ: dict[str, str], *, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert ("\x1b" in painted("FAIL", Paint.BAD)) is coloured
+    assert "\x1b" not in painted("FAIL", Paint.BAD, err=True)
 
 
 # ------------------------------------------------------------------------------------- exit codes

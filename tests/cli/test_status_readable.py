@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import cast
 
 import pytest
+from rich.console import Console
 
 from baton.cli.output import text_lines
-from baton.cli.status import readable
+from baton.cli.status import _screen, readable
 from baton.policy.index_record import ReplicaIndexState
 
 MEMBER = {"replica_id": "decode-1", "role": "decode", "node": "10.0.0.1", "pid": 7, "link": "tcp"}
@@ -177,6 +178,32 @@ def test_how_good_predictions_were_is_said_for_each_pool() -> None:
         },
         {"pool": "prefill", "requests": 0, "ttft_error": "-", "bias": "-", "step_error": "-"},
     ]
+
+
+def test_failures_of_a_policy_of_the_users_own_are_shown_and_none_are_not() -> None:
+    (ingress,) = rows(report(VIEW), "ingresses")
+    failing = {"name": "own:choose", "failures": 3, "last_failure": "KeyError: 'x'"}
+    well = {"name": "own:choose", "failures": 0, "last_failure": ""}
+    shown = readable(report(VIEW) | {"ingresses": [ingress | {"policy": failing}]})
+    assert shown["placement_failures"] == ["own:choose failed 3 times, the last: KeyError: 'x'"]
+    healthy = readable(report(VIEW) | {"ingresses": [ingress | {"policy": well}]})
+    assert "placement_failures" not in healthy
+
+
+def test_how_long_it_is_up_is_said_in_its_place() -> None:
+    shown = readable(report(VIEW) | {"up_s": 734.0})
+    assert shown["up"] == "12 min 14 s"
+    assert "up_s" not in shown
+
+
+def test_a_screen_has_as_many_lines_as_fit_and_says_what_it_leaves_out() -> None:
+    screen = Console(width=40, height=5)
+    text = str(_screen(screen, report(VIEW), "9 s old"))
+    lines = text.splitlines()
+    assert len(lines) == 5
+    assert lines[-1] == "9 s old"
+    assert "more lines" in lines[-2]
+    assert max(map(len, lines[:-2])) <= 40
 
 
 def test_nothing_that_runs_is_shown_as_nothing() -> None:

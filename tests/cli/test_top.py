@@ -217,12 +217,11 @@ def test_no_deployment_is_too_large_for_a_screen(
 def test_what_moves_now_is_told_from_two_looks_and_never_below_nothing() -> None:
     history = History()
     first, second = told(), told(links=[LINK | {"moved_bytes": 3_000_000_000}])
-    history.note(first, 10.0)
-    assert history.bytes_per_s is None
-    history.note(second, 12.0)
-    assert history.bytes_per_s == 1e9
-    history.note(first, 14.0)
-    assert history.bytes_per_s == 0
+    rates: list[float | None] = []
+    for report, at_s in ((first, 10.0), (second, 12.0), (first, 14.0)):
+        history.note(report, at_s)
+        rates.append(history.bytes_per_s)
+    assert rates == [None, 1e9, 0]
 
 
 # ------------------------------------------------------------------------------------ the verb

@@ -48,7 +48,7 @@ def running(
     health: str | Unknown = "",
     links: tuple[dict[str, Any], ...] | Unknown = (LINK,),
     metrics: str | Unknown | None = "",
-    nodes: dict[str, Any] | Unknown = NODES,  # type: ignore[assignment]  # never changed
+    nodes: dict[str, Any] | Unknown = NODES,
     **status: object,
 ) -> RunningNow:
     return RunningNow(

@@ -132,9 +132,9 @@ class BuiltWhenAsked(MutableMapping[str, Built]):
 class QuickGroup(TyperGroup):
     """A verb with verbs, that reads its own options without what Typer reads others with."""
 
-    def get_help_option(self, ctx: typer.Context) -> TyperOption | None:
+    def get_help_option(self, ctx: object) -> TyperOption | None:
         """As it is, but false where it is not given: of None, Typer asks pydantic what it is."""
-        option = super().get_help_option(ctx)
+        option = super().get_help_option(ctx)  # type: ignore[arg-type]  # Typer's, handed on
         if option is not None:
             option.default = False
         return option
