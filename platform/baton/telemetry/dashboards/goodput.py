@@ -49,9 +49,9 @@ def board() -> Board:
         choices=(JOB, CLASS, MODEL, POOL),
         rows=(
             Row(title="Are we keeping the promise?", panels=tuple(_promise())),
-            Row(title="What was asked, and what was served", panels=tuple(_rates())),
+            Row(title="What was asked, and what was served", panels=(*_rates(), *_ends())),
             Row(title="What clients felt", panels=tuple(_latencies())),
-            Row(title="Where the time to first token went", panels=tuple(_ttft())),
+            Row(title="Where the time to first token went", panels=(*_ttft(), *_waits())),
         ),
     )
 
@@ -141,6 +141,9 @@ def _rates() -> Iterator[Panel]:
         ),
         unit=Unit.REQUESTS_PER_S,
     )
+
+
+def _ends() -> Iterator[Panel]:
     for objective in (Objective.TTFT, Objective.TPOT, Objective.ITL):
         yield _met(objective)
     yield Panel(
@@ -284,6 +287,9 @@ def _ttft() -> Iterator[Panel]:
         unit=Unit.SECONDS,
         width=12,
     )
+
+
+def _waits() -> Iterator[Panel]:
     yield Panel(
         title="Hand-off gap",
         about="From the end of prefill to the first token, of requests that were handed off: what"

@@ -46,8 +46,8 @@ def board() -> Board:
         about="How many replicas there are and should be, what is asked of them, and why.",
         choices=(JOB, POOL),
         rows=(
-            Row(title="Are there enough?", panels=tuple(_now())),
-            Row(title="Replicas", panels=tuple(_replicas())),
+            Row(title="Are there enough?", panels=(*_now(), *_hands())),
+            Row(title="Replicas", panels=(*_replicas(), *_use())),
             Row(title="Demand against capacity", panels=tuple(_demand())),
             Row(title="What was decided, and why", panels=tuple(_decisions())),
             Row(title="The loop itself", panels=tuple(_loop())),
@@ -98,6 +98,9 @@ def _now() -> Iterator[Panel]:
         height=5,
         steps=FULL_IS_BAD,
     )
+
+
+def _hands() -> Iterator[Panel]:
     yield Panel(
         title="Autoscaler holds",
         about="1 while it changes nothing, for want of something that it needs to see: `baton"
@@ -151,6 +154,9 @@ def _replicas() -> Iterator[Panel]:
         unit=Unit.COUNT,
         width=12,
     )
+
+
+def _use() -> Iterator[Panel]:
     yield Panel(
         title="Busy",
         about="Time in engine steps, of the time that there was. Near 100 % with a queue: too few.",

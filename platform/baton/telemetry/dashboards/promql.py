@@ -213,8 +213,9 @@ def targets_up(*by: str) -> Expr:
 
 
 def firing() -> Expr:
-    """Alerts that fire, by name, severity and what they are about."""
-    return total(_external(ALERTS, alertstate="firing"), "alertname", "severity")
+    """Alerts of baton's rules that fire, by name and severity."""
+    fires = _external(ALERTS, alertname="=~Baton.*", alertstate="firing")
+    return total(fires, "alertname", "severity")
 
 
 def legend_labels(legend: str) -> frozenset[str]:

@@ -39,10 +39,10 @@ def board() -> Board:
         about="Where requests are sent and why, how right the predictions are, what caches save.",
         choices=(JOB, CLASS, POOL),
         rows=(
-            Row(title="Who runs what, and why?", panels=tuple(_placements())),
+            Row(title="Who runs what, and why?", panels=(*_placements(), *_door())),
             Row(title="How right are the predictions?", panels=tuple(_predictions())),
             Row(title="What do caches save?", panels=tuple(_cache())),
-            Row(title="Engines", panels=tuple(_engines())),
+            Row(title="Engines", panels=(*_engines(), *_steps(), *_processes())),
         ),
     )
 
@@ -79,6 +79,9 @@ def _placements() -> Iterator[Panel]:
         unit=Unit.FRACTION,
         highest=1.0,
     )
+
+
+def _door() -> Iterator[Panel]:
     yield Panel(
         title="At the door",
         about="What admission decided, and why. Much that is shed as `too_late` or `breaks`: more"
@@ -226,6 +229,9 @@ def _engines() -> Iterator[Panel]:
         ),
         unit=Unit.COUNT,
     )
+
+
+def _steps() -> Iterator[Panel]:
     yield Panel(
         title="Engine steps",
         about="By pool and what they did; a step that did both counts for both.",
@@ -262,6 +268,9 @@ def _engines() -> Iterator[Panel]:
         ),
         unit=Unit.PER_S,
     )
+
+
+def _processes() -> Iterator[Panel]:
     yield Panel(
         title="Legs and coordinators",
         about="What runs on replicas for all coordinators, and how many are connected to each.",

@@ -35,7 +35,7 @@ def board() -> Board:
         choices=(JOB, TENANT, CLASS, POOL),
         rows=(
             Row(title="What does it cost?", panels=tuple(_cost())),
-            Row(title="Who asks, and what do they get?", panels=tuple(_requests())),
+            Row(title="Who asks, and what do they get?", panels=(*_requests(), *_kinds())),
             Row(title="Who uses the devices?", panels=tuple(_devices())),
         ),
     )
@@ -120,6 +120,9 @@ def _requests() -> Iterator[Panel]:
         unit=Unit.FRACTION,
         highest=1.0,
     )
+
+
+def _kinds() -> Iterator[Panel]:
     yield Panel(
         title="Refused, by tenant",
         about="`barred`: over the tenant's own limits, or not allowed. `shed`, `evicted`: there"
