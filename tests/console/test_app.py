@@ -17,7 +17,7 @@ from baton.console.app import LONGEST_NAME, MOST_QUESTIONS, console_app
 from baton.console.hub import Hub, Pace
 from baton.domain.errors import LinkFailed
 from tests.console.scripted_feed import OVERVIEW, ScriptedFeed, told
-from tests.console.viewers import until, watching
+from tests.console.viewers import LONGEST_S, until, watching
 
 HOSTILE = '"><img src=x onerror=alert(1)>\r\n\r\nevent: hello\ndata: {}\n\n</script>\u2028'
 QUICK = Pace(every_s=0.0, deadline_s=2.0, linger_s=0.0)
@@ -258,7 +258,8 @@ async def test_a_viewer_for_whom_there_is_no_room_is_told_when_to_come_again() -
     app = app_of(ScriptedFeed(), most_viewers=1)
     async with watching(app) as viewer, client_of(app) as client:
         await viewer.event("hello")
-        answer = await client.get("events")
+        async with asyncio.timeout(LONGEST_S):
+            answer = await client.get("events")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "10"
         assert answer.json()["why"] == "1 pages watch already"
