@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -193,8 +194,16 @@ async def test_failures_have_a_kind(behaviour: Behaviour, kind: str) -> None:
 class Raw:
     """A server that answers each request with the same bytes, on connections that it keeps."""
 
-    def __init__(self, body: bytes, *, ends: bool = True, status: bytes = b"200 OK") -> None:
+    def __init__(
+        self,
+        body: bytes,
+        *,
+        ends: bool = True,
+        status: bytes = b"200 OK",
+        end_after: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.connections = 0
+        self._end_after = end_after
         self._ended: list[asyncio.Event] = []
         self._answer = (
             b"HTTP/1.1 "
@@ -203,7 +212,7 @@ class Raw:
             + f"{len(body):x}\r\n".encode()
             + body
             + b"\r\n"
-            + (b"0\r\n\r\n" if ends else b"")
+            + (b"0\r\n\r\n" if ends and end_after is None else b"")
         )
 
     @asynccontextmanager
@@ -224,6 +233,9 @@ class Raw:
                 await reader.readexactly(int(length.split("\r\n")[0] or 0) if length else 0)
                 writer.write(self._answer)
                 await writer.drain()
+                if self._end_after is not None:
+                    await self._end_after()
+                    writer.write(b"0\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
             with suppress(ConnectionError):
@@ -231,8 +243,11 @@ class Raw:
         ended.set()
 
 
-async def asked_twice(raw: Raw) -> list[Answer]:
-    async with raw.running() as url, CompletionClient(ClientOptions(url=url)) as client:
+async def asked_twice(raw: Raw, clock: Callable[[], float] = time.monotonic) -> list[Answer]:
+    async with (
+        raw.running() as url,
+        CompletionClient(ClientOptions(url=url), clock=clock) as client,
+    ):
         prepared = client.prepare("tiny", QUESTION)
         return [await client.ask(prepared), await client.ask(prepared)]
 
@@ -240,6 +255,15 @@ async def asked_twice(raw: Raw) -> list[Answer]:
 async def test_a_connection_is_used_again() -> None:
     raw = Raw((token(last=True) + END).encode())
     answers = await asked_twice(raw)
+    assert [one.finished for one in answers] == [True, True]
+    assert raw.connections == 1
+
+
+async def test_a_connection_whose_stream_ends_a_little_later_is_used_again() -> None:
+    clock = Clock(*map(float, range(6)))
+    ends = iter((2, 5))
+    raw = Raw((token(last=True) + END).encode(), end_after=lambda: clock.asked(next(ends)))
+    answers = await asked_twice(raw, clock)
     assert [one.finished for one in answers] == [True, True]
     assert raw.connections == 1
 

@@ -64,6 +64,11 @@ def test_a_failed_request_misses_every_objective_and_has_no_latency() -> None:
     assert found.failures == {"why: http 429": 1, "why: timeout": 1}
 
 
+def test_where_nothing_is_promised_what_finishes_is_good() -> None:
+    found = figures(driven(sample(0), failed(1)), plan(), Promise())
+    assert (found.met, found.attainment) == (1, 0.5)
+
+
 def test_an_objective_is_met_at_its_limit_and_missed_above_it() -> None:
     samples = [sample(0), sample(1, first_s=1.001), sample(2, last_s=3.001)]
     assert figures(driven(*samples), plan(), promise(ttft_s=1)).met == 2

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +88,7 @@ def test_the_knee_of_an_endpoint_that_always_keeps_up_is_not_claimed(
     told = report_of(server.url, *options, "--output-tokens", "1", "--warm-up", "0")
     assert told["knee"]["bracketed"] is False
     assert "not bracketed" in told["knee"]["says"]
-    assert [one["rate_per_s"] for one in told["knee"]["probes"]][:2] == [500, 1000]
+    assert told["knee"]["probes"][0]["rate_per_s"] == 500
 
 
 def test_a_chat_is_asked_in_words_that_the_endpoint_counted(server: CompletionServer) -> None:
@@ -202,6 +205,26 @@ def test_files_are_written(server: CompletionServer, tmp_path: Path) -> None:
     assert told["runs"][0]["requests"] == 20
     assert "<html" in (folder / "bench.html").read_text()
     assert len((folder / "requests.jsonl").read_text().splitlines()) == 20
+
+
+def test_ctrl_c_ends_it_with_what_there_is(server: CompletionServer) -> None:
+    stuck = asyncio.Event()
+
+    async def first_ones(asked: Asked) -> AsyncIterator[str]:
+        if len(server.asked) > 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            await stuck.wait()
+        async for event in as_asked(asked):
+            yield event
+
+    server.behaviour = first_ones
+    options = ("--concurrency", "1", "--requests", "50", "--warm-up", "0", "--output-tokens", "2")
+    result = bench(server.url, *options, "--repeats", "3", "-o", "json")
+    assert result.exit_code == 130
+    told = json.loads(result.stdout)
+    assert told["partial"]
+    assert [(one["requests"], one["abandoned"]) for one in told["runs"]] == [(3, 1)]
+    assert "partial: stopped before its end" in result.stderr
 
 
 def test_when_nothing_succeeds_the_status_says_so(server: CompletionServer) -> None:

@@ -206,13 +206,15 @@ def _run(order: Order, *, output: OutputFormat, report: Path | None) -> None:
         if report is not None:
             benching.check_folder(report)
         findings, background = benching.benched(order)
-        files = benching.write_files(findings, background, report) if report else []
     if output is OutputFormat.JSON:
         print_report(document(findings, background), output)
     else:
         print_study(study_of(findings, background), sys.stdout)
-    for file in files:
-        typer.echo(f"report: {file}", err=True)
+    if report is not None:
+        # After it was printed: what was measured is not lost where it cannot be written.
+        with reported_errors():
+            for file in benching.write_files(findings, background, report):
+                typer.echo(f"report: {file}", err=True)
     if not any(run.figures.completed for run in findings.runs):
         whys = [why for run in findings.runs for why in run.figures.failures]
         _fail(f"no request succeeded: {next(iter(whys), 'all were stopped')}", _NEXT_FAILED)
