@@ -109,6 +109,7 @@ async def test_a_newcomer_who_watches_something_else_does_not_wait_for_the_next_
         newcomer = Reader(hub, Topic.FLEET, Topic.SLOWEST)
         assert len((await newcomer.event("fleet"))["replicas"]) == 2
         await newcomer.event("slowest")
+    assert feed.calls["overview"] == 2, "the replicas are not kept where nobody watches them"
 
 
 async def test_a_viewer_is_not_sent_what_it_does_not_watch() -> None:
