@@ -112,6 +112,20 @@ async def test_a_newcomer_who_watches_something_else_does_not_wait_for_the_next_
     assert feed.calls["overview"] == 2, "the replicas are not kept where nobody watches them"
 
 
+async def test_what_nobody_watched_for_a_while_is_read_again_before_it_is_shown() -> None:
+    feed = ScriptedFeed()
+    async with opened(feed) as hub:
+        one, other = Reader(hub, Topic.LATEST), Reader(hub)
+        await one.event("latest")
+        hub.leave(one.mailbox)
+        asked = feed.calls["overview"]
+        await until(lambda: feed.calls["overview"] > asked + 5)
+        await other.event("overview")
+        feed.stories = [told("new")]
+        latest = await Reader(hub, Topic.LATEST).event("latest")
+    assert [row["request_id"] for row in latest["requests"]] == ["new"]
+
+
 async def test_a_viewer_is_not_sent_what_it_does_not_watch() -> None:
     feed = ScriptedFeed()
     async with opened(feed) as hub:
