@@ -212,7 +212,7 @@ async def test_a_feed_that_does_not_answer_in_time_is_named() -> None:
     feed = ScriptedFeed(stuck={"links"})
     async with opened(feed, Pace(every_s=0.0, deadline_s=0.01, linger_s=0.0)) as hub:
         trouble = await Reader(hub, Topic.LINKS).event("trouble")
-    assert trouble == {"source": "links", "why": "no answer within 0.01 s", "for_s": 0.0}
+    assert (trouble["source"], trouble["why"]) == ("links", "no answer within 0.01 s")
 
 
 async def test_one_source_that_fails_does_not_hold_up_the_others() -> None:
@@ -264,7 +264,7 @@ async def test_a_report_without_what_is_expected_is_trouble_and_no_end_of_the_po
 
 
 async def test_large_answers_are_read_less_often() -> None:
-    feed = ScriptedFeed(stories=[told("a", tenant="t" * 400_000)])
+    feed = ScriptedFeed(stories=[told("a", tenant="t" * 8_000_000)])
     async with opened(feed, Pace(every_s=0.05, linger_s=0.0)) as hub:
         Reader(hub, Topic.LATEST)
         await until(lambda: feed.calls["overview"] >= 5)
