@@ -198,6 +198,10 @@ def by_baton(url: str, load: Load, file: Path, seed: int) -> Figures:
             "output_tokens": run["output_tokens"],
             "late_mean_s": run["client"]["late"]["mean"],
             "client_busy": run["client"]["busy"],
+            "client_us_per_token": 1e6
+            * run["client"]["busy"]
+            * run["window_s"]
+            / run["output_tokens"],
             "valid": float(told["valid"]),
         }
     )
@@ -291,7 +295,25 @@ def judged(runs: Runs) -> dict[str, Any]:
         if not abs(found[name]["median"] - 1) <= _WITHIN
     }
     worst = max(abs(found[name]["median"] - 1) for found in ratios.values() for name in JUDGED)
-    return {"agrees": not off, "worst": worst, "off": off, "judged": JUDGED, "ratios": ratios}
+    own = {
+        load: {name: statistics.median(one[BATON][name] for one in repeats) for name in _OWN}
+        for load, repeats in runs.items()
+    }
+    return {
+        "agrees": not off,
+        "worst": worst,
+        "off": off,
+        "judged": JUDGED,
+        "ratios": ratios,
+        "of_baton_alone": own,
+    }
+
+
+_OWN = (
+    *("ttft_from_send_mean_s", "ttft_from_send_p50_s", "late_mean_s"),
+    *("client_busy", "client_us_per_token", "valid"),
+)
+"""What only `baton bench` says; medians of the repeats."""
 
 
 def _ratio(one: float, other: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ import pytest
 
 from baton.bench.client import ClientOptions, ServedModel
 from baton.bench.load import Plan
-from baton.bench.workers import ClientFailed, Errand, drive
+from baton.bench.workers import ClientFailed, Errand, _allow_files, drive
 from tests.bench.samples import plan
 from tests.fakes.completion_server import Asked, CompletionServer, as_asked, token
 
@@ -50,6 +51,24 @@ def test_an_interrupt_ends_a_run_with_what_has_ended() -> None:
     assert found.stopped
     assert [one.number for one in found.samples] == [0]
     assert found.abandoned == 2
+
+
+def test_connections_that_a_process_may_not_have_are_refused_before_they_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = {"now": (256, 4096)}
+
+    def take(_: int, wanted: tuple[int, int]) -> None:
+        limits["now"] = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr(resource, "setrlimit", take)
+    _allow_files(200)
+    assert limits["now"] == (256, 4096)
+    _allow_files(1000)
+    assert limits["now"] == (1000, 4096)
+    with pytest.raises(ClientFailed, match="may have 4096 files open, wanted 5000"):
+        _allow_files(5000)
 
 
 @pytest.mark.slow

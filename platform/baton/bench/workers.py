@@ -12,6 +12,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 import time
@@ -34,6 +35,8 @@ _READY_WITHIN_S = 120.0
 _SOON_S = 0.2
 """From when all are ready until the run begins."""
 _TOLD_EVERY_S = 0.5
+_OTHER_FILES = 128
+"""That a process has open beside its connections."""
 _SLACK_S = 30.0
 """For what a run needs beside its load and the deadline of its last answer."""
 
@@ -74,6 +77,23 @@ def drive(errand: Errand, on_progress: Callable[[int], None]) -> Driven:
     return _drive_together(errand, on_progress)
 
 
+def _allow_files(wanted: int) -> None:
+    """Let this process have so many connections open.
+
+    Raises:
+        ClientFailed: it may not; they would fail, and look like the endpoint's failures.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ClientFailed(
+            f"this process may have {hard} files open, wanted {wanted}",
+            "give a lower --max-in-flight, or raise the limit with 'ulimit -n'",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def _drive(
     errand: Errand,
     share: Share,
@@ -81,6 +101,7 @@ async def _drive(
     on_progress: Callable[[int], None],
 ) -> Driven:
     """Send a share; `begin`, called when all is ready, says when the run begins."""
+    _allow_files(share.part(errand.max_in_flight) + _OTHER_FILES)
     stop = asyncio.Event()
     if threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
