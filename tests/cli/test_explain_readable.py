@@ -130,11 +130,28 @@ def test_a_request_is_shown_with_its_options_and_what_came_of_them() -> None:
     assert shown(RECORD) == (
         "chatcmpl-r-1-1a2b3c4d: finished (stop)\n"
         "  tokens: 3990 prompt (3008 cached), 64 output\n"
-        "  since arrival: first token 200 ms, end 1 s\n"
-        "  TTFT: held 0.3 ms + queue 0 ms + prefill 99.7 ms + transfer 70 ms + decode 30 ms\n"
         "  class chat of tenant acme: missed: TTFT 200 ms, promised 150 ms\n"
         "  device time: 240 ms\n"
         "  resumes: 0\n"
+        "\n"
+        "  first token after 200 ms (predicted 210 ms from its placement on, 5% too long)\n"
+        "                                                              took   predicted\n"
+        "  held      ingress  ▏                                      0.3 ms           -\n"
+        "  prefill   p-1      █████████████████▌                    99.7 ms      150 ms\n"
+        "  transfer  d-1                       ████████████▊          70 ms       20 ms\n"
+        "  decode    d-1                                   ██████     30 ms       30 ms\n"
+        "\n"
+        "  then 800 ms to the end: 64 tokens, 12.7 ms each, longest gap 0 ms\n"
+        "                                                              took   predicted\n"
+        "  decode    d-1      ███████████████████████████████████    800 ms           -\n"
+        "\n"
+        "  legs, as engines tell of them\n"
+        "  kind     replica  end   began   queued  computed  first token  ended   "
+        "prompt              out\n"
+        "  prefill  p-1      done  0.3 ms  -       -         100 ms       100 ms  "
+        "3990 (3008 cached)  0\n"
+        "  decode   d-1      done  100 ms  -       -         200 ms       1 s     "
+        "3990 (3008 cached)  64\n"
         "\n"
         "placement 1 of 1\n"
         "  policy predicted, 0.3 ms after arrival: p-1 -> d-1, disaggregated\n"
@@ -241,7 +258,7 @@ def test_a_request_that_was_refused_is_one_paragraph() -> None:
     assert "placement" not in text
     assert line_with("shed", refused).endswith("shed (the queue is full)")
     assert line_with("tokens:", refused) == "tokens: 3990 prompt (unknown cached), 64 output"
-    assert line_with("first token", refused) == "since arrival: first token -, end 1 s"
+    assert line_with("no first token", refused) == "no first token in 1 s"
 
 
 def test_the_choices_of_a_request_are_one_paragraph_each() -> None:
@@ -302,4 +319,5 @@ def test_time_that_was_lost_on_another_replica_is_a_part_of_its_own() -> None:
     resumed = replace(
         RECORD, decisions=(DECISION, again), routes=(REMOTE, REMOTE), legs=legs, resumes=1
     )
-    assert line_with("TTFT: ", resumed).startswith("TTFT: held 0.6 ms + lost 150 ms + queue")
+    bars = [line for line in shown(resumed).splitlines() if line.startswith("  lost ")]
+    assert [" ".join(line.split()[-3:]) for line in bars] == ["150 ms -"]

@@ -16,6 +16,7 @@ from baton.cli.output import (
     table_lines,
 )
 from baton.cli.seam import Report
+from baton.cli.waterfall_text import leg_lines, screen_width, waterfall_lines
 
 Told = dict[str, Any]
 
@@ -39,16 +40,21 @@ def route(
     if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
         print_report(report, OutputFormat.JSON)
         return
-    for line in readable(report):
+    for line in readable(report, screen_width()):
         typer.echo(line)
 
 
-def readable(report: Report) -> Iterator[str]:
-    """The report as lines for a person, one paragraph for each request and each placement."""
+def readable(report: Report, width: int = 80) -> Iterator[str]:
+    """The report as lines for a person: the request, where its time went, each placement."""
     for number, story in enumerate(cast("list[Told]", report["requests"])):
         if number:
             yield ""
         yield from _request_lines(story)
+        yield ""
+        yield from waterfall_lines(story, width)
+        if legs := list(leg_lines(story)):
+            yield ""
+            yield from legs
         yield from _placement_lines(story["decisions"], story["resume_reasons"])
 
 
@@ -71,17 +77,6 @@ def _request_lines(story: Told) -> Iterator[str]:
         f"  tokens: {story['prompt_tokens']} prompt ({cached} cached), "
         f"{story['output_tokens']} output"
     )
-    yield (
-        f"  since arrival: first token {duration_text(story['first_token_s'])}, "
-        f"end {duration_text(story['ended_s'])}"
-    )
-    if (parts := story["ttft_parts"]) is not None:
-        spent = " + ".join(
-            f"{name.removesuffix('_s')} {duration_text(part_s)}"
-            for name, part_s in parts.items()
-            if part_s or name != "lost_s"
-        )
-        yield f"  TTFT: {spent}"
     yield f"  class {story['slo_class']} of tenant {story['tenant']}: {verdict_text(story)}"
     yield f"  device time: {duration_text(story['gpu_s'])}"
     yield f"  resumes: {story['resumes']}"
