@@ -60,13 +60,13 @@ function header() {
     if (link.dataset.section === state.section) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  patch(document.getElementById("about"), told ? [told.model ?? "", told.up_s == null ? "" : h("span", { class: "faint" }, ` up ${seconds(told.up_s + live.age("overview"))}`)] : []);
+  patch(document.getElementById("about"), told ? [h("span", { title: `baton ${told.baton}, generation ${told.generation} of its configuration` }, told.model ?? ""), told.up_s == null ? "" : h("span", { class: "faint" }, ` up ${seconds(told.up_s + live.age("overview"))}`)] : []);
   const [tone, text] = standing();
   const said = document.getElementById("state");
   said.className = `state ${tone}`;
   if (said.textContent !== text) said.textContent = text;
   document.title = tone === "ok" ? `${told?.model ?? "baton"} · baton` : `✕ ${text} · baton`;
-  patch(document.getElementById("troubles"), [...live.troubles].map(([source, one]) => h("p", { key: source }, h("b", {}, `No answer about ${NOUNS[source] ?? source}`), ` since ${ago((performance.now() - one.since) / 1000)}: ${one.why}`)));
+  patch(document.getElementById("troubles"), [...live.troubles].map(([source, one]) => h("p", { key: source }, h("b", {}, `No answer about ${NOUNS[source] ?? source}`), `: ${one.why}`, h("span", { class: "faint", "aria-hidden": "true" }, ` since ${ago((performance.now() - one.since) / 1000).replace(" ago", "")}`))));
 }
 
 function standing() {

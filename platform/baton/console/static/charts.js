@@ -53,6 +53,7 @@ export class Chart {
     watch.observe(node);
     return () => {
       watch.disconnect();
+      if (this.node !== node) return;
       this.plot?.destroy();
       this.plot = this.node = null;
     };

@@ -7,7 +7,8 @@ const SVG_TAGS = new Set(["svg", "path", "line", "rect", "circle", "g", "polylin
 /**
  * One element. Props: `key` (who it is among its siblings), `class`, `style` (CSS properties),
  * `on` (handlers by event), `hook` (called once with the new element, whose inside is then its
- * own); all others are attributes, left out when null or false.
+ * own; what it returns is called when the element goes); all others are attributes, left out when
+ * null or false.
  */
 export function h(tag, props = {}, ...kids) {
   return { tag, props, kids: kids.flat(Infinity).filter((kid) => kid !== null && kid !== false && kid !== undefined && kid !== "") };
@@ -18,21 +19,26 @@ export function patch(parent, wanted) {
   const kept = new Map();
   for (const node of parent.childNodes) if (node.vkey !== undefined) kept.set(node.vkey, node);
   let at = parent.firstChild;
-  wanted.forEach((want, index) => {
+  for (const want of wanted) {
     let node = reusable(want, at, kept);
     if (node === null) node = created(want);
     if (node !== at) parent.insertBefore(node, at);
     else at = at.nextSibling;
     node.vkey = want.props?.key ?? undefined;
     update(node, want);
-    void index;
-  });
+  }
   while (at !== null) {
     const next = at.nextSibling;
-    at.gone?.();
+    end(at);
     at.remove();
     at = next;
   }
+}
+
+/** Tell what had a hook, here and inside, that it is shown no more. */
+function end(node) {
+  node.gone?.();
+  for (const kid of node.childNodes) end(kid);
 }
 
 function reusable(want, at, kept) {

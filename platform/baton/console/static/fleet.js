@@ -7,6 +7,7 @@ import { ago, bytes, DASH, digits, seconds, shortId, whole } from "./format.js";
 const ROLES = { prefill: "P", decode: "D", mixed: "M" };
 const STATES = { ok: "●", unknown: "○", quarantined: "✕" };
 const MOST_SHOWN = 48;
+const MOST_REPLICAS = 240;
 
 export const fleet = {
   topics: () => ["fleet", "links"],
@@ -27,12 +28,14 @@ function labels(rows) {
 }
 
 function replicas(told, { state: { filter }, filterBox }, name) {
-  const rows = told.replicas.filter((row) => !filter || `${row.replica_id} ${row.pool} ${row.role} ${row.state} ${row.node}`.toLowerCase().includes(filter));
+  const found = told.replicas.filter((row) => !filter || `${row.replica_id} ${row.pool} ${row.role} ${row.state} ${row.node}`.toLowerCase().includes(filter));
+  const rows = found.slice(0, MOST_REPLICAS);
   const pools = [...new Set([...told.pools.map((row) => row.pool), ...rows.map((row) => row.pool)])];
   return h("section", { key: "replicas" },
     h("div", { class: "section-head" }, h("h1", {}, "Replicas"),
       h("p", { class: "legend" }, Object.entries(ROLES).map(([role, letter]) => h("span", { key: role }, h("i", { class: `role ${role}` }, letter), role))), filterBox),
     rows.length ? null : h("p", { class: "empty" }, filter ? "No replica matches." : "There are no replicas. Pools grow when something is asked for, or by ", rows.length || filter ? null : h("code", {}, "baton scale"), filter ? null : "."),
+    found.length > rows.length ? h("p", { class: "faint hint" }, `${whole(rows.length)} of ${whole(found.length)} are shown: filter them by pool, role, state or node.`) : null,
     pools.map((pool) => poolOf(pool, told, rows.filter((row) => row.pool === pool), name)),
   );
 }
