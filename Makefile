@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check check-dashboards bench-agreement bench-apply bench-fidelity bench-hybrid bench-loop bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer clean
+.PHONY: help install demo demo-once test check check-dashboards bench-agreement bench-apply bench-fidelity bench-hybrid bench-loop bench-metrics bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,9 @@ bench-hybrid: install ## baton's hybrid against colocation and static splits (si
 
 bench-loop: install ## a load step against a baton that scales itself: Ray, simulated engines
 	@.venv/bin/python -m benchmarks.closed_loop $(ARGS)
+
+bench-metrics: install ## what metrics cost the data plane: CPU with and without (simulated engines, vLLM's API server)
+	@.venv/bin/python -m benchmarks.metrics_cost $(ARGS)
 
 bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
 	@.venv/bin/python -m benchmarks.overhead $(ARGS)
