@@ -120,6 +120,9 @@ Figures = dict[str, float]
 Runs = dict[str, list[dict[str, Figures]]]
 """By load, then repeat, then tool."""
 
+_ATTEMPTS = 3
+"""At each repeat, where `baton bench` says that something else kept this machine busy."""
+
 
 def measured(loads: Sequence[Load], *, repeats: int, seed: int) -> Runs:
     """Each load by both tools, as often as that."""
@@ -143,15 +146,19 @@ def measured(loads: Sequence[Load], *, repeats: int, seed: int) -> Runs:
             for repeat in range(repeats):
                 order = [VLLM, BATON] if repeat % 2 else [BATON, VLLM]
                 for load in loads:
-                    found: dict[str, Figures] = {}
-                    for tool in order:
-                        # The same for both tools but for what prompts say: no cache has them.
-                        rng = random.Random(f"{seed} {repeat} {load.name}")  # noqa: S311
-                        file = trace_file(folder, load, rng, fresh)
-                        found[tool] = tools[tool](load, file, seed + repeat)
-                        what = f"{load.name} {tool}: {_short(found[tool])}"
-                        say(f"repeat {repeat + 1}/{repeats}: {what}")
-                    runs[load.name].append(found)
+                    for _ in range(_ATTEMPTS):
+                        found: dict[str, Figures] = {}
+                        for tool in order:
+                            # The same for both but for what prompts say: no cache has them.
+                            rng = random.Random(f"{seed} {repeat} {load.name}")  # noqa: S311
+                            file = trace_file(folder, load, rng, fresh)
+                            found[tool] = tools[tool](load, file, seed + repeat)
+                            what = f"{load.name} {tool}: {_short(found[tool])}"
+                            say(f"repeat {repeat + 1}/{repeats}: {what}")
+                        runs[load.name].append(found)
+                        if found[BATON]["valid"]:
+                            break
+                        say("  not valid, says baton bench: both again")
         finally:
             left = system.stop()
             if left:
@@ -183,7 +190,8 @@ def by_baton(url: str, load: Load, file: Path, seed: int) -> Figures:
     command += ["--warm-up", "0", "--seed", str(seed), "--output", "json"]
     if load.streams is not None:
         command += ["--concurrency", str(load.streams), "--requests", str(load.requests)]
-    told: dict[str, Any] = json.loads(_output(command).splitlines()[-1])
+    # Status 1 is a run that is not valid: judged below.
+    told: dict[str, Any] = json.loads(_output(command, also=1).splitlines()[-1])
     (run,) = told["runs"]
     found = {f"{name}_{point}_s": run[name][point] for name, point in _POINTS}
     sent = {f"ttft_from_send_{point}_s": run["ttft_from_send"][point] for point in ("mean", "p50")}
@@ -258,7 +266,7 @@ def by_vllm(url: str, load: Load, file: Path, seed: int, tokenizer: str) -> Figu
     }
 
 
-def _output(command: Sequence[str]) -> str:
+def _output(command: Sequence[str], *, also: int = 0) -> str:
     done = subprocess.run(  # noqa: S603 - made here
         command,
         cwd=ROOT,
@@ -268,15 +276,24 @@ def _output(command: Sequence[str]) -> str:
         check=False,
         timeout=_RUN_LIMIT_S,
     )
-    if done.returncode:
+    if done.returncode not in {0, also} or not done.stdout:
         raise RuntimeError(f"{command[:3]} ...: status {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout
 
 
 # ------------------------------------------------------------------ judging
 def judged(runs: Runs) -> dict[str, Any]:
-    """For each load and figure what baton says over what vLLM says: the median, and the spread."""
+    """For each load and figure what baton says over what vLLM says: the median, and the spread.
+
+    Pairs in which `baton bench` calls its own run invalid are left out, if others are left.
+    """
     ratios: dict[str, dict[str, dict[str, float]]] = {}
+    disturbed = {
+        load: sum(not one[BATON]["valid"] for one in every) for load, every in runs.items()
+    }
+    runs = {
+        load: [one for one in every if one[BATON]["valid"]] or every for load, every in runs.items()
+    }
     for load, repeats in runs.items():
         ratios[load] = {}
         for name in repeats[0][VLLM]:
@@ -304,6 +321,8 @@ def judged(runs: Runs) -> dict[str, Any]:
         "worst": worst,
         "off": off,
         "judged": JUDGED,
+        "pairs": {load: len(repeats) for load, repeats in runs.items()},
+        "disturbed_pairs": disturbed,
         "ratios": ratios,
         "of_baton_alone": own,
     }
