@@ -21,20 +21,20 @@ from typing import assert_never
 
 from baton.control.draining import Drains
 from baton.control.fleet_table import FleetTable
-from baton.control.journey import BROKEN, Journeys
+from baton.control.journey import Journeys
 from baton.control.knowledge import Knowledge
-from baton.control.ledger import Entry, request_of
-from baton.control.legs import ClosingLeg, LegBook
+from baton.control.ledger import Entry
+from baton.control.leg_events import LegEvents
+from baton.control.legs import LegBook
 from baton.control.limits import CoordinatorLimits
 from baton.control.pair_notices import PairNotice
 from baton.control.pairs import PairProber, ProbeOptions
 from baton.control.reporting import Reporter
 from baton.control.service_rules import ServiceRules
 from baton.control.tenancy import Tenancy
-from baton.domain.commands import Command, Deliver, Delivery, SyncCache
+from baton.domain.commands import Command, SyncCache
 from baton.domain.demand import Admission, CoordinatorReport
 from baton.domain.errors import (
-    EngineFailed,
     NotAllowed,
     PromptTooLong,
     QueueFull,
@@ -61,8 +61,7 @@ from baton.domain.events import (
     TimePassed,
 )
 from baton.domain.fleet import FleetView, LossReason, ReplicaFacts, Role
-from baton.domain.handoff import LegFailure, LegKind, LegOutput
-from baton.domain.request import LocalOnly, Phase, Request
+from baton.domain.request import Phase, Request
 from baton.perf.fitted import TimingBook
 from baton.perf.timing import EngineTiming
 from baton.policy.placement import Placer
@@ -71,8 +70,6 @@ from baton.policy.slo_book import NoSuchClass
 
 _MAY_FREE = (LoadReported, LegsAborted, ReplicaJoined, RoleChanged)
 """After these somebody who waits may have a place, though no leg has ended."""
-NOT_THE_LINK = frozenset({LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFailure.DRAINING})
-"""Failures of a decode leg that say nothing of the way its blocks would have taken."""
 
 
 class Coordinator:
@@ -120,8 +117,14 @@ class Coordinator:
             rng=Random(seed),  # noqa: S311 - makes prompts differ, guards nothing
             options=probing,
         )
-        self.ignored_events = 0
-        """Outputs, failures and arrivals that belong to nothing known; late frames mostly."""
+        self._leg_events = LegEvents(
+            journeys=self._journeys,
+            legs=self._legs,
+            fleet=self._fleet,
+            prober=self._prober,
+            probes_pairs=self._probes_pairs,
+        )
+        self._ignored_arrivals = 0
 
     # -------------------------------------------------------------- what a body calls
 
@@ -225,6 +228,11 @@ class Coordinator:
         """How many of our handoffs each replica keeps blocks for, by replica."""
         return self._journeys.leases()
 
+    @property
+    def ignored_events(self) -> int:
+        """Outputs, failures and arrivals that belong to nothing known; late frames mostly."""
+        return self._leg_events.ignored + self._ignored_arrivals
+
     def unconfirmed_aborts(self) -> int:
         """Legs that were given up and whose replicas have not said yet that they are gone."""
         return self._legs.closing_count()
@@ -244,15 +252,15 @@ class Coordinator:
     def _take(self, event: Event, now_s: float) -> None:
         match event:
             case StepProduced():
-                self._on_step(event, now_s)
+                self._leg_events.step(event, now_s)
             case RequestArrived() | RequestsRefused() | RequestsCancelled():
                 self._on_client(event, now_s)
             case LoadReported() | CacheChanged() | LinksReported() | SideChannelChecked():
                 self._on_report(event, now_s)
             case LegFailed():
-                self._on_leg_failed(event, now_s)
+                self._leg_events.failed(event, now_s)
             case LegsAborted():
-                self._on_aborted(event.leg_ids)
+                self._leg_events.aborted(event.leg_ids)
             case TimePassed():
                 self._on_time(now_s)
             case QuotasShared():
@@ -281,7 +289,7 @@ class Coordinator:
         entries = self._journeys.entries
         if request.request_id in entries:
             # The seam gives unique ids; a duplicate must not disturb the stream that has the id.
-            self.ignored_events += 1
+            self._ignored_arrivals += 1
             return
         tokens = len(request.prompt_token_ids)
         tenant = self._rules.tenant(request.tenant)
@@ -340,86 +348,6 @@ class Coordinator:
         for request_id in request_ids:
             if (entry := self._journeys.entries.get(request_id)) is not None:
                 self._journeys.cancel(entry, now_s)
-
-    # -------------------------------------------------------------- legs
-
-    def _on_step(self, event: StepProduced, now_s: float) -> None:
-        deliveries: list[Delivery] = []
-        journeys, replica_id, running = self._journeys, event.replica_id, self._legs.running
-        for output in event.outputs:
-            placed = running(output.leg_id)
-            if placed is None or placed.replica_id != replica_id:
-                self._on_late_output(output, replica_id, now_s)
-                continue
-            if self._probes_pairs and self._prober.owns(output.leg_id):
-                self._do(self._prober.output(output, now_s))
-                continue
-            entry = journeys.entries[placed.leg.request_id]
-            if placed.leg.kind is LegKind.PREFILL:
-                journeys.take_prefill(entry, output, placed, now_s)
-            elif output.finish in BROKEN:
-                why = f"the engine ended it in {output.finish}"
-                if entry.phase is Phase.TRANSFER:
-                    entry.local_only = LocalOnly.HANDOFF_FAILED
-                journeys.broken(entry, replica_id, why, now_s)
-            else:
-                deliveries.append(journeys.take_tokens(entry, output, placed, now_s))
-        if deliveries:
-            # First, so that a client has its last token before its request is recorded as ended.
-            journeys.commands.insert(0, Deliver(deliveries=tuple(deliveries)))
-
-    def _on_late_output(self, output: LegOutput, replica_id: str, now_s: float) -> None:
-        """An output of a leg that is closing, or was forgotten; nobody waits for its blocks."""
-        if output.ticket is not None:
-            request_id = request_of(output.leg_id)
-            lease = self._journeys.lease(
-                request_id, output.leg_id, replica_id, output.ticket, now_s
-            )
-            self._journeys.release_lease(lease, now_s)
-        elif output.finish in BROKEN:
-            self._on_late_failure(output.leg_id, now_s)
-        elif self._legs.closing(output.leg_id) is None:
-            self.ignored_events += 1
-
-    def _on_leg_failed(self, event: LegFailed, now_s: float) -> None:
-        if not event.sent:
-            self._fleet.unsent(event.replica_id, event.leg_id)
-        placed = self._legs.running(event.leg_id)
-        if placed is None or placed.replica_id != event.replica_id:
-            self._on_late_failure(event.leg_id, now_s)
-            return
-        if self._prober.owns(event.leg_id):
-            self._do(self._prober.leg_failed(event, now_s))
-            return
-        entry = self._journeys.entries[placed.leg.request_id]
-        if event.failure is LegFailure.REFUSED:
-            self._journeys.running.drop(entry, now_s)
-            why = f"replica {event.replica_id} refused it: {event.why or 'no reason given'}"
-            self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
-            return
-        if event.failure is LegFailure.KV_LOAD_FAILED:
-            entry.local_only = LocalOnly.HANDOFF_FAILED
-        if event.failure in NOT_THE_LINK:
-            self._journeys.flows.end(entry, now_s)
-        why = f"{event.failure} {event.why}".strip()
-        self._journeys.broken(entry, event.replica_id, why, now_s)
-
-    def _on_late_failure(self, leg_id: str, now_s: float) -> None:
-        # Unlike a confirmed abort, a failure says nothing about the blocks the leg was to pull.
-        if (closing := self._legs.confirm(leg_id)) is None:
-            self.ignored_events += 1
-        else:
-            self._release_orphan(closing, now_s)
-
-    def _on_aborted(self, leg_ids: tuple[str, ...]) -> None:
-        # A confirmed abort of a decode leg has ended its lease too: engines see to that.
-        for leg_id in leg_ids:
-            if self._legs.confirm(leg_id) is None:
-                self.ignored_events += 1
-
-    def _release_orphan(self, closing: ClosingLeg, now_s: float) -> None:
-        if closing.lease is not None:
-            self._journeys.release_lease(closing.lease, now_s)
 
     # -------------------------------------------------------------- replicas and time
 
@@ -489,7 +417,7 @@ class Coordinator:
         running, closing = self._legs.on_replica(event.replica_id)
         for gone in closing:
             self._legs.confirm(gone.placed.leg.leg_id)
-            self._release_orphan(gone, now_s)
+            self._leg_events.release_orphan(gone, now_s)
         for placed in running:
             entry = self._journeys.entries[placed.leg.request_id]
             why = f"the replica was lost ({event.reason})"
@@ -501,7 +429,7 @@ class Coordinator:
     def _on_time(self, now_s: float) -> None:
         self._do(self._prober.time_passed(now_s))
         for closing in self._legs.take_overdue(now_s):
-            self._release_orphan(closing, now_s)
+            self._leg_events.release_orphan(closing, now_s)
         for request_id in self._journeys.deadlines.take_due(now_s):
             self._journeys.on_deadline(self._journeys.entries[request_id], now_s)
         for entry in self._drains.due(self._journeys.entries, now_s):
