@@ -107,13 +107,14 @@ def test_a_wrong_version_fails_and_the_right_one_is_named(package: str, version:
     found = check("versions", wrong)
     assert found.verdict is Verdict.FAIL
     assert f"{package} {version}" in found.found
-    assert f"untested: {package}" in found.found
-    assert found.fix == f"install {package} " + {"vllm": "0.32 or 0.33", "ray": "2.60"}[package]
+    assert f"never tried with this {package}" in found.found
+    wanted = {"vllm": "0.32 or 0.33", "ray": "2.60"}[package]
+    assert found.fix.startswith(f"install {package} {wanted}, as")
 
 
 def test_a_version_of_what_is_only_used_as_documented_is_a_warning() -> None:
     found = check("versions", replace(GOOD, versions={**GOOD.versions, "nixl": "1.9.0"}))
-    assert (found.verdict, found.fix) == (Verdict.WARN, "install nixl 1.5")
+    assert (found.verdict, found.fix[:16]) == (Verdict.WARN, "install nixl 1.5")
 
 
 def test_versions_that_are_good_each_and_not_together_fail() -> None:

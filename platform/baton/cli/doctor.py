@@ -88,7 +88,9 @@ def readable(report: Report, *, verbose: bool = False) -> Iterator[str]:
             numbers = f"{check['number']}-{last['number']}"
             yield f"{numbers:>5}  {head}  {check['found']}"
             continue
-        yield f"{check['number']:5}  {head}  {check['name']:{width}}  {check['found']}"
+        first, *more = _folded(check["found"], _WIDTH - width) or [""]
+        yield f"{check['number']:5}  {head}  {check['name']:{width}}  {first}"
+        yield from (f"{_INDENT}{'':{width}}  {line}" for line in more)
         yield from _below(check, verbose=verbose)
     yield ""
     yield _counts(cast("dict[str, int]", report["counts"]))
@@ -112,14 +114,14 @@ def _below(check: Told, *, verbose: bool) -> Iterator[str]:
 
 
 def _wrapped(label: str, text: str) -> Iterator[str]:
-    yield from textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=_INDENT + label,
-        subsequent_indent=_INDENT + " " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    first, *more = _folded(text, _WIDTH - len(_INDENT + label))
+    yield f"{_INDENT}{label}{first}"
+    yield from (f"{_INDENT}{'':{len(label)}}{line}" for line in more)
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Lines that are no longer, but for words that are: a path or a command is left whole."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -53,7 +53,9 @@ def check_versions(machine: MachineNow) -> Check:
     wrong = [name for name, version in _known(machine) if _minor(version) not in TESTED[name]]
     if fixes := [_version_fix(name) for name in wrong]:
         judge = topic.failed if _WIRE & set(wrong) else topic.warned
-        return judge(f"{found}; untested: {', '.join(wrong)}", "; ".join(fixes))
+        return judge(
+            f"{found}; baton was never tried with this {' and '.join(wrong)}", "; ".join(fixes)
+        )
     return _check_pair(machine, topic, found)
 
 
@@ -78,7 +80,7 @@ def _minor(version: str | None) -> str:
 
 
 def _version_fix(name: str) -> str:
-    return f"install {name} {' or '.join(TESTED[name])}"
+    return f"install {name} {' or '.join(TESTED[name])}, as 'baton[cpu]' and 'baton[gpu]' do"
 
 
 def check_imports(machine: MachineNow) -> Check:
