@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.config import DeploymentConfig, load_config
-from baton.config.derive import service_rules
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError
 from baton.domain.events import ReplicaJoined
 from baton.domain.request import Request
 from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, Gate, answer
+from baton.runtime.key_files import editing
+from baton.runtime.keys import mint
 from baton.serving.ingress import Ingress, IngressBody
 from baton.telemetry.catalogue import (
     ADMISSIONS,
@@ -148,11 +150,20 @@ async def test_an_ingress_says_who_cannot_be_reached_and_by_what_it_goes() -> No
     assert told(INGRESS_GENERATION) == {"": 7}
 
 
-async def test_another_configuration_changes_edges_and_names_without_a_restart() -> None:
+async def test_another_configuration_changes_edges_and_names_without_a_restart(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "acme.keys"
+    with editing(path, create=True) as document:
+        document.add(mint("acme", now=datetime.now(UTC))[0])
     async with an_ingress() as body:
         assert 0.123 not in body.telemetry._metrics._ttft._edges
-        live = config("slo.default.ttft=123ms", "tenants.acme.keys_file=/nowhere")
-        body.telemetry.go_by(service_rules(live))
+        live = config("slo.default.ttft=123ms", f"tenants.acme.keys_file={path}")
+        switch = await asyncio.to_thread(body.switch_to, live)
+        assert 0.123 not in body.telemetry._metrics._ttft._edges, (
+            "nothing changes before it is time"
+        )
+        await switch()
         assert 0.123 in body.telemetry._metrics._ttft._edges
         assert "acme" in body.telemetry._collector._tenants
 
