@@ -315,8 +315,9 @@ class Ingress:
         return {METRICS_ADDRESS: self._started().telemetry.address}
 
     async def status(self) -> bytes:
-        """See `IngressBody.status`; packed."""
-        return packed(self._started().status())
+        """See `IngressBody.status`; also by which generation it goes, once it serves; packed."""
+        generation = None if self._holder is None else self._holder.live.generation
+        return packed({**self._started().status(), "generation": generation})
 
     async def explain(self, request_id: str) -> bytes:
         """See `IngressBody.explain`; packed."""
