@@ -38,6 +38,7 @@ from baton.simulator.replica import VirtualReplica
 from baton.telemetry.catalogue import (
     ADMISSIONS,
     DURATION,
+    ITL,
     OTHER,
     REQUESTS,
     RESUMES,
@@ -327,6 +328,17 @@ def test_tokens_and_durations_are_those_that_clients_got() -> None:
     assert told(TOKENS.name, "tokens")["output"] == sum(one.tokens for one in clients)
     finished = Counter(one.slo.name for one in clients if one.finished)
     assert told(f"{DURATION.name}_count", "slo_class") == dict(finished)
+
+
+def test_gaps_between_tokens_are_those_that_clients_saw_but_for_pauses_of_resumed_streams() -> None:
+    clients, records = after_the_storm().clients.values(), after_the_storm().records
+    gaps_s = [gap_s for one in clients for gap_s in one.gaps_s]
+    missing = len(gaps_s) - sum(told(f"{ITL.name}_count", "pool").values())
+    assert 0 <= missing <= sum(record.resumes for record in records)
+    for edge_s in (0.01, 0.025, 0.05, 0.1):
+        observed = sum(told(f"{ITL.name}_bucket", "pool", le=str(edge_s)).values())
+        seen = sum(gap_s <= edge_s + ROUNDING_S for gap_s in gaps_s)
+        assert abs(observed - seen) <= 0.005 * len(gaps_s), edge_s
 
 
 def test_streams_that_went_on_elsewhere_are_counted() -> None:
