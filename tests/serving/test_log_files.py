@@ -113,6 +113,7 @@ def test_a_process_that_comes_later_is_found_and_gets_its_name_when_it_says_it(
 
 def test_levels_events_and_requests_narrow_what_is_shown(session: Session) -> None:
     session.write("ingress", 1, event(20, "w", "warning", request_id="cmpl-r-1-0f"))
+    session.write("ingress", 1, event(21, "v", request_id="cmpl-r-12-0f"))
     assert session.read(LogOrder(level="warning")) == ["ingress-abc: w"]
     other = Session(session.folder)
     assert other.read(LogOrder(events=frozenset({"a", "b"}))) == ["decode-x: b", "ingress-abc: a"]

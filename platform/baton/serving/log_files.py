@@ -279,4 +279,10 @@ def _wanted(line: LogLine, order: LogOrder) -> bool:
         return False
     if order.events and line.event not in order.events:
         return False
-    return order.request_id is None or order.request_id in str(line.fields.get("request_id", ""))
+    return order.request_id is None or _is_named(str(line.fields.get("request_id", "")), order)
+
+
+def _is_named(request_id: str, order: LogOrder) -> bool:
+    """Whether a client's name for a request is part of ours: `r-1` of `cmpl-r-1-0`, not of `r-12`."""
+    named = re.escape(order.request_id or "")
+    return re.search(rf"(?:^|[-_]){named}(?:[-_]|$)", request_id) is not None
