@@ -48,12 +48,15 @@ class Label(StrEnum):
     MODEL = "model"
     POOL = "pool"
     OUTCOME = "outcome"
-    """How a request ended: `domain.request.Phase` of those that are ends, or `barred`."""
+    """How a request ended: `domain.request.Phase` of those that are ends, or `barred`; of admissions,
+    see `domain.demand.AdmissionOutcome`."""
     OBJECTIVE = "objective"
     """See `Objective`."""
     PART = "part"
     """See `telemetry.waterfall.Part`."""
     REASON = "reason"
+    """Of admissions: `domain.demand.WayIn` or `domain.errors.Cause`; of placements:
+    `domain.handoff.RouteReason`."""
     MODE = "mode"
     PHASE = "phase"
     TOKENS = "tokens"
