@@ -23,7 +23,7 @@ from typing import NamedTuple
 from prometheus_client.metrics_core import Metric as Family
 
 from baton.control.coordinator import Coordinator
-from baton.domain.demand import CoordinatorReport, Tally
+from baton.domain.demand import AdmissionOutcome, CoordinatorReport, Tally
 from baton.domain.handoff import HitSource
 from baton.domain.request import Phase
 from baton.domain.tenant import DEFAULT_TENANT
@@ -32,8 +32,6 @@ from baton.telemetry import catalogue as c
 from baton.telemetry.families import Families
 from baton.telemetry.ingress_metrics import IngressMetrics
 
-BARRED = "barred"
-"""The outcome of requests that are not judged for their own doing."""
 _UNDER_WAY = (Phase.QUEUED, Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
 
 
@@ -170,4 +168,4 @@ def _outcomes(tally: Tally) -> Iterator[tuple[str, int]]:
     yield Phase.EVICTED, tally.evicted
     yield Phase.FAILED, tally.failed
     yield Phase.CANCELLED, tally.cancelled
-    yield BARRED, tally.barred
+    yield AdmissionOutcome.BARRED, tally.barred
