@@ -48,8 +48,8 @@ class Label(StrEnum):
     MODEL = "model"
     POOL = "pool"
     OUTCOME = "outcome"
-    """How a request ended: `domain.request.Phase` of those that are ends, or `barred`; of admissions,
-    see `domain.demand.AdmissionOutcome`."""
+    """How a request ended: `domain.request.Phase` of those that are ends, or `barred`; of
+    admissions, see `domain.demand.AdmissionOutcome`."""
     OBJECTIVE = "objective"
     """See `Objective`."""
     PART = "part"
