@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,7 +72,8 @@ def draw_panel(figure: Figure, drawing: Drawing) -> None:
     frame.text(0.012, 1 - 0.14 / inches, drawing.panel["title"], fontsize=8, weight="bold",
                va="center", transform=frame.transAxes)  # fmt: skip
     if not drawing.named():
-        frame.text(0.5, 0.5, "no data", ha="center", color="#888", transform=frame.transAxes)
+        empty = drawing.panel["fieldConfig"]["defaults"].get("noValue", "no data")
+        frame.text(0.5, 0.5, empty, ha="center", color="#888", transform=frame.transAxes)
         return
     body = figure.add_axes((left, bottom, width, height - 0.26 / figure.get_figheight()))
     _SHAPES[drawing.panel["type"]](body, drawing)
@@ -83,14 +86,14 @@ def _over_time(axes: Axes, drawing: Drawing) -> None:
     }
     series = drawing.named()
     start_s = drawing.span_s[0]
+    step_s = _step(series)
     custom = drawing.panel["fieldConfig"]["defaults"].get("custom", {})
     stacked = custom.get("stacking", {}).get("mode") == "normal"
     base: dict[float, float] = {}
     for n, (name, row, ref) in enumerate(series):
         colour = _COLOURS[n % len(_COLOURS)]
         label = name if n < _MOST_LEGENDS else None
-        at = [point[0] for point in row["points"]]
-        values = [point[1] for point in row["points"]]
+        at, values = _with_gaps(row["points"], step_s)
         minutes = [(one - start_s) / 60 for one in at]
         if ref in promised:
             axes.plot(minutes, values, color=colour, lw=1.3, ls=(0, (5, 3)), label=label)
@@ -103,17 +106,46 @@ def _over_time(axes: Axes, drawing: Drawing) -> None:
             axes.plot(minutes, values, color=colour, lw=1.1, label=label)
     _scaled(axes, drawing)
     axes.set_xlim(0, (drawing.span_s[1] - start_s) / 60)
-    axes.legend(loc="upper left", bbox_to_anchor=(-0.06, -0.13), ncol=4, fontsize=_SMALL - 0.5,
+    longest = max(len(name) for name, _, _ in series)
+    width_inches = drawing.box[2] * axes.figure.bbox.width / axes.figure.dpi
+    columns = max(1, min(4, int(width_inches / (0.35 + 0.058 * longest))))
+    axes.legend(loc="upper left", bbox_to_anchor=(-0.06, -0.13), ncol=columns, fontsize=6,
                 frameon=False, handlelength=1.1, columnspacing=0.9, borderpad=0)  # fmt: skip
 
 
+def _step(series: Sequence[tuple[str, Row, str]]) -> float:
+    """How far apart values are, seconds."""
+    times = sorted({point[0] for _, row, _ in series for point in row["points"]})
+    return min((b - a for a, b in itertools.pairwise(times)), default=1.0)
+
+
+def _with_gaps(points: Sequence[Sequence[float]], step_s: float) -> tuple[list[float], list[float]]:
+    """Times and values; where values are missing there is one that is no number."""
+    at: list[float] = []
+    values: list[float] = []
+    for time_s, value in points:
+        if at and time_s - at[-1] > 1.5 * step_s:
+            at.append(at[-1] + step_s)
+            values.append(math.nan)
+        at.append(time_s)
+        values.append(value)
+    return at, values
+
+
 def _scaled(axes: Axes, drawing: Drawing) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
     lowest = drawing.panel["fieldConfig"]["defaults"].get("min")
     highest = drawing.panel["fieldConfig"]["defaults"].get("max")
-    axes.set_ylim(bottom=lowest, top=None if highest is None else highest * 1.03)
-    axes.yaxis.set_major_locator(MaxNLocator(4))
+    custom = drawing.panel["fieldConfig"]["defaults"].get("custom", {})
+    if custom.get("scaleDistribution", {}).get("type") == "log":
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        if all(point[1] == 0 for _, row, _ in drawing.named() for point in row["points"]):
+            highest = 1.0
+        axes.set_ylim(bottom=lowest, top=None if highest is None else highest * 1.001)
+        axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, drawing.unit)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} min"))
     axes.xaxis.set_major_locator(MaxNLocator(4))

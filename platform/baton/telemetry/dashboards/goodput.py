@@ -95,10 +95,12 @@ def _promise() -> Iterator[Panel]:
         ),
         unit=Unit.FRACTION,
         width=8,
+        lowest=None,
         highest=1.0,
     )
     yield Panel(
         title="Alerts that fire",
+        when_empty="none",
         about="From baton's rules; empty is good. Each has a runbook of its name.",
         shape=Shape.TABLE,
         queries=(Query(expr=firing(), legend="alerts"),),
@@ -188,6 +190,7 @@ def _met(objective: Objective) -> Panel:
             Query(expr=_target(), legend="{{slo_class}} promised", promise=True),
         ),
         unit=Unit.FRACTION,
+        lowest=None,
         highest=1.0,
     )
 
@@ -221,6 +224,7 @@ def _latencies() -> Iterator[Panel]:
             for q in _QUANTILES
         ),
         unit=Unit.SECONDS,
+        magnitudes=True,
         width=12,
     )
     yield Panel(
@@ -229,6 +233,7 @@ def _latencies() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=tuple(_by_class(c.DURATION)),
         unit=Unit.SECONDS,
+        magnitudes=True,
         width=12,
     )
 
@@ -245,6 +250,7 @@ def _percentiles(title: str, metric: Metric, objective: Objective, about: str) -
         shape=Shape.LINES,
         queries=(*_by_class(metric), promised),
         unit=Unit.SECONDS,
+        magnitudes=True,
     )
 
 

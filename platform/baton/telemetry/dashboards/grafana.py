@@ -102,8 +102,8 @@ def _add_row(page: dashboard.Dashboard, board: Board, row: Row, at_y: int) -> in
 def _chart(panel: Panel) -> _Chart:
     chart = _shaped(panel)
     chart.title(panel.title).description(_described(panel)).datasource(DATASOURCE)
-    chart.unit(panel.unit).no_value("no data")
-    if panel.lowest is not None:
+    chart.unit(panel.unit).no_value(panel.when_empty)
+    if panel.lowest is not None and not panel.magnitudes:
         chart.min(panel.lowest)
     if panel.highest is not None:
         chart.max(panel.highest)
@@ -154,6 +154,9 @@ def _over_time(panel: Panel) -> timeseries.Panel:
     if panel.shape is Shape.BARS:
         chart.interval(_NARROWEST_BAR)
         chart.draw_style(kinds.GraphDrawStyle.BARS).fill_opacity(80).bar_width_factor(0.9)
+    if panel.magnitudes:
+        logarithmic = common.ScaleDistributionConfig().type(kinds.ScaleDistribution.LOG).log(10)
+        chart.scale_distribution(logarithmic)
     if panel.shape is Shape.STACK:
         chart.fill_opacity(40)
     if panel.shape is not Shape.LINES:

@@ -121,6 +121,10 @@ class Panel:
     steps: tuple[Step, ...] = PLAIN
     runbook: str | None = None
     """The page of `docs/operations/runbooks` to read when it looks bad."""
+    magnitudes: bool = False
+    """Whether the scale is logarithmic: for values that are far apart."""
+    when_empty: str = "no data"
+    """What it says when nothing comes back."""
     matrix: tuple[str, str] | None = None
     """The labels of a matrix' rows and columns."""
 

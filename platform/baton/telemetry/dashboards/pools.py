@@ -172,7 +172,7 @@ def _use() -> Iterator[Panel]:
         queries=(
             Query(
                 expr=largest(series(c.KV_USED, **IN_POOL), _POOL, "replica"),
-                legend="{{pool}} {{replica}}",
+                legend="{{replica}}",
             ),
         ),
         unit=Unit.FRACTION,

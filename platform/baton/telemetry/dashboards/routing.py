@@ -212,7 +212,7 @@ def _engines() -> Iterator[Panel]:
         queries=(
             Query(
                 expr=largest(series(c.STEP_TIME, **IN_POOL), _POOL, "replica"),
-                legend="{{pool}} {{replica}}",
+                legend="{{replica}}",
             ),
         ),
         unit=Unit.SECONDS,
@@ -224,7 +224,7 @@ def _engines() -> Iterator[Panel]:
         queries=(
             Query(
                 expr=total(series(c.QUEUED_TOKENS, **IN_POOL), _POOL, "replica"),
-                legend="{{pool}} {{replica}}",
+                legend="{{replica}}",
             ),
         ),
         unit=Unit.COUNT,
@@ -250,7 +250,7 @@ def _steps() -> Iterator[Panel]:
         queries=(
             Query(
                 expr=total(rate(c.BUSY, **IN_POOL), _POOL, "replica"),
-                legend="{{pool}} {{replica}}",
+                legend="{{replica}}",
             ),
         ),
         unit=Unit.FRACTION,

@@ -118,6 +118,7 @@ def _requests() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(Query(expr=good / judged, legend="{{tenant}}"),),
         unit=Unit.FRACTION,
+        lowest=None,
         highest=1.0,
     )
 
@@ -162,7 +163,8 @@ def _kinds() -> Iterator[Panel]:
         shape=Shape.MATRIX,
         queries=(Query(expr=total(increase(c.REQUESTS, **_SHOWN), _TENANT, "slo_class")),),
         unit=Unit.COUNT,
-        width=12,
+        width=24,
+        height=6,
         matrix=(_TENANT, "slo_class"),
     )
 

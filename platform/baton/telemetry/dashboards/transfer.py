@@ -62,6 +62,7 @@ def _arrive() -> Iterator[Panel]:
     )
     yield Panel(
         title="Quarantined pairs",
+        when_empty="none",
         about="Probing or pulling over them fails: `baton status` says why, `baton doctor` what to"
         " do.",
         shape=Shape.TABLE,
@@ -199,13 +200,14 @@ def _leases() -> Iterator[Panel]:
     )
     yield Panel(
         title="Leases that replicas keep",
-        about="As replicas count them; much above what ingresses know: some were lost, and will"
-        " expire.",
+        about="Tickets whose blocks may still be kept, as far as each replica can know: it learns"
+        " late that they were pulled, so it counts more than ingresses do. Growing without end:"
+        " nobody releases them.",
         shape=Shape.LINES,
         queries=(
             Query(
                 expr=total(series(c.HELD_LEASES, **IN_POOL), _POOL, "replica"),
-                legend="{{pool}} {{replica}}",
+                legend="{{replica}}",
             ),
         ),
         unit=Unit.COUNT,
