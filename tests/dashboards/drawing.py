@@ -26,6 +26,7 @@ _MEANT: Final = {
 }  # fmt: skip
 _LABEL: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _MOST_LEGENDS: Final = 8
+_FEW_POINTS: Final = 10
 _MOST_TILES: Final = 6
 _MOST_ROWS: Final = 8
 _SMALL: Final = 6.5
@@ -103,7 +104,9 @@ def _over_time(axes: Axes, drawing: Drawing) -> None:
             axes.fill_between(minutes, below, top, color=colour, alpha=0.55, lw=0.6, label=label)
             base |= dict(zip(at, top, strict=True))
         else:
-            axes.plot(minutes, values, color=colour, lw=1.1, label=label)
+            # A value between gaps has no line to be seen by.
+            dots = "." if len(at) < _FEW_POINTS else None
+            axes.plot(minutes, values, color=colour, lw=1.1, label=label, marker=dots, ms=3)
     _scaled(axes, drawing)
     axes.set_xlim(0, (drawing.span_s[1] - start_s) / 60)
     longest = max(len(name) for name, _, _ in series)

@@ -114,7 +114,8 @@ def _rates() -> Iterator[Panel]:
     yield Panel(
         title="Offered, served, good",
         about="Offered: all that knocked. Throughput: those that finished. Goodput: those that got"
-        " what their class is promised. A gap between the last two is work that came too late.",
+        " what their class is promised; who left early and had got what was due is among them. Less"
+        " goodput than throughput is work that came too late.",
         shape=Shape.LINES,
         queries=(
             Query(expr=total(rate(c.ADMISSIONS, **IN_CLASS)), legend="offered"),

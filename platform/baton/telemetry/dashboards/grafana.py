@@ -148,7 +148,7 @@ def _over_time(panel: Panel) -> timeseries.Panel:
         .legend(_LEGEND)
         .tooltip(_TOOLTIP)
         .line_width(1)
-        .show_points(kinds.VisibilityMode.NEVER)
+        .show_points(kinds.VisibilityMode.AUTO)
         .span_nulls(False)  # noqa: FBT003  # the SDK's builders take no keywords
     )
     if panel.shape is Shape.BARS:
