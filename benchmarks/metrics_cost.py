@@ -199,7 +199,7 @@ async def scrape_cost_s(plane: Plane) -> float:
 
 
 async def measure(
-    planes: Mapping[str, Plane], keys: Sequence[str], options: argparse.Namespace
+    planes: dict[str, Plane], keys: Sequence[str], options: argparse.Namespace
 ) -> dict[str, object]:
     """Every window of both, in changing order."""
     cpu_s: dict[str, list[float]] = {name: [] for name in planes}
@@ -207,7 +207,7 @@ async def measure(
         progress(f"warming up {name}")
         await load(plane, keys, "warm up", options)
     for repeat in range(options.repeats):
-        order = list(planes) if repeat % 2 else list(reversed(planes))
+        order = sorted(planes, reverse=bool(repeat % 2))
         for name in order:
             before_s = planes[name].cpu_s()
             with Undisturbed():
@@ -224,7 +224,9 @@ async def measure(
     }
 
 
-def figures(measured: Mapping[str, object], said: Mapping[str, float], windows: int) -> object:
+def figures(
+    measured: Mapping[str, object], said: Mapping[str, float], windows: int
+) -> dict[str, object]:
     """What is quoted."""
     cpu_s: Mapping[str, list[float]] = measured["cpu_s"]  # type: ignore[assignment]
     with_s, without_s = sum(cpu_s["with"]), sum(cpu_s["without"])
@@ -233,9 +235,10 @@ def figures(measured: Mapping[str, object], said: Mapping[str, float], windows: 
     scrape_s = float(measured["scrape_cpu_s"])  # type: ignore[arg-type]
     # The warm-up is one window more.
     hooks_s = (said["steps_cpu_s"] + said["requests_cpu_s"]) * len(pairs) / (len(pairs) + 1)
+    inside_s = hooks_s + scrapes * scrape_s
     return {
         "metrics_cpu_fraction": with_s / without_s - 1,
-        "direct_cpu_fraction": (hooks_s + scrapes * scrape_s) / (with_s - hooks_s),
+        "direct_cpu_fraction": inside_s / (with_s - inside_s),
         "pairs": asdict(Spread.of(pairs)),
         "pairs_standard_error": statistics.stdev(pairs) / len(pairs) ** 0.5,
         "us_per_step": 1e6 * said["steps_cpu_s"] / said["steps"],
@@ -272,10 +275,10 @@ def main() -> int:
             said = told if name == "with" else said
         shutil.rmtree(folder, ignore_errors=True)
     windows = max(1, round(options.window_s / SCRAPE_EVERY_S))
-    told = figures(measured, said, windows) | plan(options) | provenance(PACKAGES)
+    result = figures(measured, said, windows) | plan(options) | provenance(PACKAGES)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rounded(told | measured), indent=1) + "\n")
-    print(json.dumps(rounded(told)))
+    options.out.write_text(json.dumps(rounded(result | measured), indent=1) + "\n")
+    print(json.dumps(rounded(result)))
     return 0
 
 
