@@ -189,8 +189,7 @@ def test_events_are_read_as_they_are_written(
     assert first is not None
     assert second is not None
     assert (first.level, first.event) == ("warning", "pool_scaled")
-    assert first.fields["pool"] == "decode"
-    assert str(first.fields["why"]).startswith("late: 2 of 3")
+    assert first.fields == fields
     assert (second.event, second.fields) == ("the disk is slow", {})
 
 

@@ -25,7 +25,8 @@ _TEXT = re.compile(
 )
 _SAID = re.compile(r"(?P<event>\w+)(?P<fields>(?: \w+=.*)?)")
 """An event and its fields; whatever else is logged is a sentence."""
-_FIELDS = re.compile(r"(\w+)=(.*?)(?= \w+=|$)")
+_FIELDS = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
+"""Values with spaces in them are quoted as in JSON."""
 _STARTED = {
     "replica_started": "replica_id",
     "ingress_started": "ingress",
@@ -242,10 +243,21 @@ def parsed(text: str, source: str) -> LogLine | None:
         at=match["at"],
         level=match["level"].lower(),
         event=match["said"] if said is None else said["event"],
-        fields={} if said is None else dict(_FIELDS.findall(said["fields"].strip())),
+        fields={}
+        if said is None
+        else {name: _value(text) for name, text in _FIELDS.findall(said["fields"])},
         source=source,
         text=text,
     )
+
+
+def _value(text: str) -> str:
+    if not text.startswith('"'):
+        return text
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return text
 
 
 def _parsed_json(text: str, source: str) -> LogLine | None:
@@ -283,6 +295,6 @@ def _wanted(line: LogLine, order: LogOrder) -> bool:
 
 
 def _is_named(request_id: str, order: LogOrder) -> bool:
-    """Whether a client's name for a request is part of ours: `r-1` of `cmpl-r-1-0`, not of `r-12`."""
+    """Whether a client's name for it is part of ours: `r-1` of `cmpl-r-1-0`, not of `cmpl-r-12`."""
     named = re.escape(order.request_id or "")
     return re.search(rf"(?:^|[-_]){named}(?:[-_]|$)", request_id) is not None
