@@ -113,7 +113,7 @@ def test_a_variable_that_is_not_declared_is_noticed() -> None:
 def test_a_choice_is_made_among_values_that_there_are() -> None:
     broken = page("goodput")
     choice = next(one for one in broken["templating"]["list"] if one["name"] == "class")
-    choice["query"]["query"] = "label_values(baton_slo_target_fraction, tenant)"
+    choice["query"] = "label_values(baton_slo_target_fraction, tenant)"
 
     assert "variable 'class': baton_slo_target_fraction has no label tenant" in only_problem(broken)
 

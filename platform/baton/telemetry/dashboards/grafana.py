@@ -228,7 +228,7 @@ def _variable(choice: Choice) -> dashboard.QueryVariable:
         dashboard.QueryVariable(choice.name)
         .label(choice.label)
         .datasource(DATASOURCE)
-        .query({"qryType": 1, "query": choice.query, "refId": f"choice-{choice.name}"})
+        .query(choice.query)
         .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(model.VariableSort.ALPHABETICAL_ASC)
         .multi(True)  # noqa: FBT003
