@@ -94,6 +94,16 @@ def test_what_it_took_stands_beside_what_was_predicted() -> None:
     )
 
 
+def test_what_no_engine_said_is_marked() -> None:
+    queue, *rest = STORY["waterfall"]
+    told = lines(waterfall=[queue | {"guessed": True}, *rest])
+    marked = [line for line in told if "~" in line]
+    assert len(marked) == 2
+    assert "queue" in marked[0]
+    assert "~100 ms" in marked[0]
+    assert not any("~" in line for line in lines())
+
+
 def test_what_came_after_the_first_token_has_a_scale_of_its_own() -> None:
     said = lines()
     at = said.index("  then 800 ms to the end: 64 tokens, 12.7 ms each, longest gap 30 ms")

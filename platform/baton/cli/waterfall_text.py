@@ -38,6 +38,8 @@ def waterfall_lines(story: Told, width: int) -> Iterator[str]:
         yield ""
         yield f"  then {duration_text(end_s - until_s)} to the end{_tokens_text(story)}"
         yield from _waterfall(after, until_s, end_s, columns)
+    if any(bar.get("guessed") for bar in bars):
+        yield "  ~ its engine did not say: parted from its neighbour by what was predicted"
 
 
 def _first_part(story: Told) -> str:
@@ -90,7 +92,7 @@ def _waterfall(
         part = str(bar["part"])
         if (paint := _PAINTS.get(part)) is not None:
             drawn = painted(drawn, paint)
-        took = duration_text(bar["to_s"] - bar["from_s"])
+        took = ("~" if bar.get("guessed") else "") + duration_text(bar["to_s"] - bar["from_s"])
         yield (
             f"  {part:{part_width}}  {_place(bar):{place_width}}  {drawn}"
             f"{took:>10}{duration_text(bar['predicted_s']):>12}"
