@@ -69,15 +69,18 @@ def observatory(config: ObservabilityConfig) -> Observatory:
     )
 
 
+def client(config: ObservabilityConfig = OPEN) -> httpx.AsyncClient:
+    """Of what is served, without a server."""
+    transport = httpx.ASGITransport(app=observatory(config).app())
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+
 @asynccontextmanager
-async def watched(
-    config: ObservabilityConfig = OPEN,
-) -> AsyncIterator[tuple[Observatory, httpx.AsyncClient]]:
+async def served(config: ObservabilityConfig = OPEN) -> AsyncIterator[Observatory]:
     made = observatory(config)
     await made.start()
     try:
-        async with httpx.AsyncClient(base_url=f"http://{made.address}") as http:
-            yield made, http
+        yield made
     finally:
         await made.close()
 
@@ -94,7 +97,7 @@ def with_token(tmp_path: Path) -> ObservabilityConfig:
 
 
 async def test_metrics_targets_health_and_the_console_are_at_one_address() -> None:
-    async with watched() as (made, http):
+    async with served() as made, httpx.AsyncClient(base_url=f"http://{made.address}") as http:
         assert "baton_config_generation 7.0" in (await http.get("/metrics")).text
         targets = await http.get("/sd")
         assert targets.headers["content-type"] == "application/json"
@@ -110,7 +113,7 @@ async def test_metrics_targets_health_and_the_console_are_at_one_address() -> No
 
 
 async def test_nothing_can_be_changed() -> None:
-    async with watched() as (_, http):
+    async with client() as http:
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             for path in ("/metrics", "/sd", "/healthz", "/"):
                 answer = await http.request(method, path)
@@ -118,15 +121,15 @@ async def test_nothing_can_be_changed() -> None:
 
 
 async def test_metrics_can_be_had_without_the_console_and_the_other_way_round() -> None:
-    async with watched(replace(OPEN, console=ConsoleConfig(enabled=False))) as (_, http):
+    async with client(replace(OPEN, console=ConsoleConfig(enabled=False))) as http:
         assert (await http.get("/")).status_code == 404
         assert (await http.get("/metrics")).status_code == 200
     silent = replace(OPEN, metrics=replace(ANY_PORT, enabled=False))
-    async with watched(silent) as (made, http):
+    async with client(silent) as http:
         assert (await http.get("/")).status_code == 200
         assert (await http.get("/metrics")).status_code == 404
         assert (await http.get("/sd")).status_code == 404
-        assert made.status()["metrics"] is False
+    assert observatory(silent).status()["metrics"] is False
 
 
 async def test_where_nothing_is_to_be_seen_nothing_listens() -> None:
@@ -147,14 +150,14 @@ async def test_a_console_that_cannot_be_shown_leaves_the_metrics(
         raise RuntimeError("no template")
 
     monkeypatch.setattr("baton.console.app.console_app", broken)
-    async with watched() as (_, http):
+    async with client() as http:
         assert (await http.get("/metrics")).status_code == 200
         assert (await http.get("/")).status_code == 404
     assert "the console cannot be shown" in caplog.text
 
 
 async def test_browsers_are_told_to_be_careful_with_every_answer() -> None:
-    async with watched() as (_, http):
+    async with client() as http:
         for path in ("/metrics", "/sd", "/healthz", "/", "/nothing"):
             headers = (await http.get(path)).headers
             assert headers["x-content-type-options"] == "nosniff", path
@@ -169,7 +172,7 @@ async def test_browsers_are_told_to_be_careful_with_every_answer() -> None:
 
 
 async def test_with_a_token_all_but_the_health_asks_for_it(with_token: ObservabilityConfig) -> None:
-    async with watched(with_token) as (_, http):
+    async with client(with_token) as http:
         for path in ("/metrics", "/sd", "/", "/static/x", "/nothing"):
             assert (await http.get(path)).status_code == 401, path
         assert (await http.get("/healthz")).status_code == 200
@@ -184,7 +187,7 @@ async def test_with_a_token_all_but_the_health_asks_for_it(with_token: Observabi
     "name", ["localhost", "127.0.0.1", "[::1]", "LOCALHOST:80", "127.0.0.1:9", "[::1]:9"]
 )
 async def test_this_machine_is_asked_by_its_own_names(name: str) -> None:
-    async with watched() as (_, http):
+    async with client() as http:
         assert (await http.get("/sd", headers={"host": name})).status_code == 200
 
 
@@ -192,7 +195,7 @@ async def test_this_machine_is_asked_by_its_own_names(name: str) -> None:
     "name", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.1.2.3", ""]
 )
 async def test_a_page_under_another_name_that_leads_here_sees_nothing(name: str) -> None:
-    async with watched() as (_, http):
+    async with client() as http:
         for path in ("/metrics", "/sd", "/", "/healthz"):
             answer = await http.get(path, headers={"host": name})
             assert answer.status_code == 403, path
@@ -205,7 +208,8 @@ async def test_where_a_token_guards_others_may_use_any_name(host: str, status: i
         await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[operator]
         await send({"type": "http.response.body", "body": b""})  # type: ignore[operator]
 
-    transport = httpx.ASGITransport(app=guarded(app, OPEN, host=host))
+    config = replace(OPEN, metrics=replace(ANY_PORT, host=host))
+    transport = httpx.ASGITransport(app=guarded(app, config))
     async with httpx.AsyncClient(transport=transport, base_url="http://metrics.example") as http:
         assert (await http.get("/")).status_code == status
 
@@ -260,9 +264,5 @@ async def test_an_endpoint_at_all_addresses_is_named_by_its_nodes(
     with_token: ObservabilityConfig,
 ) -> None:
     everywhere = replace(with_token, metrics=replace(ANY_PORT, host="0.0.0.0"))  # noqa: S104 - meant
-    made = observatory(everywhere)
-    await made.start()
-    try:
+    async with served(everywhere) as made:
         assert str(made.address).startswith(f"{NODE}:")
-    finally:
-        await made.close()

@@ -109,11 +109,10 @@ class Observatory:
         config = self._config
         if self._server is not None or not (config.metrics.enabled or config.console.enabled):
             return
-        host = config.metrics.host
         self._server = SideServer(
-            guarded(self._app(), config, host=host),
+            self.app(),
             name="observatory",
-            host=host,
+            host=config.metrics.host,
             port=config.metrics.port,
             remedy=f"end who has the port, or set {_PORT_KEY} to another one (0: any free one)",
             again_s=self._again_s,
@@ -131,7 +130,8 @@ class Observatory:
         if server is not None:
             await server.close()
 
-    def _app(self) -> AsgiApp:
+    def app(self) -> AsgiApp:
+        """What is served, behind what guards it."""
         from starlette.applications import Starlette
         from starlette.routing import Route
 
@@ -141,7 +141,7 @@ class Observatory:
             routes.append(Route(SD_PATH, self._discover, methods=["GET"]))
         if self._config.console.enabled:
             routes += self._console()
-        return Starlette(routes=routes)
+        return guarded(Starlette(routes=routes), self._config)
 
     def _console(self) -> list[BaseRoute]:
         from starlette.routing import Mount
@@ -168,9 +168,9 @@ async def _healthy(_request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-def guarded(app: AsgiApp, config: ObservabilityConfig, *, host: str) -> AsgiApp:
+def guarded(app: AsgiApp, config: ObservabilityConfig) -> AsgiApp:
     """An app behind its token, under its own names only, with headers that browsers heed."""
-    path = config.token_file
+    path, host = config.token_file, config.metrics.host
     token = None if path is None else TokenFile(Path(path))
     gate: AsgiApp = TokenGate(app, token, open_paths={HEALTH_PATH})
     if is_loopback(host):
