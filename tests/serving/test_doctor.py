@@ -264,6 +264,17 @@ def test_a_token_file_that_others_can_read_fails_with_the_command_that_closes_it
     assert check("token and key files", closed, config).verdict is Verdict.PASS
 
 
+def test_a_key_file_that_others_can_read_is_a_warning_for_it_holds_hashes(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys"
+    keys.touch(mode=0o644)
+    keys.chmod(0o644)
+    config = loaded(tmp_path, f"tenants.acme.keys_file={keys}")
+    found = check("token and key files", replace(GOOD, secrets=secret_files(config)), config)
+    assert (found.verdict, found.fix) == (Verdict.WARN, f"chmod 600 {keys}")
+
+
 @pytest.mark.parametrize(
     "fact",
     [

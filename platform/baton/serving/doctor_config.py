@@ -110,10 +110,13 @@ def check_secrets(machine: MachineNow, config: DeploymentConfig | None) -> Check
             " user, with mode 600",
         )
     if bare := [one for one in machine.secrets if (one.mode or 0) & _OTHERS]:
-        return topic.failed(
-            "; ".join(f"{one.path} ({one.what}) is open to others: {one.mode:04o}" for one in bare),
-            f"chmod 600 {' '.join(one.path for one in bare)}, and replace the tokens in them",
+        found = "; ".join(
+            f"{one.path} ({one.what}) is open to others: {one.mode:04o}" for one in bare
         )
+        close = f"chmod 600 {' '.join(one.path for one in bare)}"
+        if all(one.only_hashes for one in bare):
+            return topic.warned(f"{found}; it holds hashes, no keys", close)
+        return topic.failed(found, f"{close}, and replace the tokens in them")
     names = [one.what for one in machine.secrets]
     return topic.passed(f"{', '.join(names)}: this user's alone" if names else "none are named")
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar, cast
@@ -101,6 +101,8 @@ class FileFact:
     readable: bool = True
     """By this user."""
     empty: bool = False
+    only_hashes: bool = False
+    """Whoever reads it learns who may call, and cannot call with it."""
     problem: str = ""
 
 
@@ -197,10 +199,13 @@ def _port(key: str, host: str, port: int) -> PortFact:
 
 def secret_files(config: DeploymentConfig) -> tuple[FileFact, ...]:
     """Files with tokens and keys that a configuration names."""
-    named = [(f"keys of tenant {name}", path) for name, path in key_files(config).items()]
+    found = [
+        replace(file_fact(f"keys of tenant {name}", path), only_hashes=True)
+        for name, path in key_files(config).items()
+    ]
     if (token_file := config.observability.token_file) is not None:
-        named.append(("observability.token_file", Path(token_file)))
-    return tuple(file_fact(what, path) for what, path in named)
+        found.append(file_fact("observability.token_file", Path(token_file)))
+    return tuple(found)
 
 
 def file_fact(what: str, path: Path) -> FileFact:
