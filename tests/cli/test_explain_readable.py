@@ -12,6 +12,7 @@ from baton.domain.handoff import (
     HandoffMode,
     HitSource,
     LegKind,
+    LegTimes,
     Option,
     Route,
     RouteReason,
@@ -77,7 +78,7 @@ PREFILL = LegStory(
     fetched_tokens=0,
     cached_tokens=3008,
     output_tokens=0,
-    times=None,
+    times=LegTimes(0.008, 0.09),
     end=LegEnd.DONE,
 )
 DECODE = replace(
@@ -90,7 +91,9 @@ DECODE = replace(
     last_output_at_s=11.0,
     ended_at_s=11.0,
     fetched_tokens=3990,
+    cached_tokens=3989,
     output_tokens=64,
+    times=LegTimes(0.068, 0.03),
 )
 RECORD = RequestRecord(
     request_id="chatcmpl-r-1-1a2b3c4d",
@@ -137,7 +140,8 @@ def test_a_request_is_shown_with_its_options_and_what_came_of_them() -> None:
         "  first token after 200 ms (predicted 210 ms from its placement on, 5% too long)\n"
         "                                                              took   predicted\n"
         "  held      ingress  ▏                                      0.3 ms           -\n"
-        "  prefill   p-1      █████████████████▌                    99.7 ms      150 ms\n"
+        "  queue     p-1      █▊                                     9.7 ms       10 ms\n"
+        "  prefill   p-1       ████████████████▌                      90 ms      150 ms\n"
         "  transfer  d-1                       ████████████▊          70 ms       20 ms\n"
         "  decode    d-1                                   ██████     30 ms       30 ms\n"
         "\n"
@@ -146,22 +150,22 @@ def test_a_request_is_shown_with_its_options_and_what_came_of_them() -> None:
         "  decode    d-1      ███████████████████████████████████    800 ms           -\n"
         "\n"
         "  legs, as engines tell of them\n"
-        "  kind     replica  end   began   queued  computed  first token  ended   "
-        "prompt              out\n"
-        "  prefill  p-1      done  0.3 ms  -       -         100 ms       100 ms  "
-        "3990 (3008 cached)  0\n"
-        "  decode   d-1      done  100 ms  -       -         200 ms       1 s     "
-        "3990 (3008 cached)  64\n"
+        "  kind     replica  end   began   queued  computed  first token  "
+        "ended   prompt              out\n"
+        "  prefill  p-1      done  0.3 ms  8 ms    90 ms     100 ms       "
+        "100 ms  3990 (3008 cached)  0\n"
+        "  decode   d-1      done  100 ms  68 ms   30 ms     200 ms       1 s  "
+        "   3990 (3989 cached)  64\n"
         "\n"
         "placement 1 of 1\n"
         "  policy predicted, 0.3 ms after arrival: p-1 -> d-1, disaggregated\n"
         "  best 2 of 6 options; * is the chosen one\n"
-        "     runs on     cached                             "
-        "queue  +prefill  +transfer  +decode  =TTFT   harm    cost\n"
-        "  *  p-1 -> d-1  3008 tokens (reported 400 ms ago)  "
-        "10 ms  150 ms    20 ms      30 ms    210 ms  0 ms    1.4 s\n"
-        "     d-1         none                               "
-        "0 ms   610 ms    0 ms       0 ms     610 ms  1.25 s  3.06 s\n"
+        "     runs on     cached                             queue  +prefill  "
+        "+transfer  +decode  =TTFT   harm    cost\n"
+        "  *  p-1 -> d-1  3008 tokens (reported 400 ms ago)  10 ms  150 ms    "
+        "20 ms      30 ms    210 ms  0 ms    1.4 s\n"
+        "     d-1         none                               0 ms   610 ms    "
+        "0 ms       0 ms     610 ms  1.25 s  3.06 s\n"
         "  TTFT from then on: predicted 210 ms, actual 200 ms (predicted 5% too long)"
     )
 
