@@ -72,6 +72,7 @@ async def test_a_replicas_metrics_and_its_engines_own_are_for_whoever_has_the_to
             metadata = body.record_replica_metadata()  # type: ignore[misc]
             url = f"http://{metadata['metrics']}/metrics"
             assert (await http.get(url)).status_code == 401
+            assert (await http.get(url, headers={"host": "evil.example"})).status_code == 403
             answer = await http.get(url, auth=("prometheus", token_file.read_text()))
         finally:
             await endpoint.close()

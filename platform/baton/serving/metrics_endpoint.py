@@ -20,6 +20,7 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
 
 from baton.serving.access_token import TokenGate
+from baton.serving.own_names import by_own_names
 from baton.serving.side_server import AsgiApp, SideServer
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class MetricsEndpoint:
         """Nothing is bound yet; for `token`, see `TokenGate`, for the rest, `SideServer`."""
         self._gate = TokenGate(metrics_app(metrics), token)
         self._server = SideServer(
-            self._gate,
+            by_own_names(self._gate, host),
             name="metrics",
             host=host,
             port=port,

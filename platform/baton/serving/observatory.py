@@ -20,11 +20,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from baton.config.addresses import is_any, is_loopback
+from baton.config.addresses import is_any
 from baton.config.schema_observability import ObservabilityConfig
 from baton.console.feed import Feed
 from baton.serving.access_token import TokenFile, TokenGate
 from baton.serving.metrics_endpoint import METRICS_PATH, Metrics
+from baton.serving.own_names import by_own_names
 from baton.serving.scrape_targets import TargetGroup
 from baton.serving.side_server import AsgiApp, Message, Receive, Scope, Send, SideServer
 
@@ -38,7 +39,6 @@ SD_PATH = "/sd"
 HEALTH_PATH = "/healthz"
 _PORT_KEY = "observability.metrics.port"
 _AGAIN_S = 5.0
-_OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -170,34 +170,10 @@ async def _healthy(_request: Request) -> Response:
 
 def guarded(app: AsgiApp, config: ObservabilityConfig) -> AsgiApp:
     """An app behind its token, under its own names only, with headers that browsers heed."""
-    path, host = config.token_file, config.metrics.host
+    path = config.token_file
     token = None if path is None else TokenFile(Path(path))
-    gate: AsgiApp = TokenGate(app, token, open_paths={HEALTH_PATH})
-    if is_loopback(host):
-        gate = _OwnNames(gate, host)
-    return _Headers(gate)
-
-
-class _OwnNames:
-    """Answers only who calls this server by a name of this machine."""
-
-    def __init__(self, app: AsgiApp, host: str) -> None:
-        self._app = app
-        self._names = _OWN_NAMES | {f"[{host}]" if ":" in host else host.lower()}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._called(scope) not in self._names:
-            await _refuse(send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _called(self, scope: Scope) -> str:
-        """The name in the Host header, without its port; "" unless there is exactly one."""
-        named = [value for key, value in scope["headers"] if key.lower() == b"host"]
-        if len(named) != 1:
-            return ""
-        name = str(named[0], "latin-1").strip().lower()
-        return name[: name.index("]") + 1] if "]" in name else name.partition(":")[0]
+    gate = TokenGate(app, token, open_paths={HEALTH_PATH})
+    return _Headers(by_own_names(gate, config.metrics.host))
 
 
 class _Headers:
@@ -216,13 +192,3 @@ class _Headers:
             await send(message)
 
         await self._app(scope, receive, sending)
-
-
-async def _refuse(send: Send) -> None:
-    text = b"ask by a name of this machine, as localhost; others need metrics.host and a token\n"
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(text)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": 403, "headers": headers})
-    await send({"type": "http.response.body", "body": text})
