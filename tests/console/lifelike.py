@@ -13,32 +13,15 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from baton.console.feed import Row
 from baton.domain.commands import RecordOrder, RequestRecord
-from baton.domain.handoff import (
-    Decision,
-    HandoffMode,
-    HitSource,
-    LegKind,
-    LegTimes,
-    Option,
-    Route,
-    RouteReason,
-)
-from baton.domain.leg_story import LegEnd, LegStory
-from baton.domain.request import Phase
 from baton.domain.slo import Slo
-from baton.policy.judging import judge
 from baton.telemetry.promises import missed
 from baton.telemetry.records import slowness, story
+from tests.console.drawn_requests import CLASSES, drawn_record
 
-CLASSES = (
-    Slo(name="interactive", ttft_s=0.5, tpot_s=0.05, attainment_target=0.99),
-    Slo(name="batch", ttft_s=10.0, tpot_s=0.2, attainment_target=0.9),
-)
-TENANTS = ("acme", "globex", "initech")
 CONFIG = """\
 # resolved: this is what holds
 models:
@@ -300,7 +283,7 @@ class LifelikeFeed:
     # ------------------------------------------------------------------------- its requests
 
     def _live_on(self, now_s: float) -> None:
-        """Let requests end until now; the first call begins with two hundred."""
+        """Let requests end until now; the first call begins ten seconds ago."""
         self._until_s = now_s - 10.0 if self._until_s is None else self._until_s
         while self._until_s < now_s:
             self._count += 1
@@ -310,145 +293,14 @@ class LifelikeFeed:
 
     def _record(self, draw: random.Random, ended_at_s: float) -> RequestRecord:
         names = self._names()
-        source = draw.choice([one for one in names if "#prefill#" in one])
-        target = draw.choice([one for one in names if "#decode#" in one])
-        slo = CLASSES[draw.random() > 0.78]
-        prompt, output = int(draw.lognormvariate(6.6, 0.9)), int(draw.lognormvariate(4.9, 0.7)) + 2
-        cached = int(prompt * draw.choice((0.0, 0.0, 0.3, 0.85)))
-        local = prompt - cached < 400
-        queue_s = draw.expovariate(30.0) * (9.0 if draw.random() > 0.95 else 1.0)
-        held_s = draw.expovariate(4.0) if draw.random() > 0.9 else 0.0004
-        prefill_s, moved_s = 0.012 + (prompt - cached) / 14000, 0.002 + prompt * 131072 / 14e9
-        start_s = 0.021
-        ttft_s = held_s + queue_s + prefill_s + (0.0 if local else moved_s + start_s)
-        lasts_s = (output - 1) * draw.gauss(0.026, 0.004)
-        arrived_s = ended_at_s - ttft_s - lasts_s
-        seconds = (queue_s * draw.uniform(0.5, 1.3), prefill_s, moved_s, start_s)
-        options = _options(source, target, seconds, cached, is_local=local)
-        route = _route(source, target, is_local=local)
-        legs = _legs(route, arrived_s + held_s, (queue_s, prefill_s, moved_s, start_s), ended_at_s)
-        record = RequestRecord(
-            legs=tuple(
-                replace(leg, prompt_tokens=prompt, fetched_tokens=prompt, output_tokens=output)
-                for leg in legs
-            ),
-            request_id=f"chatcmpl-{draw.randrange(16**8):08x}-{draw.randrange(16**4):04x}",
-            outcome=Phase.FINISHED,
-            reason=draw.choice(("stop", "stop", "length")),
-            routes=(route,),
-            decisions=(
-                Decision(
-                    route=route,
-                    policy="predicted",
-                    at_s=arrived_s + held_s,
-                    options=options,
-                    considered=len(names) * 2,
-                ),
-            ),
-            prompt_tokens=prompt,
-            cached_tokens=cached,
-            output_tokens=output,
-            resumes=0,
-            arrived_at_s=arrived_s,
-            first_token_at_s=arrived_s + ttft_s,
-            last_token_at_s=ended_at_s,
-            ended_at_s=ended_at_s,
-            prefill_done_at_s=None if local else arrived_s + held_s + queue_s + prefill_s,
-            handed_off_blocks=0 if local else prompt // 16,
-            tenant=draw.choice(TENANTS),
-            slo=slo,
-            worst_gap_s=0.064,
-            held_s=held_s,
-            gpu_s=prefill_s + lasts_s / 30,
-        )
-        return replace(record, judgement=judge(record, slo))
+        sources = [one for one in names if "#prefill#" in one]
+        targets = [one for one in names if "#decode#" in one]
+        return drawn_record(draw, ended_at_s, sources, targets)
 
 
 def load_at(at_s: float) -> float:
     """How much is asked for, as a share of what the fleet can do."""
     return 0.78 + 0.17 * math.sin(at_s / 19.0) + 0.03 * math.sin(at_s / 2.3)
-
-
-def _route(source: str, target: str, *, is_local: bool) -> Route:
-    return Route(
-        mode=HandoffMode.LOCAL if is_local else HandoffMode.PULL,
-        prefill_replica_id=None if is_local else source,
-        decode_replica_id=target,
-        reason=RouteReason.LOCAL_FASTER if is_local else RouteReason.DISAGGREGATED,
-    )
-
-
-def _legs(
-    route: Route, began_at_s: float, seconds: tuple[float, float, float, float], ended_at_s: float
-) -> list[LegStory]:
-    """Told in its own words by every engine, but for one in eight."""
-    queue_s, prefill_s, moved_s, start_s = seconds
-    is_local = route.prefill_replica_id is None
-    handed_off_at_s = began_at_s + queue_s + prefill_s
-
-    def leg(kind: LegKind, where: str, from_s: float, first_s: float, to_s: float) -> LegStory:
-        compute_s = start_s if kind is LegKind.DECODE else prefill_s
-        says = int(began_at_s * 1000) % 8 > 0
-        return LegStory(
-            leg_id=f"{kind}-1",
-            kind=kind,
-            replica_id=where,
-            placement=0,
-            began_at_s=from_s,
-            first_output_at_s=first_s,
-            last_output_at_s=to_s,
-            ended_at_s=to_s,
-            prompt_tokens=0,
-            fetched_tokens=0,
-            cached_tokens=0,
-            output_tokens=0,
-            times=LegTimes(0.0, compute_s) if says else None,
-            end=LegEnd.DONE,
-        )
-
-    if is_local:
-        where = route.decode_replica_id
-        return [leg(LegKind.LOCAL, where, began_at_s, handed_off_at_s, ended_at_s)]
-    first_at_s = handed_off_at_s + moved_s + start_s
-    source = route.prefill_replica_id or ""
-    return [
-        leg(LegKind.PREFILL, source, began_at_s, handed_off_at_s, handed_off_at_s),
-        leg(LegKind.DECODE, route.decode_replica_id, handed_off_at_s, first_at_s, ended_at_s),
-    ]
-
-
-def _options(
-    source: str,
-    target: str,
-    seconds: tuple[float, float, float, float],
-    cached: int,
-    *,
-    is_local: bool,
-) -> tuple[Option, ...]:
-    queue_s, prefill_s, moved_s, start_s = seconds
-    handed_off = Option(
-        mode=HandoffMode.PULL,
-        prefill_replica_id=source,
-        decode_replica_id=target,
-        hit_tokens=cached,
-        hit_source=HitSource.REPORTED if cached else HitSource.NONE,
-        hit_age_s=1.2 if cached else 0.0,
-        queue_s=queue_s,
-        prefill_s=prefill_s,
-        transfer_s=moved_s,
-        decode_s=start_s,
-        harm_s=0.004,
-        cost_s=queue_s + prefill_s + moved_s + start_s + 0.004,
-    )
-    at_home = handed_off._replace(
-        mode=HandoffMode.LOCAL,
-        prefill_replica_id=None,
-        transfer_s=0.0,
-        decode_s=0.0,
-        harm_s=0.19 if not is_local else 0.002,
-        cost_s=queue_s + prefill_s + (0.21 if not is_local else 0.0),
-    )
-    return (at_home, handed_off) if is_local else (handed_off, at_home)
 
 
 def _decided(pool: str, have: int, want: int, load: float) -> Row:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-STYLE = Path(__file__).parents[2] / "platform/baton/console/static/style.css"
+STYLE = Path(__file__).parents[2] / "platform/baton/console/static/colours.css"
 LEAST = 4.5
 """Source: WCAG 2.2, success criterion 1.4.3 (AA)."""
 LEAST_OF_MARKS = 3.0

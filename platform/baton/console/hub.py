@@ -133,6 +133,8 @@ class Hub:
 
     def _stop(self) -> None:
         """End the poll, and forget what would be old when somebody comes."""
+        if self._last_call is not None:
+            self._last_call.cancel()
         self._last_call, task, self._task = None, self._task, None
         self._frames.clear()
         self._failing.clear()
