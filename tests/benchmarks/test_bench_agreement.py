@@ -21,8 +21,8 @@ OWN = dict.fromkeys(
 )
 
 
-def pair(*, valid: bool = True, **figures: float) -> dict[str, dict[str, float]]:
-    return {VLLM: dict(SAME), BATON: SAME | OWN | {"valid": float(valid)} | figures}
+def pair(*, valid: float = 1.0, **figures: float) -> dict[str, dict[str, float]]:
+    return {VLLM: dict(SAME), BATON: SAME | OWN | {"valid": valid} | figures}
 
 
 def test_figures_within_two_percent_agree() -> None:
@@ -44,10 +44,10 @@ def test_the_median_of_the_repeats_is_judged() -> None:
 
 
 def test_pairs_that_were_disturbed_are_left_out_and_counted_if_others_are_left() -> None:
-    told = judged({OPEN: [pair(valid=False, e2e_mean_s=9.0), pair()]})
+    told = judged({OPEN: [pair(valid=0.0, e2e_mean_s=9.0), pair()]})
     assert told["agrees"]
     assert (told["pairs"], told["disturbed_pairs"]) == ({OPEN: 1}, {OPEN: 1})
-    assert not judged({OPEN: [pair(valid=False, e2e_mean_s=9.0)]})["agrees"]
+    assert not judged({OPEN: [pair(valid=0.0, e2e_mean_s=9.0)]})["agrees"]
 
 
 def test_both_tools_get_the_same_requests_and_no_text_twice(tmp_path: Path) -> None:
