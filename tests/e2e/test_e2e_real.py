@@ -20,6 +20,7 @@ import pytest
 
 from baton.serving.engines import tiny_model_folder
 from tests.e2e.deployments import Deployment, alive, descendants, running
+from tests.fakes.otlp_receiver import OtlpReceiver, receiver, tree
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 PROMPTS = 20
@@ -28,9 +29,18 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def collector() -> Iterator[OtlpReceiver]:
+    with receiver() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def baton(
+    tmp_path_factory: pytest.TempPathFactory, collector: OtlpReceiver
+) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("real")
-    with running("quickstart.yaml", folder, **{"pools.decode.replicas.max": 2}) as deployment:
+    settings = {"pools.decode.replicas.max": 2, "observability.tracing.otlp": collector.url}
+    with running("quickstart.yaml", folder, **settings) as deployment:
         yield deployment
 
 
@@ -41,7 +51,7 @@ def prompts() -> list[list[int]]:
     return [[chance.randrange(300, 8000) for _ in range(length)] for length in lengths]
 
 
-def ask(baton: Deployment, prompt: list[int]) -> list[int]:
+def ask(baton: Deployment, prompt: list[int], **headers: str) -> list[int]:
     """The token ids that baton generates greedily."""
     body = {
         "model": "tiny",
@@ -51,7 +61,8 @@ def ask(baton: Deployment, prompt: list[int]) -> list[int]:
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    answer = httpx.post(f"{baton.url}/v1/completions", json=body, timeout=120)
+    url = f"{baton.url}/v1/completions"
+    answer = httpx.post(url, json=body, headers=headers, timeout=120)
     assert answer.status_code == 200, answer.text
     ids: list[int] = answer.json()["choices"][0]["token_ids"]
     return ids
@@ -102,6 +113,43 @@ def test_tokens_equal_those_of_one_plain_engine_and_the_blocks_were_pulled_by_ni
     # The engine's own counter of bytes; a block of the tiny model's cache, keys and values:
     block_bytes = 4 * 2 * 32 * 2 * 64 * 2
     assert row["moved_bytes"] - before["moved_bytes"] == blocks * block_bytes
+
+
+def test_a_callers_trace_has_the_spans_of_both_engines_and_they_fill_its_time(
+    baton: Deployment, collector: OtlpReceiver
+) -> None:
+    trace_id, parent_id = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    ask(baton, prompts()[14], traceparent=f"00-{trace_id}-{parent_id}-01", tracestate="v=1")
+    spans = collector.trace(trace_id, bool)
+    root, rest = spans[0], sorted(tree(spans)[1:])
+    assert rest == [
+        "text_completion tiny/admission",
+        "text_completion tiny/leg decode",
+        "text_completion tiny/leg decode/decode",
+        "text_completion tiny/leg decode/decode",
+        "text_completion tiny/leg decode/transfer",
+        "text_completion tiny/leg prefill",
+        "text_completion tiny/leg prefill/prefill",
+        "text_completion tiny/leg prefill/queue",
+        "text_completion tiny/route",
+    ]
+    assert (root.name, root.parent_id, root.ok) == ("text_completion tiny", parent_id, True)
+    engines = [span for span in spans if span.resource["service.name"] == "baton-engine"]
+    pools = {span.name: span.resource["service.instance.id"].split("-")[0] for span in engines}
+    assert pools == {
+        "queue": "prefill",
+        "prefill": "prefill",
+        "transfer": "decode",
+        "decode": "decode",
+    }
+    assert not any(span.attributes["baton.guessed"] for span in engines), "engines say their times"
+    (admission,) = [span for span in spans if span.name == "admission"]
+    filled_ns = sum(span.end_ns - span.start_ns for span in [admission, *engines])
+    assert filled_ns == pytest.approx(root.end_ns - root.start_ns, rel=0.01)
+    (story,) = baton.ask("explain", "route", root.attributes["baton.request_id"])["requests"]
+    assert story["trace_id"] == trace_id
+    assert [leg["kind"] for leg in story["legs"]] == ["prefill", "decode"]
+    assert all(leg["engine_compute_s"] > 0 for leg in story["legs"])
 
 
 def test_a_killed_decode_replica_leaves_no_orphan_and_its_stream_goes_on(
