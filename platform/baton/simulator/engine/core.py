@@ -18,7 +18,6 @@ or expired. What the body has to do outside (pulls, loads, telling a source to f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from baton.domain.fleet import LinkTotals, Load
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
@@ -38,24 +37,9 @@ from baton.simulator.engine.orders import (
 )
 from baton.simulator.engine.runs import Run, RunState
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
+from baton.simulator.engine.step import Step
 from baton.simulator.engine.tokens import TokenStream, digest, pack_tokens
 from baton.simulator.engine.watch import Watch
-
-
-class Step(NamedTuple):
-    """What one step computes."""
-
-    duration_s: float
-    started_at_s: float
-    prefill_tokens: int
-    decode_requests: int
-    context_tokens: int
-    """What those decoding requests attend to."""
-
-    @property
-    def tokens(self) -> int:
-        """All tokens that the step computes."""
-        return self.prefill_tokens + self.decode_requests
 
 
 class SimCore:
