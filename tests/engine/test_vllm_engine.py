@@ -15,6 +15,7 @@ import msgspec
 import psutil
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 
 from baton.domain.errors import EngineDied, EngineStartFailed
 from baton.domain.fleet import Load, Role
@@ -33,6 +34,7 @@ from tests.contracts.engine_contract import (
 )
 from tests.engine.vllm_engines import (
     VllmEngine,
+    VllmSeries,
     checking_engine,
     engine_settings,
     free_port,
@@ -69,12 +71,15 @@ class TestVllmEngine(EngineContract):
 
     @pytest_asyncio.fixture(scope="class", loop_scope="module")
     async def engine_pair(self, model: Path) -> AsyncIterator[RunningPair]:
-        prefill = checking_engine(engine_settings(model, Role.PREFILL))
-        decode = checking_engine(engine_settings(model, Role.DECODE))
+        prefill_series, decode_series = self.series
+        prefill = checking_engine(engine_settings(model, Role.PREFILL), series=prefill_series)
+        decode = checking_engine(engine_settings(model, Role.DECODE), series=decode_series)
         async with running_pair(prefill, decode) as pair:
             yield pair
 
     model: Path
+    series = (VllmSeries(), VllmSeries())
+    """Of the prefill and of the decode engine."""
 
     def new_engine(self) -> Engine:
         return VllmEngine(engine_settings(self.model, Role.MIXED))
@@ -188,6 +193,30 @@ class TestVllmEngine(EngineContract):
         assert after.context_tokens - before.context_tokens == sum(range(301, 310))
         assert 1 + 9 <= after.steps - before.steps <= 1 + 9 + 1
         assert after.busy_s > before.busy_s
+
+    async def test_what_vllm_says_of_itself_is_that_of_each_engine(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill, decode = engine_pair.prefill, engine_pair.decode
+        for listener in (prefill, decode):
+            await self.nudge(listener)
+        of_prefill, of_decode = self.series
+        before = told(of_prefill), told(of_decode)
+        pulls = decode.engine.load().transfers.pulls
+        prompt = self.new_prompt(320)
+        ticket = await self.prefilled(engine_pair, prompt)
+        await decode.run(self.make_leg(LegKind.DECODE, prompt, max_tokens=16, ticket=ticket))
+        prefilled, decoded = more(of_prefill, before[0]), more(of_decode, before[1])
+        assert prefilled["vllm:prompt_tokens_total"] == 320
+        assert prefilled["vllm:generation_tokens_total"] == 1
+        assert prefilled["vllm:request_success_total length"] == 1
+        assert decoded["vllm:generation_tokens_total"] == 16
+        assert decoded["vllm:prompt_tokens_by_source_total external_kv_transfer"] >= 288
+        await self.until(decode, lambda: decode.engine.load().transfers.pulls > pulls)
+        moved = more(of_decode, before[1])["vllm:nixl_bytes_transferred_sum"]
+        assert moved == 10 * decode.facts.kv_block_bytes
+        assert "vllm:time_to_first_token_seconds_sum" not in decoded, "nobody feeds it"
+        assert not [name for name in vars(REGISTRY)["_names_to_collectors"] if "vllm" in name]
 
     # ------------------------------------------------------------------ what is where
     async def test_engines_say_what_they_can_do_and_where_they_are(
@@ -424,3 +453,18 @@ def _processes(listener: Listener) -> tuple[int, ...]:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def more(series: VllmSeries, before: dict[str, float]) -> dict[str, float]:
+    """What samples have grown by."""
+    return {name: value - before.get(name, 0.0) for name, value in told(series).items()}
+
+
+def told(series: VllmSeries) -> dict[str, float]:
+    """Samples by name, and by source or reason where they have one."""
+    found: dict[str, float] = {}
+    for family in series.collect():
+        for one in family.samples:
+            which = one.labels.get("source") or one.labels.get("finished_reason")
+            found[f"{one.name} {which}" if which else one.name] = one.value
+    return found

@@ -26,10 +26,12 @@ with warnings.catch_warnings():
     from baton.engine.tiny_model import write_tiny_model
     from baton.engine.vllm.adapter import VllmEngine
     from baton.engine.vllm.facts import side_channel
+    from baton.engine.vllm.series import VllmSeries
     from baton.engine.vllm.wire import pack_frames
 
 __all__ = [
     "VllmEngine",
+    "VllmSeries",
     "checking_engine",
     "engine_settings",
     "free_port",
@@ -88,10 +90,12 @@ def engine_settings(
     )
 
 
-def checking_engine(settings: VllmEngineSettings) -> VllmEngine:
+def checking_engine(
+    settings: VllmEngineSettings, *, series: VllmSeries | None = None
+) -> VllmEngine:
     """An engine that checks side channels, as replicas do."""
     checks = SideChannelChecks(settings.replica_id, side_channel(settings))
-    return VllmEngine(settings, check=checks.check)
+    return VllmEngine(settings, check=checks.check, series=series)
 
 
 def peering_engine(settings: VllmEngineSettings) -> VllmEngine:
