@@ -176,7 +176,20 @@ def watched(folder: Path, baton: Deployment, pager: Pager) -> Iterator[Prometheu
                 f"--web.listen-address=127.0.0.1:{web}",
             )
         )
+        await_ready(folder, "alertmanager", alerts)
+        await_ready(folder, "prometheus", web)
         yield Prometheus(web)
+
+
+def await_ready(folder: Path, name: str, port: int) -> None:
+    """Wait until a program answers; what it complains of is shown where it does not."""
+    until_s = time.monotonic() + 30
+    while True:
+        with suppress(httpx.TransportError):
+            if httpx.get(f"http://127.0.0.1:{port}/-/ready", timeout=5).is_success:
+                return
+        assert time.monotonic() < until_s, (folder / f"{name}.log").read_text()
+        time.sleep(0.2)
 
 
 def title_of(process: psutil.Process) -> str:
