@@ -16,7 +16,6 @@ from baton.policy.scaling.wants import ScalingReason
 from baton.telemetry import rules
 from baton.telemetry.catalogue import CATALOGUE, REQUESTS, SCALING_INPUT, SLACK, TTFT
 from baton.telemetry.controller_metrics import ControllerState, controller_families
-from baton.telemetry.ingress_families import BARRED
 from baton.telemetry.label_values import ASKED, UNMET
 from baton.telemetry.rules import render
 from baton.telemetry.rules.__main__ import main
@@ -179,7 +178,3 @@ def test_the_controller_tells_what_a_policy_asked_for() -> None:
         if sample.name == SCALING_INPUT.name
     }
     assert told == {ASKED: 9.0, UNMET: 5.0}
-
-
-def test_tenants_are_told_of_by_the_outcome_that_ingresses_count() -> None:
-    assert f'outcome="{BARRED}"' in ALERTS["BatonTenantLimited"].expr

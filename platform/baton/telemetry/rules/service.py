@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from baton.domain.demand import AdmissionOutcome
 from baton.domain.handoff import HandoffMode
 from baton.telemetry.catalogue import (
     EXPIRED_LEASES,
@@ -39,7 +40,6 @@ from baton.telemetry.rules.rule import Alert, Group, Record, Rule, Severity
 _HELD: Final = "baton:held_requests:sum"
 _HITS: Final = "baton:cached_prompt_tokens:ratio_rate1h"
 _PROMPTS: Final = "baton:prompt_tokens:increase1h"
-_BARRED: Final = "barred"
 _POOL: Final = on(Label.POOL)
 
 
@@ -163,7 +163,10 @@ def _handoffs() -> Iterator[Rule]:
 def _tenants() -> Iterator[Rule]:
     barred, ended = (
         grouped("sum", f"increase({picked})", Label.TENANT)
-        for picked in (series(REQUESTS, "30m", outcome=_BARRED), series(REQUESTS, "30m"))
+        for picked in (
+            series(REQUESTS, "30m", outcome=AdmissionOutcome.BARRED),
+            series(REQUESTS, "30m"),
+        )
     )
     yield Alert(
         name="BatonTenantLimited",
