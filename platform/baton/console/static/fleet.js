@@ -74,7 +74,7 @@ function map(ctx, name) {
   for (const link of links) counts[link.state] = (counts[link.state] ?? 0) + 1;
   return h("section", { key: "pairs" },
     h("div", { class: "section-head" }, h("h1", {}, "Pairs"),
-      h("p", { class: "legend" }, Object.entries(STATES).map(([state, glyph]) => h("span", { key: state, class: `pair-${state}` }, h("i", { class: "glyph" }, glyph), `${counts[state] ?? 0} ${state}`)))),
+      h("p", { class: "legend" }, Object.entries(STATES).map(([state, glyph]) => h("span", { key: state, class: counts[state] ? `pair-${state}` : "faint" }, h("i", { class: "glyph" }, glyph), `${counts[state] ?? 0} ${state}`)))),
     links.length ? h("p", { class: "faint hint" }, `From the replica of the row to that of the column; GB/s as estimated. ${beyond(links)}`) : null,
     links.length ? h("div", { class: "map-and-more" }, matrix(ctx, links, name), chosen(ctx, links, name)) : h("p", { class: "empty" }, "No pair hands blocks over here: every replica prefills and decodes by itself."),
     told.pairs > links.length ? h("p", { class: "faint" }, `${whole(links.length)} of ${whole(told.pairs)} pairs are sent; `, h("code", {}, "baton links"), " has all.") : null,

@@ -70,7 +70,7 @@ function options(made) {
     h("thead", {}, h("tr", {}, names.map((name, at) => h("th", { scope: "col", class: at > 1 ? "n" : "" }, name)))),
     h("tbody", {}, made.options.map((option, at) => h("tr", { key: String(at), class: option.chosen ? "on" : "" },
       h("td", { class: "good" }, option.chosen ? h("span", { role: "img", "aria-label": "chosen" }, "●") : ""),
-      h("th", { scope: "row", class: "mono nowrap" }, route(option, shortId)),
+      h("th", { scope: "row", class: "mono" }, route(option, shortId)),
       h("td", { class: "n" }, option.hit_tokens ? `${whole(option.hit_tokens)} ${option.hit_source}` : "none"),
       ["queue_s", "prefill_s", "transfer_s", "decode_s", "ttft_s", "harm_s", "cost_s"].map((name) => h("td", { key: name, class: `n ${name === "ttft_s" || name === "cost_s" ? "strong" : ""}` }, seconds(option[name]))),
     ))),

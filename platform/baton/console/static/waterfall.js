@@ -21,7 +21,7 @@ export function waterfall(told, ctx) {
         h("button", { type: "button", "aria-pressed": all ? "true" : "false", "aria-keyshortcuts": "z", on: { click: () => ctx.set({ whole: true }) } }, "all of it")),
     ),
     h("ol", { class: "bars" }, bars.map((bar, at) => row(bar, at, span)), axis(span, first, promised)),
-    h("p", { class: "total" }, "ended after ", h("b", { "data-test": "e2e", "data-seconds": told.ended_s ?? end }, seconds(told.ended_s ?? end)), first === null ? ", without a first token" : [", first token after ", h("b", {}, seconds(first))], bars.some((bar) => bar.guessed) ? h("span", { class: "faint" }, "; striped: as predicted, its engine did not say") : null),
+    h("p", { class: "total" }, "ended after ", h("b", { "data-test": "e2e", "data-seconds": told.ended_s ?? end }, seconds(told.ended_s ?? end)), first === null ? ", without a first token" : [", first token after ", h("b", { "data-test": "first", "data-seconds": first }, seconds(first))], bars.some((bar) => bar.guessed) ? h("span", { class: "faint" }, "; striped: as predicted, its engine did not say") : null),
   );
 }
 
