@@ -31,5 +31,6 @@ async def test_a_trace_is_answered_with_the_lengths_that_it_says(server: Server)
     assert lengths == [*((one[1], one[2]) for one in requests), (server.max_len_tokens - 4, 4)]
     for one in found.outcomes:
         assert one.ok
-        assert 0 < one.ttft_s < one.e2e_s
-        assert one.tpot_s > 0
+        # This server answers at once, so that all tokens may come in one piece.
+        assert 0 < one.ttft_s <= one.e2e_s
+        assert one.tpot_s >= 0
