@@ -31,6 +31,10 @@ class EchoFleet:
         self.arrived: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self.aborted: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.refusal: BatonError | None = None
+        self.asks_before_refusal = 0
+        """How often it is asked in vain before that counts."""
+        self.refused: list[int] = []
+        """How many were refused, each time that any were."""
         self.is_healthy = True
         self.paused = False
         self.room = 1000
@@ -43,6 +47,7 @@ class EchoFleet:
 
     def reset(self) -> None:
         self.refusal = self.fail_with = None
+        self.asks_before_refusal, self.refused = 0, []
         self.fail_only_first = False
         self.room = 1000
         self.refused_tenants = frozenset()
@@ -64,12 +69,19 @@ class EchoFleet:
             self.aborted.put(request_id)
 
     def admit(self, n: int, caller: Caller) -> BatonError | None:
+        error = self._refusal_of(n, caller)
+        if error is not None:
+            self.refused.append(n)
+        return error
+
+    def _refusal_of(self, n: int, caller: Caller) -> BatonError | None:
         tenant = caller.tenant
         if tenant in self.refused_tenants:
             return RateLimited("-", 2.2, f"tenant {tenant} has used up its requests")
         if n > self.room:
             return NoCapacity("-", 1.0, f"no room for {n}")
-        return self.refusal
+        self.asks_before_refusal -= 1
+        return None if self.asks_before_refusal >= 0 else self.refusal
 
     def healthy(self) -> bool:
         return self.is_healthy

@@ -117,6 +117,20 @@ def test_n_choices_ask_for_n_places(server: Server, fleet: EchoFleet) -> None:
         refused = post(server, "/v1/completions", n=3, max_tokens=1, stream=stream)
         assert refused.status_code == 503
         assert refused.headers["retry-after"] == "1"
+    assert fleet.refused == [3, 3]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("asks", [0, 1])
+def test_whoever_is_refused_is_refused_once_whenever_that_is(
+    server: Server, fleet: EchoFleet, *, path: str, asks: int
+) -> None:
+    fleet.refusal = QueueFull("-", 1.0, "the queue is full")
+    fleet.asks_before_refusal = asks
+    for stream in (False, True):
+        fleet.refused, fleet.asks_before_refusal = [], asks
+        assert post(server, path, stream=stream).status_code == 429
+        assert fleet.refused == [1]
 
 
 @pytest.mark.parametrize("path", PATHS)
