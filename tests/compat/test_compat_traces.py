@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import httpx
 import pytest
 
@@ -17,6 +19,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "v=1"}
+
+
+@pytest.fixture(autouse=True)
+def stand_in_only() -> None:
+    if "BATON_TEST_URL" in os.environ:
+        pytest.skip("a real deployment does not show what it was sent")
 
 
 def asked(server: Server, fleet: EchoFleet, path: str, **more: object) -> list[Request]:

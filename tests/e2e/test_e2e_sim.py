@@ -97,6 +97,7 @@ def test_an_operator_can_look_at_it_from_a_terminal(baton: Deployment) -> None:
     assert ended["decode_replica"] == story["decode_replica"]
 
 
+@pytest.mark.thorough
 def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment) -> None:
     examined = baton.ask("doctor", *baton.options, within_s=170)
     ill = [check for check in examined["checks"] if check["verdict"] == "FAIL"]
@@ -363,6 +364,7 @@ def test_one_ingress_carries_many_streams_at_once(baton: Deployment) -> None:
     assert [texts[n] for n in range(4)] * 16 == texts
 
 
+@pytest.mark.thorough
 def test_the_openai_and_anthropic_sdks_are_served(baton: Deployment) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/compat"],
