@@ -104,6 +104,7 @@ def test_help_of_every_verb_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [(), *EVERY], ids=" ".join)
 def test_help_takes_little_time(words: tuple[str, ...]) -> None:
     took_s: list[float] = []

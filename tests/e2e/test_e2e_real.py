@@ -196,6 +196,7 @@ def test_a_killed_prefill_replica_fails_nothing(baton: Deployment) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_scaling_decode_under_load_fails_nothing_and_changes_no_token(baton: Deployment) -> None:
     asked = prompts()[2:6]
     undisturbed = [baton.stream(prompt, max_tokens=150) for prompt in asked]
