@@ -264,6 +264,7 @@ def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
     assert "pool 'nobody'" in baton.fails("scale", "nobody", "1")
 
 
+@pytest.mark.thorough
 def test_pools_follow_a_load_that_rises_and_falls(baton: Deployment, tmp_path: Path) -> None:
     file = baton.options
     scaled = tmp_path / "scaled.yaml"

@@ -365,6 +365,7 @@ class TestVllmEngine(EngineContract):
         pytest.fail(f"an idle engine process still uses cores: {busiest}")
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio(loop_scope="function")
 async def test_an_engine_whose_process_is_killed_fails_its_steps_and_its_legs(model: Path) -> None:
     settings = engine_settings(model, Role.DECODE, on_load_failure=OnLoadFailure.FAIL)
@@ -390,6 +391,7 @@ async def test_an_engine_whose_process_is_killed_fails_its_steps_and_its_legs(mo
     assert engine.processes() == ()
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio(loop_scope="function")
 async def test_a_leg_whose_blocks_cannot_be_fetched_ends_in_error_where_that_is_asked_for(
     model: Path,

@@ -15,7 +15,7 @@ import pytest
 
 from tests.engine.vllm_engines import HOST, free_port, tiny_model
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 REPLICA = """
     import asyncio, json, os, sys

@@ -13,7 +13,7 @@ import pytest
 
 from tests.repo.project import ROOT, packages, pyproject
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 LAYERS = "Imports go one way, and siblings do not import each other"
 

@@ -13,7 +13,7 @@ import pytest
 
 from baton.serving.data_path import pick_front_ports
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(300)]
 PROGRAM = Path(__file__).parent / "programs" / "membership_app.py"
 SOURCES = Path(__file__).parents[2] / "platform"
 
