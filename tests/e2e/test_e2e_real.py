@@ -237,6 +237,7 @@ def used(status: dict[str, Any]) -> set[str]:
     return {row["replica_id"] for row in rows if row["role"] == "decode" and row["inflight_legs"]}
 
 
+@pytest.mark.thorough
 def test_the_openai_and_anthropic_sdks_are_served(baton: Deployment) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/compat"],

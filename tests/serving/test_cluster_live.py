@@ -134,6 +134,7 @@ def test_a_killed_holder_leaves_nothing_either() -> None:
         assert wait_until(lambda: nothing_left(cluster), within_s=15)
 
 
+@pytest.mark.thorough
 def test_two_clusters_live_side_by_side_and_one_port_is_not_shared() -> None:
     with up() as one, up() as two:
         refused = start(int(one.url.rpartition(":")[2]))
