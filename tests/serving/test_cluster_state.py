@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from baton.serving.cluster_state import (
     ClusterState,
+    process_ticks,
     remove_state,
     running_clusters,
     state_folder,
@@ -58,6 +60,34 @@ def test_a_pid_that_was_given_to_someone_else_is_not_mistaken(
 ) -> None:
     write_state(replace(state, pid_started_at_s=state.pid_started_at_s - 60), tmp_path)
     assert running_clusters(tmp_path) == ()
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the kernel tells ticks in /proc")
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_a_wall_clock_that_jumps_does_not_make_a_baton_be_forgotten(
+    tmp_path: Path, state: ClusterState, jump_s: float
+) -> None:
+    ticks = process_ticks(os.getpid())
+    assert ticks is not None
+    told = replace(state, pid_started_ticks=ticks, pid_started_at_s=state.pid_started_at_s + jump_s)
+    write_state(told, tmp_path)
+    assert running_clusters(tmp_path) == (told,)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the kernel tells ticks in /proc")
+def test_a_pid_that_began_at_another_tick_is_somebody_else(
+    tmp_path: Path, state: ClusterState
+) -> None:
+    ticks = process_ticks(os.getpid())
+    assert ticks is not None
+    write_state(replace(state, pid_started_ticks=ticks - 1), tmp_path)
+    assert running_clusters(tmp_path) == ()
+
+
+def test_a_process_that_has_ended_and_was_not_buried_has_no_ticks() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert process_ticks(ended.pid) is None
 
 
 def test_a_file_that_cannot_be_read_is_removed(tmp_path: Path, state: ClusterState) -> None:

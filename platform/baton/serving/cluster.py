@@ -31,7 +31,13 @@ import psutil
 
 from baton.domain.errors import ClusterFailed
 from baton.serving import reaper, serve_control
-from baton.serving.cluster_state import ClusterState, remove_state, state_folder, write_state
+from baton.serving.cluster_state import (
+    ClusterState,
+    process_ticks,
+    remove_state,
+    state_folder,
+    write_state,
+)
 from baton.serving.data_path import (
     DataPath,
     FrontPorts,
@@ -147,6 +153,7 @@ class LocalCluster:
             name=run_dir.name,
             pid=os.getpid(),
             pid_started_at_s=psutil.Process().create_time(),
+            pid_started_ticks=process_ticks(os.getpid()),
             address=address,
             namespace=NAMESPACE,
             http_url=f"http://{_reachable(host)}:{settings.http_port}",

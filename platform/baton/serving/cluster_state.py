@@ -15,6 +15,12 @@ from baton.serving.data_path import DataPath
 
 _SAME_PROCESS_S = 1.0
 """Two readings of a process's start time differ by rounding only."""
+_STARTED_AT = 18
+"""Of the fields behind a process's state in /proc/PID/stat.
+
+Source: proc(5), field 22.
+"""
+_ENDED = frozenset({"Z", "X"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +32,7 @@ class ClusterState:
     pid: int
     """The process that holds the cluster: it ends with that process."""
     pid_started_at_s: float
-    """Wall clock, as the kernel tells it: a pid alone may have been given to someone else."""
+    """Wall clock, as the kernel tells it: for people to read."""
     address: str
     """Of Ray's control store: `host:port`."""
     namespace: str
@@ -35,6 +41,8 @@ class ClusterState:
     run_dir: str
     session_name: str
     token_file: str
+    pid_started_ticks: int | None = None
+    """See `process_ticks`: a pid alone may have been given to someone else."""
 
     @property
     def started_at(self) -> datetime:
@@ -42,12 +50,29 @@ class ClusterState:
         return datetime.fromtimestamp(self.pid_started_at_s, tz=UTC)
 
     def is_alive(self) -> bool:
-        """Whether the holder still runs."""
+        """Whether the holder still runs; a wall clock that jumps does not matter to it."""
+        if self.pid_started_ticks is not None:
+            return process_ticks(self.pid) == self.pid_started_ticks
         try:
             started_at_s = psutil.Process(self.pid).create_time()
         except psutil.Error:
             return False
         return abs(started_at_s - self.pid_started_at_s) < _SAME_PROCESS_S
+
+
+def process_ticks(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine did; None for none, or without /proc.
+
+    What the kernel gives as wall time is this plus the time of boot, and that one moves with every
+    step of the wall clock: a holder would be taken for somebody else, and its file removed.
+    """
+    try:
+        said = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # Behind the program's name, which may hold anything: the third field and those that follow.
+    state, *rest = said.rpartition(")")[2].split()
+    return None if state in _ENDED else int(rest[_STARTED_AT])
 
 
 def state_folder() -> Path:
