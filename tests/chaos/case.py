@@ -7,6 +7,7 @@ keeps what came of them, from which `docs/reliability.md` is written (`report`).
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from enum import StrEnum
 from pathlib import Path
 
 Figure = float | int | str | bool | None
+
+MINUTES = "BATON_CHAOS_MINUTES"
+"""How long a case is to run that can run for longer or shorter; see `minutes_asked`."""
 
 
 class Engines(StrEnum):
@@ -118,3 +122,11 @@ def at_least(what: str, got: float, least: float) -> Bound:
 def exactly(what: str, got: Figure, wanted: Figure) -> Bound:
     """The one value that it may have."""
     return Bound(what=what, got=got, wanted=f"== {wanted}", held=got == wanted)
+
+
+def minutes_asked(in_full: float) -> dict[str, float]:
+    """`minutes` to run for and `minutes_in_full`: figures of a case that can be shortened.
+
+    `--minutes` of the runner says so; a run that is shorter than in full says that in the report.
+    """
+    return {"minutes": float(os.environ.get(MINUTES, in_full)), "minutes_in_full": in_full}
