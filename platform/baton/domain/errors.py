@@ -13,6 +13,7 @@
     ├── NotAllowed            asked for what its tenant may not have
     ├── DeadlineExceeded      the request's own time limit ran out
     ├── EngineDied            the engine of a replica is dead
+    ├── Broken                a part of a deployment lives and cannot do its work
     ├── LinkFailed            a fleet link refused a frame or is down
     ├── TransferFailed        KV blocks cannot be fetched from a replica
     │   └── RdmaMissing       they would take a way that the deployment does not allow
@@ -184,6 +185,18 @@ class EngineDied(_ReplicaTrouble):
 
     def __str__(self) -> str:
         return f"the engine of replica {self.replica_id} died: {self.why}"
+
+
+class Broken(BatonError):
+    """A part of a deployment lives and cannot do its work: Ray Serve is to replace it."""
+
+    def __init__(self, part: str, why: str) -> None:
+        super().__init__(part, why)
+        self.part = part
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.part} is broken and has to be replaced: {self.why}"
 
 
 class LinkFailed(_ReplicaTrouble):
