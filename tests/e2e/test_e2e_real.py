@@ -172,6 +172,7 @@ def test_a_killed_decode_replica_leaves_no_orphan_and_its_stream_goes_on(
     assert status["in_flight"] == {}
 
 
+@pytest.mark.thorough
 def test_the_killed_replica_is_replaced_and_pulls_again(baton: Deployment) -> None:
     baton.wait_for(
         lambda s: {row["role"] for row in s["ingresses"][0]["replicas"]} == {"prefill", "decode"},
@@ -183,6 +184,7 @@ def test_the_killed_replica_is_replaced_and_pulls_again(baton: Deployment) -> No
     baton.wait_for(lambda s: decoded(s["ingresses"][0]["replicas"])["pulls"] == 2, 10)
 
 
+@pytest.mark.thorough
 def test_a_killed_prefill_replica_fails_nothing(baton: Deployment) -> None:
     (victim,) = [pid for name, pid in baton.pids().items() if name.startswith("prefill-")]
     family = [psutil.Process(victim), *descendants(victim)]

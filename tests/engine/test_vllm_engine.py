@@ -98,6 +98,12 @@ class TestVllmEngine(EngineContract):
         )
         return with_payload(leg)
 
+    # Two engines start for it, which takes a busy machine longer than a test may.
+    @pytest.mark.thorough
+    @pytest.mark.timeout(300)
+    async def test_closed_engines_end_their_steps_and_leave_nothing_behind(self) -> None:
+        await super().test_closed_engines_end_their_steps_and_leave_nothing_behind()
+
     async def test_both_engines_of_a_pair_say_that_they_fit_together(
         self, engine_pair: RunningPair
     ) -> None:

@@ -116,6 +116,8 @@ async def test_a_second_turn_is_prefilled_where_its_prefix_is(real: RealFleet) -
     assert real.coordinator.knowledge.index.counters.contradictions == 0
 
 
+# What is fastest is predicted from measured steps, which on a busy machine may say otherwise.
+@pytest.mark.thorough
 async def test_a_short_prompt_is_served_by_one_replica_and_moves_nothing(real: RealFleet) -> None:
     await real.proven()
     before = real.links()

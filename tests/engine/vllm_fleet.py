@@ -203,6 +203,8 @@ async def break_listener(address: str) -> None:
                 _, writer = await asyncio.open_connection(host, int(port))
             except ConnectionRefusedError:
                 return
+            except ConnectionResetError:
+                continue  # it was just about to end
             writer.transport.abort()
             await asyncio.sleep(0.02)
 
