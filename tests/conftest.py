@@ -16,7 +16,11 @@ TRACES = "BATON_TRACES"
 # The same examples on every run, so that a red build is red again; `BATON_HYPOTHESIS=search` looks
 # for new ones. No deadline: a busy machine is not a failure.
 settings.register_profile(
-    "repeat", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "repeat",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("BATON_HYPOTHESIS", "repeat"))

@@ -552,7 +552,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps)
 def test_the_feed_tells_what_a_slow_twin_believes(
     script_of: list[tuple[str, Tokens, int, str | None, str | None]],
@@ -593,7 +593,7 @@ def check(script: Script, twin: Twin) -> None:
     assert [script.feed.held_blocks(t) for t in CacheTier] == [len(snapshot[t]) for t in CacheTier]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps, st.integers(1, 3))
 def test_a_reader_ends_up_with_the_snapshot_and_the_bound_holds(
     script_of: list[tuple[str, Tokens, int, str | None, str | None]], capacity_blocks: int

@@ -127,7 +127,7 @@ text = st.text(st.characters(min_codepoint=0, max_codepoint=0x10FFFF), max_size=
 ).map("".join)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(values=st.lists(text, max_size=4), ascii_only=st.booleans())
 def test_half_a_pair_is_found_exactly_where_a_string_cannot_be_encoded(
     values: list[str], *, ascii_only: bool

@@ -125,7 +125,7 @@ class PoolAgainstSlowTwin(RuleBasedStateMachine):
 
 
 TestPoolAgainstSlowTwin = PoolAgainstSlowTwin.TestCase
-TestPoolAgainstSlowTwin.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPoolAgainstSlowTwin.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_taking_without_room_changes_nothing() -> None:

@@ -332,10 +332,10 @@ class TwoCoresWithHostMemory(TwoCores):
 
 
 TestTwoCores = TwoCores.TestCase
-TestTwoCores.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestTwoCores.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 TestTwoCoresWithHostMemory = TwoCoresWithHostMemory.TestCase
 TestTwoCoresWithHostMemory.settings = settings(
-    max_examples=80, stateful_step_count=60, deadline=None
+    max_examples=40, stateful_step_count=60, deadline=None
 )
 TestTwoCoresThatFail = TwoCoresThatFail.TestCase
 TestTwoCoresThatFail.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)

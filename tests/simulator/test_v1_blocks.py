@@ -49,7 +49,7 @@ class Listed:
                 self.idle.append(one)
 
 
-@hypothesis_settings(max_examples=200)
+@hypothesis_settings(max_examples=80)
 @given(
     st.integers(8, 16),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 2)), max_size=80),
