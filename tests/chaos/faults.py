@@ -1,0 +1,243 @@
+"""Faults of processes, disks and networks, each undone on the way out, even when the way is rough.
+
+What a machine does not allow (no root, no such tool, no such kernel module) raises
+`NotPossibleError`, which says why; a case then says so instead of passing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_COMMAND_S = 20.0
+_NETNS = Path("/var/run/netns")
+_CLONE_NEWNET = 0x40000000
+_INSIDE = "chaos-in"
+"""The interface of who is inside."""
+_GUARD = 'read _; kill -CONT "$@" 2>/dev/null; exit 0'
+"""Waits until whoever started it closes the pipe or is gone, then lets everybody go on."""
+
+
+class NotPossibleError(Exception):
+    """This machine does not allow a fault; the text says why and what would help."""
+
+
+# -------------------------------------------------------------------- processes
+
+
+def kill(pid: int) -> None:
+    """End a process as a crash does: SIGKILL."""
+    _check(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def frozen(*pids: int) -> Iterator[None]:
+    """Stop processes inside: SIGSTOP, and SIGCONT after it, also when this process is killed.
+
+    Whoever has ended by then is past caring.
+    """
+    for pid in pids:
+        _check(pid)
+    names = [str(pid) for pid in pids]
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", _GUARD, "guard", *names], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        assert guard.stdin is not None
+        guard.stdin.close()
+        guard.wait(_COMMAND_S)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still, as under SIGSTOP."""
+    return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def family(pid: int) -> list[int]:
+    """A process and everything below it, now."""
+    process = psutil.Process(pid)
+    return [pid, *(child.pid for child in process.children(recursive=True))]
+
+
+def _check(pid: int) -> None:
+    """Refuse what would end the run rather than a part of what is tested."""
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    if pid <= 1 or pid in own:
+        raise ValueError(f"process {pid} is no part of what is tested; name one that is")
+
+
+# -------------------------------------------------------------------- disks
+
+
+@contextmanager
+def tiny_disk(folder: Path, size_bytes: int = 1 << 20) -> Iterator[Path]:
+    """A disk of its own at `folder`, to be filled; gone afterwards.
+
+    Raises:
+        NotPossibleError: nothing can be mounted here.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=755", "chaos", str(folder))
+    try:
+        yield folder
+    finally:
+        _run("umount", "-l", str(folder))
+
+
+def fill(folder: Path) -> int:
+    """Write into a folder until its disk is full; returns how many bytes went in."""
+    written = 0
+    with (folder / "filler").open("wb", buffering=0) as file:
+        for size in (4096, 1):
+            with suppress(OSError):
+                while True:
+                    written += file.write(b"x" * size)
+    return written
+
+
+def is_full(folder: Path) -> bool:
+    """Whether not one more byte can be written there."""
+    probe = folder / f"probe-{secrets.token_hex(4)}"
+    try:
+        probe.write_bytes(b"x" * 4096)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return True
+        raise
+    finally:
+        probe.unlink(missing_ok=True)
+    return False
+
+
+# -------------------------------------------------------------------- networks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossyNetwork:
+    """A network namespace behind a pair of interfaces that lose packets both ways."""
+
+    name: str
+    outer: str
+    """This side's address."""
+    inner: str
+    """The address of who is inside."""
+    near: str
+    """This side's interface."""
+    by: str
+    """What loses the packets."""
+
+    def dropped(self) -> int:
+        """Packets that were lost on the way in, so far; the other way loses as many."""
+        if self.by == "netem":
+            said = _run("tc", "-s", "qdisc", "show", "dev", self.near)
+            return int(said.partition("dropped ")[2].split(",")[0])
+        said = _run("ip", "netns", "exec", self.name, "nft", "list", "table", "inet", "chaos")
+        return int(said.partition("packets ")[2].split()[0])
+
+
+@contextmanager
+def lossy_network(loss: float) -> Iterator[LossyNetwork]:
+    """A namespace whose packets are lost with a chance of `loss`, each way; gone afterwards.
+
+    netem where the kernel has it, else a rule of nftables that drops at random.
+
+    Raises:
+        NotPossibleError: namespaces or both ways to lose packets are not to be had.
+    """
+    name = f"chaos-{secrets.token_hex(3)}"
+    octet = secrets.randbelow(200) + 20
+    outer, inner = f"10.213.{octet}.1", f"10.213.{octet}.2"
+    near = f"ch-{name[-6:]}"
+    _run("ip", "netns", "add", name)
+    try:
+        _run("ip", "link", "add", near, "type", "veth", "peer", _INSIDE, "netns", name)
+        _run("ip", "addr", "add", f"{outer}/30", "dev", near)
+        _run("ip", "link", "set", near, "up")
+        _run("ip", "-n", name, "addr", "add", f"{inner}/30", "dev", _INSIDE)
+        _run("ip", "-n", name, "link", "set", _INSIDE, "up")
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        by = _lose(name, near, loss)
+        yield LossyNetwork(name=name, outer=outer, inner=inner, near=near, by=by)
+    finally:
+        with suppress(NotPossibleError):
+            _run("ip", "link", "del", near)
+        _run("ip", "netns", "del", name)
+
+
+def _lose(name: str, near: str, loss: float) -> str:
+    percent = f"{100 * loss:g}%"
+    try:
+        _run("tc", "qdisc", "add", "dev", near, "root", "netem", "loss", percent)
+        _run("tc", "-n", name, "qdisc", "add", "dev", _INSIDE, "root", "netem", "loss", percent)
+    except NotPossibleError as why:
+        _lose_by_rule(name, loss, why)
+        return "nft"
+    return "netem"
+
+
+def _lose_by_rule(name: str, loss: float, netem: NotPossibleError) -> None:
+    if shutil.which("nft") is None:
+        raise NotPossibleError(
+            f"netem: {netem}; and there is no nft: apt-get install nftables"
+        ) from netem
+    inside = ("ip", "netns", "exec", name, "nft", "add")
+    _run(*inside, "table", "inet", "chaos")
+    of_thousand = round(1000 * loss)
+    for hook in ("input", "output"):
+        chain = f"{{ type filter hook {hook} priority 0 ; }}"
+        _run(*inside, "chain", "inet", "chaos", hook, chain)
+        rule = f'oifname "{_INSIDE}"' if hook == "output" else f'iifname "{_INSIDE}"'
+        drop = f"{rule} numgen random mod 1000 < {of_thousand} counter drop"
+        _run(*inside, "rule", "inet", "chaos", hook, *drop.split())
+
+
+def enter_network(name: str) -> None:
+    """Have this thread, and all that it starts from now on, live in a namespace.
+
+    Raises:
+        NotPossibleError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    with (_NETNS / name).open() as space:
+        if libc.setns(space.fileno(), _CLONE_NEWNET) != 0:
+            code = ctypes.get_errno()
+            raise NotPossibleError(f"cannot enter network {name}: {os.strerror(code)}")
+
+
+def _run(*command: str) -> str:
+    """What a command of the machine says.
+
+    Raises:
+        NotPossibleError: it is not there, or fails.
+    """
+    try:
+        return _output(command)
+    except FileNotFoundError as error:
+        raise NotPossibleError(f"there is no {command[0]!r} on this machine") from error
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or b"").decode(errors="replace").strip().replace("\n", " ")
+        raise NotPossibleError(f"{' '.join(command)}: {said}") from error
+
+
+def _output(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, check=True, timeout=_COMMAND_S)
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,246 @@
+"""Clients in open loop: they come when they come, whatever is served, and write down what they see.
+
+A load is planned before it begins, the same for the same seed. Who carries a request is an `Ask`:
+`HttpClient` over HTTP, a stage's door in the same process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+import msgspec
+
+from baton.bench.sse import BadStream, EventReader
+from tests.chaos.history import Ending, Exchange
+
+Ask = Callable[[Exchange], Awaitable[None]]
+"""Sends a request and writes down what comes; returns when it has ended."""
+
+_OK = 200
+_DONE = b"[DONE]"
+_CONNECT_S = 10.0
+_SAID = 200
+"""Characters that are kept of an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests of random lengths at random times."""
+
+    rate_per_s: float
+    """Poisson."""
+    requests: int
+    prompt_tokens: tuple[int, int] = (32, 512)
+    """From and to, both included."""
+    output_tokens: tuple[int, int] = (48, 96)
+    shared_prompts: int = 0
+    """So many beginnings, each of half a longest prompt, are in common to all; 0: none is."""
+    vocabulary: tuple[int, int] = (3, 90)
+    """Ids of prompts: from, and up to but not with."""
+    seed: int = 0
+    deadline_s: float = 120.0
+    """For one request; what has not ended by then is taken to hang."""
+    name: str = "r"
+    """Of its requests."""
+
+    def planned(self) -> list[Exchange]:
+        """The requests, in the order in which they come."""
+        rng = Random(f"{self.name} {self.seed}")
+        fronts = [self._ids(rng, self.prompt_tokens[1] // 2) for _ in range(self.shared_prompts)]
+        at_s, planned = 0.0, list[Exchange]()
+        for number in range(self.requests):
+            at_s += rng.expovariate(self.rate_per_s)
+            length = rng.randint(*self.prompt_tokens)
+            front = rng.choice(fronts)[: length - 1] if fronts else ()
+            planned.append(
+                Exchange(
+                    request_id=f"{self.name}-{self.seed}-{number}",
+                    prompt=(*front, *self._ids(rng, length - len(front))),
+                    max_tokens=rng.randint(*self.output_tokens),
+                    planned_at_s=at_s,
+                )
+            )
+        return planned
+
+    def _ids(self, rng: Random, length: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(*self.vocabulary) for _ in range(length))
+
+
+async def open_loop(
+    load: Load, ask: Ask, *, planned: Sequence[Exchange] | None = None
+) -> list[Exchange]:
+    """Send each request at its time, however many are under way; returns when all have ended.
+
+    One that does not end within the load's deadline is given up and has no ending.
+    """
+    exchanges = load.planned() if planned is None else list(planned)
+    began_s = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for exchange in exchanges:
+            wait_s = began_s + exchange.planned_at_s - time.monotonic()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            group.create_task(_bounded(exchange, ask, load.deadline_s))
+    return exchanges
+
+
+async def one_by_one(exchanges: Sequence[Exchange], ask: Ask, *, deadline_s: float) -> None:
+    """Send each request when the one before has ended."""
+    for exchange in exchanges:
+        await _bounded(exchange, ask, deadline_s)
+
+
+async def _bounded(exchange: Exchange, ask: Ask, deadline_s: float) -> None:
+    exchange.sent_at_s = time.monotonic()
+    try:
+        async with asyncio.timeout(deadline_s):
+            await ask(exchange)
+    except TimeoutError:
+        exchange.why = exchange.why or f"no end within {deadline_s:g} s"
+
+
+def again(exchanges: Sequence[Exchange], name: str) -> list[Exchange]:
+    """The same requests at the same times, unsent, by other ids."""
+    return [
+        Exchange(
+            request_id=f"{name}-{number}",
+            prompt=one.prompt,
+            max_tokens=one.max_tokens,
+            planned_at_s=one.planned_at_s,
+        )
+        for number, one in enumerate(exchanges)
+    ]
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: object = None
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A stream that is being read."""
+
+    exchange: Exchange
+    finish: str | None = None
+    done: bool = False
+    events: EventReader = field(default_factory=EventReader)
+
+
+class HttpClient:
+    """Streams completions by token ids from an OpenAI-compatible endpoint; use with `async with`.
+
+    Every request has a connection of its own: what a broken one costs shows in its request alone.
+    """
+
+    def __init__(
+        self, url: str, *, model: str = "tiny", headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._url = f"{url.rstrip('/')}/v1/completions"
+        self._model = model
+        self._headers = dict(headers or {})
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(
+            trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def ask(self, exchange: Exchange) -> None:
+        """Send a request and read its stream to the end."""
+        reading = _Reading(exchange)
+        try:
+            await self._stream(reading)
+        except (aiohttp.ClientError, OSError, BadStream, msgspec.DecodeError) as error:
+            if not exchange.endings:
+                why = f"{type(error).__name__}: {error}"[:_SAID]
+                exchange.end(Ending.CUT, time.monotonic(), why)
+
+    async def _stream(self, reading: _Reading) -> None:
+        assert self._http is not None, "asked before it was entered"
+        exchange = reading.exchange
+        body = msgspec.json.encode(
+            {
+                "model": self._model,
+                "prompt": exchange.prompt,
+                "max_tokens": exchange.max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "return_token_ids": True,
+            }
+        )
+        headers = {
+            "Content-Type": "application/json",
+            "X-Request-Id": exchange.request_id,
+            **self._headers,
+        }
+        async with self._http.post(self._url, data=body, headers=headers) as response:
+            exchange.status = response.status
+            if response.status != _OK:
+                said = (await response.text())[:_SAID]
+                _refused(exchange, response.headers.get("Retry-After"), said)
+                return
+            async for piece in response.content.iter_any():
+                for data in reading.events.feed(piece):
+                    _take(reading, data)
+        if not exchange.endings:
+            exchange.end(Ending.CUT, time.monotonic(), "the stream ended without [DONE]")
+
+
+def _refused(exchange: Exchange, again: str | None, said: str) -> None:
+    try:
+        exchange.retry_after_s = None if again is None else float(again)
+    except ValueError:
+        said = f"Retry-After {again!r}: {said}"
+    refusal = exchange.status in {429, 503}
+    exchange.end(Ending.REFUSED if refusal else Ending.FAILED, time.monotonic(), said)
+
+
+def _take(reading: _Reading, data: bytes) -> None:
+    """Write down what an event of a stream says."""
+    exchange, now_s = reading.exchange, time.monotonic()
+    if data == _DONE:
+        if reading.done:
+            exchange.end(Ending.CUT, now_s, "[DONE] twice")
+        reading.done = True
+        well = reading.finish == "length"
+        ending = Ending.FINISHED if well else Ending.CUT
+        if not exchange.endings:
+            exchange.end(ending, now_s, "" if well else f"finish reason {reading.finish!r}")
+        return
+    chunk = _CHUNK.decode(data)
+    if chunk.error is not None:
+        exchange.end(Ending.FAILED, now_s, str(chunk.error)[:_SAID])
+    for choice in chunk.choices[:1]:
+        if choice.token_ids:
+            exchange.take(choice.token_ids, now_s)
+        reading.finish = choice.finish_reason or reading.finish

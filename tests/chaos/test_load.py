@@ -1,0 +1,205 @@
+"""Loads come in open loop, and clients write down what they see over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.chaos.history import Ending, Exchange
+from tests.chaos.load import HttpClient, Load, again, one_by_one, open_loop
+from tests.fakes.completion_server import END, Asked, Behaviour, CompletionServer, chunk
+
+
+def token(number: int, *, last: bool = False) -> str:
+    finish = "length" if last else None
+    return chunk(choices=[{"text": "a", "token_ids": [number], "finish_reason": finish}])
+
+
+async def well(asked: Asked) -> AsyncIterator[str]:
+    """As many tokens as are asked for, counted from the prompt's last."""
+    last = asked.body["prompt"][-1]
+    for number in range(asked.body["max_tokens"]):
+        yield token(last + number + 1, last=number == asked.body["max_tokens"] - 1)
+    yield END
+
+
+async def asked_of(behaviour: Behaviour, *, deadline_s: float = 5.0) -> Exchange:
+    """What a client writes down of one request."""
+    exchange = Exchange(request_id="a-name", prompt=(3, 4), max_tokens=3)
+    async with CompletionServer(behaviour).running() as server, HttpClient(server.url) as client:
+        await one_by_one([exchange], client.ask, deadline_s=deadline_s)
+    return exchange
+
+
+def test_a_load_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    load = Load(rate_per_s=10, requests=20)
+    assert load.planned() == load.planned()
+    other = Load(rate_per_s=10, requests=20, seed=1)
+    assert [one.prompt for one in load.planned()] != [one.prompt for one in other.planned()]
+
+
+def test_arrivals_are_at_the_rate_that_is_asked_for() -> None:
+    planned = Load(rate_per_s=50, requests=2000, prompt_tokens=(1, 2)).planned()
+    times = [one.planned_at_s for one in planned]
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(40, rel=0.1)
+    assert len({one.request_id for one in planned}) == 2000
+
+
+def test_lengths_and_ids_are_within_what_is_asked_for_and_prompts_share_beginnings() -> None:
+    load = Load(
+        rate_per_s=1,
+        requests=200,
+        prompt_tokens=(10, 40),
+        output_tokens=(2, 5),
+        shared_prompts=2,
+        vocabulary=(30, 60),
+    )
+    planned = load.planned()
+    assert {len(one.prompt) for one in planned} == set(range(10, 41))
+    assert {one.max_tokens for one in planned} == {2, 3, 4, 5}
+    assert {token for one in planned for token in one.prompt} == set(range(30, 60))
+    assert len({one.prompt[:9] for one in planned}) == 2
+    assert len({one.prompt for one in planned}) > 190
+
+
+async def test_requests_come_at_their_times_however_long_others_take() -> None:
+    begun_s: list[float] = []
+
+    async def ask(exchange: Exchange) -> None:
+        begun_s.append(time.monotonic())
+        await asyncio.sleep(0.2)
+
+    load = Load(rate_per_s=200, requests=20)
+    started_s = time.monotonic()
+    exchanges = await open_loop(load, ask)
+    lag_s = [
+        at_s - started_s - one.planned_at_s for at_s, one in zip(begun_s, exchanges, strict=True)
+    ]
+    assert min(lag_s) >= 0
+    assert max(lag_s) < 1, "they waited for each other"
+
+
+async def test_what_does_not_end_in_time_is_given_up_and_has_no_ending() -> None:
+    async def hang(_: Exchange) -> None:
+        await asyncio.Event().wait()
+
+    (exchange,) = await open_loop(Load(rate_per_s=1000, requests=1, deadline_s=0.02), hang)
+    assert exchange.endings == []
+    assert "no end within 0.02 s" in exchange.why
+
+
+async def test_a_stream_is_written_down_with_its_tokens_and_times() -> None:
+    exchange = await asked_of(well)
+    assert (exchange.status, exchange.endings, exchange.tokens) == (
+        200,
+        [Ending.FINISHED],
+        [5, 6, 7],
+    )
+    assert len(exchange.times_s) == 3
+    assert exchange.sent_at_s < exchange.times_s[0] <= (exchange.ended_at_s or 0)
+
+
+async def test_a_client_asks_for_what_was_planned() -> None:
+    server = CompletionServer(well)
+    exchange = Exchange(request_id="a-name", prompt=(3, 4), max_tokens=3)
+    async with (
+        server.running(),
+        HttpClient(server.url, headers={"Authorization": "Bearer key"}) as client,
+    ):
+        await client.ask(exchange)
+    (asked,) = server.asked
+    assert asked.body["prompt"] == [3, 4]
+    assert (asked.body["temperature"], asked.body["return_token_ids"]) == (0, True)
+    assert (asked.headers["x-request-id"], asked.headers["authorization"]) == (
+        "a-name",
+        "bearer key",
+    )
+
+
+async def cut(_: Asked) -> AsyncIterator[str]:
+    yield token(5)
+    yield token(6)
+
+
+async def done_early(_: Asked) -> AsyncIterator[str]:
+    yield token(5)
+    yield END
+
+
+async def done_twice(_: Asked) -> AsyncIterator[str]:
+    yield token(5, last=True)
+    yield END
+    yield END
+
+
+async def error_inside(_: Asked) -> AsyncIterator[str]:
+    yield token(5)
+    yield f"data: {json.dumps({'error': {'message': 'the engine died'}})}\n\n"
+    yield END
+
+
+async def nonsense(_: Asked) -> AsyncIterator[str]:
+    yield "data: {not json\n\n"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "endings", "why"),
+    [
+        (cut, [Ending.CUT], "without [DONE]"),
+        (done_early, [Ending.CUT], "finish reason None"),
+        (done_twice, [Ending.FINISHED, Ending.CUT], ""),
+        (error_inside, [Ending.FAILED], "the engine died"),
+        (nonsense, [Ending.CUT], "DecodeError"),
+    ],
+)
+async def test_a_stream_that_does_not_end_well_is_not_taken_for_one_that_does(
+    behaviour: Behaviour, endings: list[Ending], why: str
+) -> None:
+    exchange = await asked_of(behaviour)
+    assert exchange.endings == endings
+    assert why in exchange.why
+
+
+async def test_a_refusal_is_told_by_its_status_and_when_to_come_back() -> None:
+    async def refuse(_: Asked) -> AsyncIterator[str]:
+        yield "503 Busy\r\nRetry-After: 2"
+        yield "too much to do"
+
+    exchange = await asked_of(refuse)
+    assert (exchange.status, exchange.retry_after_s) == (503, 2.0)
+    assert exchange.endings == [Ending.REFUSED]
+    assert exchange.why == "too much to do"
+
+
+async def test_another_error_is_a_failure() -> None:
+    async def fail(_: Asked) -> AsyncIterator[str]:
+        yield "500 Oh"
+
+    exchange = await asked_of(fail)
+    assert (exchange.status, exchange.endings) == (500, [Ending.FAILED])
+
+
+async def test_nobody_who_listens_is_a_cut_and_a_server_that_says_nothing_never_ends() -> None:
+    exchange = Exchange(request_id="a", prompt=(3,), max_tokens=3)
+    async with HttpClient("http://127.0.0.1:9") as client:
+        await one_by_one([exchange], client.ask, deadline_s=5)
+    assert exchange.endings == [Ending.CUT]
+
+    async def mute(_: Asked) -> AsyncIterator[str]:
+        yield token(5)
+        await asyncio.sleep(0.3)
+
+    assert (await asked_of(mute, deadline_s=0.1)).endings == []
+
+
+def test_the_same_requests_can_be_sent_again_by_other_names() -> None:
+    first = Load(rate_per_s=10, requests=3).planned()
+    second = again(first, "second")
+    assert [one.prompt for one in second] == [one.prompt for one in first]
+    assert [one.request_id for one in second] == ["second-0", "second-1", "second-2"]
+    assert all(one.status is None and not one.tokens for one in second)
