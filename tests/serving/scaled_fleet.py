@@ -113,8 +113,9 @@ class MemoryOf:
     def __init__(self, memory: Memory, owner: object) -> None:
         self._memory, self._owner = memory, owner
 
-    async def claim(self) -> None:
-        self._memory.owner = self._owner
+    async def claim(self) -> bool:
+        before, self._memory.owner = self._memory.owner, self._owner
+        return before not in {None, self._owner}
 
     async def is_ours(self) -> bool:
         self._memory.asked.release()

@@ -75,6 +75,12 @@ async def test_the_newest_controller_is_the_one_that_acts() -> None:
     assert not await first.is_ours()
 
 
+async def test_who_claims_hears_whether_another_acted_before() -> None:
+    notes = Notes()
+    first, second = memory(notes, "first"), memory(notes, "second")
+    assert [await first.claim(), await first.claim(), await second.claim()] == [False, False, True]
+
+
 async def test_a_store_that_has_forgotten_everything_is_claimed_again() -> None:
     notes = Notes()
     first = memory(notes, "first")

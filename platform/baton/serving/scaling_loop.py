@@ -11,7 +11,8 @@ still while anything is. A call that fails is logged, counted, and made again in
 unless that turn wants otherwise; since counts are exact, making one twice does no harm. No
 exception ends the task. Nothing is remembered that a new controller could not find again: Serve
 knows the counts, replicas their roles, and an operator's overrides are in a store. The store also
-names the loop that may act: a loop that reads another's name there stops for good.
+names the loop that may act: a loop that reads another's name there stops for good, and one that
+takes over from another holds still until it has watched for a whole window (`takeover`).
 
 An operator's word counts at once and without any report. Where nothing is scaled automatically
 (`ScalingPlan.automatic`), nothing else is ever done: pools that were overridden go back to the size
@@ -33,9 +34,10 @@ from baton.domain.errors import ScalingRefused
 from baton.policy.scaling.actions import FlipReplicas, Tick
 from baton.policy.scaling.observation import Observation
 from baton.runtime.ports import Clock
-from baton.serving.scaling_plan import ScalingPlan
+from baton.serving.scaling_plan import ScalingPlan, observer_options
 from baton.serving.scaling_ports import Looks, Memory, ReportReader, ScaledFleet, whom_to_flip
 from baton.serving.serve_control import DeploymentState
+from baton.serving.takeover import Takeover
 from baton.telemetry.logs import log_event
 from baton.telemetry.scaling_counters import ScalingCounters
 
@@ -77,6 +79,7 @@ class ScalingLoop:
         """Pools for which the last call failed, and why."""
         self._held = ""
         self._decided = False
+        self._takeover = Takeover()
         self._wake = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -98,6 +101,11 @@ class ScalingLoop:
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started and takes no more turns, though nobody stopped it."""
+        return self._task is not None and self._task.done()
 
     def reconfigure(self, plan: ScalingPlan) -> None:
         """Go by other rules from the next turn on; counts and overrides stay.
@@ -170,6 +178,10 @@ class ScalingLoop:
 
     # ------------------------------------------------------------------ turns
 
+    async def claim(self) -> None:
+        """Be the one who acts from now on."""
+        self._takeover.begin(another_acted=await self._memory.claim())
+
     async def turn(self) -> None:
         """Look, decide, act, once.
 
@@ -201,7 +213,7 @@ class ScalingLoop:
             due_at_s = self._clock.now_s() + self._plan.options.interval_s
             try:
                 if not claimed:
-                    await self._memory.claim()
+                    await self.claim()
                     claimed = True
                 await self.turn()
             except Superseded:
@@ -258,6 +270,11 @@ class ScalingLoop:
         }
         unknown = sorted(self._plan.roles.keys() - self._known.keys())
         missing = [*looks.missing, *(f"Serve does not know pool {name}" for name in unknown)]
+        missing += self._takeover.doubts(
+            self._clock.now_s(),
+            window_s=observer_options(self._plan).window_s,
+            heard=bool(looks.reports) and not missing,
+        )
         self._last = self._observer.observe(
             looks.reports, pools, self._clock.now_s(), missing=missing
         )

@@ -51,8 +51,8 @@ class ScaledFleet(Protocol):
 class Memory(Protocol):
     """What outlives a controller. Every call has a deadline of its own."""
 
-    async def claim(self) -> None:
-        """Be the one who acts."""
+    async def claim(self) -> bool:
+        """Be the one who acts; whether another was before."""
         ...
 
     async def is_ours(self) -> bool:
