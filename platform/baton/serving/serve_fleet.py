@@ -107,8 +107,9 @@ class StoredMemory:
         self._clock = clock
         self._wall = wall
 
-    async def claim(self) -> None:
-        """Be the one who acts."""
+    async def claim(self) -> bool:
+        """Be the one who acts; whether another was before."""
+        before = await self._load(_OWNER)
         await self._save(_OWNER, self._owner)
 
     async def is_ours(self) -> bool:
