@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,4 +190,51 @@ async def test_a_failing_listener_does_not_end_the_following(
         controller.publish("decode", "d1")
         assert await told.ids() == {"d1"}
     finally:
+        await following.stop()
+
+
+class Tries(logging.Handler):
+    """Counts how often the controller could not be found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = asyncio.Semaphore(0)
+
+    def emit(self, _record: logging.LogRecord) -> None:
+        self.made.release()
+
+
+async def test_lookups_that_hang_take_one_thread_of_all_that_there_are(
+    controller: FakeController, told: Told
+) -> None:
+    store_is_back, tries = threading.Event(), Tries()
+
+    def hang() -> FakeController:
+        store_is_back.wait(5)
+        return controller.find()
+
+    following = Membership(
+        app="hangs",
+        deployments=["decode"],
+        on_change=told.views.put_nowait,
+        timing=MembershipTiming(retry_s=0.001, lookup_timeout_s=0.002),
+        find_controller=hang,
+    )
+    logger = logging.getLogger("baton.serving.membership")
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(tries)
+    try:
+        await following.start()
+        async with asyncio.timeout(5):
+            for _ in range(5):
+                await tries.made.acquire()
+        assert sum("hangs" in thread.name for thread in threading.enumerate()) == 1
+        store_is_back.set()
+        async with asyncio.timeout(5), controller.looked_up:
+            await controller.looked_up.wait_for(lambda: controller.lookups > 0)
+    finally:
+        logger.removeHandler(tries)
+        logger.setLevel(level)
+        store_is_back.set()
         await following.stop()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.domain.demand import CoordinatorReport
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
-from baton.serving.quota_desk import QuotaDesk, Shares
+from baton.serving.quota_desk import OwnShares, QuotaDesk, Shares
 from baton.serving.scaling_ports import Looks
 
 LIMIT = 100.0
@@ -30,12 +30,15 @@ class Ingresses:
         self.deaf: frozenset[str] = frozenset()
         self.sent: list[Shares] = []
         self.most = 0.0
+        self._own: dict[str, OwnShares] = {}
 
-    async def send(self, shares: Shares) -> frozenset[str]:
+    async def send(self, shares: Shares, *, at_most: bool) -> frozenset[str]:
         self.sent.append(shares)
         taken = frozenset(self.shares) - self.deaf
         for name in sorted(taken & shares.keys()):
-            self.shares[name] = dict(shares[name])
+            own = self._own.setdefault(name, OwnShares(name)).take(shares, at_most=at_most)
+            assert own is not None
+            self.shares[name] = dict(own)
             self._look()
         return taken
 
@@ -106,6 +109,24 @@ async def test_what_one_had_that_is_gone_is_dealt_out_again() -> None:
     await desk.take(ingresses.looks({"b": 100.0}))
     assert rates(ingresses) == {"b": LIMIT}
     assert desk.told.keys() == {"b"}
+
+
+async def test_a_new_desk_never_gives_out_what_an_ingress_still_has() -> None:
+    ingresses = Ingresses("a", "b")
+    # `a` is heard first, so that it is raised before `b` has given anything back.
+    await QuotaDesk([ACME], ingresses.send).take(ingresses.looks({"a": 0.0, "b": 200.0}))
+    ingresses.most = 0.0
+    await QuotaDesk([ACME], ingresses.send).take(ingresses.looks({"a": 100.0, "b": 100.0}))
+    assert ingresses.most <= LIMIT * 1.0001
+    assert rates(ingresses) == {"a": 50.0, "b": 50.0}
+
+
+async def test_who_is_not_told_anything_has_what_it_had() -> None:
+    own = OwnShares("a")
+    share = QuotaShare(5.0, None, None)
+    assert own.take({"a": {"acme": share}}, at_most=False) == {"acme": share}
+    assert own.take({"b": {"acme": QuotaShare(1.0, None, None)}}, at_most=True) is None
+    assert own.take({"a": {"acme": QuotaShare(9.0, None, None)}}, at_most=True) == {"acme": share}
 
 
 async def test_a_limit_that_is_changed_is_dealt_out_at_once() -> None:

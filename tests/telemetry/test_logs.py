@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +80,17 @@ def test_an_error_comes_with_where_it_was_raised(capfd: pytest.CaptureFixture[st
     assert told["replica"] == "d-1"
     assert "test_logs.py" in told["exception"]
     assert "AssertionError: why is no JSON" in told["exception"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is full")
+def test_a_disk_that_is_full_stops_nobody_who_logs(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "__stderr__", full)
+        configure_logs(LogFormat.JSON, "info")
+        for number in range(100):
+            log_event(LOGGER, logging.INFO, "request_ended", {"number": number})
+        with suppress(OSError):  # what it still holds cannot be written either
+            full.close()
+    assert written(capfd) == [], "nobody is told elsewhere, line after line"

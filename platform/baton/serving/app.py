@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Options = dict[str, object]
 
 _MARGIN_S = 60.0
+_STUCK_S = 10.0
+"""Three health checks that get no answer within it, and Serve replaces a replica: half a minute."""
 """What a replica may take to stop after its last stream has ended."""
 _STARTS = 3
 """An engine that does not start three times in a row will not start the fourth time."""
@@ -116,6 +118,7 @@ def pool_options(config: DeploymentConfig, name: str) -> Options:
         "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _MARGIN_S,
         "graceful_shutdown_wait_loop_s": 0.1,
         "health_check_period_s": 2.0,
+        "health_check_timeout_s": _STUCK_S,
         "max_constructor_retry_count": _STARTS * max(1, pool.replicas.start),
     }
     if pool.parallel.workers > 1:

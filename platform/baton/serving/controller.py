@@ -15,9 +15,10 @@ from baton.config.derive import slo_book, tenants
 from baton.config.schema import DeploymentConfig
 from baton.control.observing import Observer
 from baton.control.usage import usage_rows
-from baton.domain.errors import OperatorError
+from baton.domain.errors import Broken, OperatorError
 from baton.runtime.clock import MonotonicClock
 from baton.serving import live_config
+from baton.serving.clock_watch import ClockWatch
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.console_feed import LiveFeed, ask_ingresses
 from baton.serving.controller_state import Hearing, Measured, prices
@@ -40,7 +41,8 @@ from baton.serving.scaling_reports import (
     tick_rows,
 )
 from baton.serving.scrape_targets import TargetGroup, target_groups
-from baton.serving.serve_fleet import ServeFleet, StoredMemory
+from baton.serving.serve_fleet import ServeFleet, StoredMemory, wall_s
+from baton.serving.usage_memory import UsageMemory
 from baton.telemetry.controller_metrics import ControllerState
 from baton.telemetry.logs import configure_logs, log_event
 
@@ -54,8 +56,8 @@ class ControllerBody:
     """Everything the controller owns; `start` sets it going, `close` ends it.
 
     It holds nothing that cannot be found again: the configuration comes with the deployment, the
-    members from Serve, overrides from the cluster's store. When it dies, requests are served on,
-    pools stay as they are, quotas as they were dealt out last, and Serve starts another.
+    members from Serve, overrides and usage from the cluster's store. When it dies, requests are
+    served on, pools stay as they are, quotas as they were dealt out last, and Serve starts another.
     """
 
     def __init__(self, config: DeploymentConfig, *, app: str, name: str) -> None:
@@ -74,13 +76,20 @@ class ControllerBody:
         self._observer = Observer(observer_options(plan), slos=self._slos)
         self._desk = QuotaDesk(tenants(config).values(), fleet.share_quotas)
         hearing = Hearing(self._clock)
+        self._usage = UsageMemory(self._observer.ledgers, live_config, clock=self._clock)
         self._loop = ScalingLoop(
             plan,
             fleet=fleet,
             observer=self._observer,
             memory=StoredMemory(live_config, owner=name, clock=self._clock),
             clock=self._clock,
-            readers=(self._desk, hearing, RayGauges(self._state, clock=self._clock)),
+            readers=(
+                self._desk,
+                hearing,
+                RayGauges(self._state, clock=self._clock),
+                self._usage,
+                ClockWatch(self._clock, wall_s, fleet.begin_anew),
+            ),
         )
         self.measured = Measured(
             config, loop=self._loop, observer=self._observer, hearing=hearing, clock=self._clock
@@ -92,9 +101,23 @@ class ControllerBody:
         self._loop.start()
 
     async def close(self) -> None:
-        """Stop both. Idempotent."""
+        """Stop both, and note what was used for the next one. Idempotent."""
         await self._loop.stop()
         await self._membership.stop()
+        try:
+            await self._usage.note()
+        except Exception as error:  # noqa: BLE001 - a boundary: whatever Ray raises, it ends
+            fields = {"why": f"{type(error).__name__}: {error}"}
+            log_event(_LOGGER, logging.WARNING, "usage_not_noted", fields)
+
+    def check(self) -> None:
+        """Raise when pools are scaled and quotas dealt out no more.
+
+        Raises:
+            Broken: what has to go on for ever has ended.
+        """
+        if self._loop.has_ended:
+            raise Broken("controller", "its scaling loop has ended")
 
     def switch_to(self, config: DeploymentConfig) -> Switch:
         """The way to another configuration; whatever can fail has not.
@@ -174,11 +197,11 @@ class ControllerBody:
         return {"autoscaler": self._loop.plan.text, "ticks": rows}
 
     def usage(self) -> Told:
-        """What each tenant has used since the controller began, and what was paid for besides."""
-        ledgers, of_device = self._observer.ledgers, prices(self._config)
-        rows = usage_rows(ledgers.tallies(), ledgers.spent(), ledgers.pools(), of_device)
+        """What each tenant has used since the deployment began, and what was paid for besides."""
+        used, of_device = self._usage.used(), prices(self._config)
+        rows = usage_rows(used.tallies, used.spent, used.pools, of_device)
         return {
-            "since_s": round(time.monotonic() - self._started_at_s, 1),
+            "since_s": round(used.over_s, 1),
             "unpriced_pools": sorted(self._config.pools.keys() - of_device.keys()),
             "tenants": [asdict(row) for row in rows],
         }
@@ -245,6 +268,10 @@ class Controller:
     async def explain_scale(self, ticks: int) -> bytes:
         """See `ControllerBody.explain_scale`; packed."""
         return packed(self._body.explain_scale(ticks))
+
+    def check_health(self) -> None:
+        """See `ControllerBody.check`; Serve replaces a controller for which it raises."""
+        self._body.check()
 
     async def config(self) -> LiveConfig:
         """What holds now."""

@@ -170,6 +170,10 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
         # because engines that start take every core of a small machine for seconds.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "5",
+        # Who is found broken is ended at once, which frees what it holds: one that is frozen could
+        # not end by itself, and what ran there goes on elsewhere. A replica that still can lets
+        # its work end before it says that it is broken.
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
         # Draining the front itself: never shorter than what it drains for.
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": _seconds(settings.ingress_drain_s),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from baton.config.derive import (
@@ -19,10 +19,9 @@ from baton.control.coordinator import Coordinator
 from baton.control.pair_notices import PairNoticeKind
 from baton.domain.commands import Delivery, RecordOrder
 from baton.domain.demand import CoordinatorReport
-from baton.domain.errors import BatonError, LinkFailed, Rejected
+from baton.domain.errors import BatonError, Broken, LinkFailed, Rejected
 from baton.domain.events import Event, QuotasShared, ReplicaJoined, TimePassed
 from baton.domain.fleet import ReplicaFacts
-from baton.domain.tenant import QuotaShare
 from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_gate import AsgiApp
@@ -41,6 +40,7 @@ from baton.serving.metadata import METRICS_ADDRESS
 from baton.serving.packing import packed, packed_report
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.serving.tracing import ingress_tracer
+from baton.serving.quota_desk import OwnShares, Shares
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.recorders import Recorders
 from baton.telemetry.records import RecordBook, Story, story
@@ -67,6 +67,7 @@ class IngressBody:
         self._link = LinkClient(coordinator_id, self._on_link_event)
         rules, rng = service_rules(config), router_rng(config, coordinator_id)
         self._placer = build_placer(config, rng)
+        self._shares = OwnShares(coordinator_id)
         self._coordinator = Coordinator(
             limits=coordinator_limits(config),
             placer=self._placer,
@@ -160,6 +161,15 @@ class IngressBody:
         """The fleet as this ingress sees it, and what it has done."""
         phases: dict[str, int] = {}
         for phase in self._driver.phases().values():
+    def check(self) -> None:
+        """Raise when no request will be served here again; that there is no replica is no reason.
+
+        Raises:
+            Broken: vLLM's server has lost the coordinator behind it.
+        """
+        if self._frontend is not None and self._frontend.broken:
+            raise Broken("ingress", "its frontend cannot reach its coordinator any more")
+
             phases[str(phase)] = phases.get(str(phase), 0) + 1
         return {
             "healthy": self.healthy(),
@@ -195,9 +205,9 @@ class IngressBody:
         """What the controller scales by, and deals quotas out by."""
         return self._coordinator.report(self._coordinator_id, self._clock.now_s())
 
-    def take_quotas(self, shares: Mapping[str, Mapping[str, QuotaShare]]) -> str | None:
+    def take_quotas(self, shares: Shares, *, at_most: bool) -> str | None:
         """Go by this ingress' shares of tenants' limits; its id, or None when it has none."""
-        own = shares.get(self._coordinator_id)
+        own = self._shares.take(shares, at_most=at_most)
         if own is None:
             return None
         self._driver.on_event(QuotasShared(shares=own))
@@ -335,9 +345,14 @@ class Ingress:
         """See `IngressBody.report`; packed."""
         return packed_report(self._started().report())
 
-    async def take_quotas(self, shares: Mapping[str, Mapping[str, QuotaShare]]) -> str | None:
+    async def take_quotas(self, shares: Shares, at_most: bool) -> str | None:  # noqa: FBT001 - Serve's calls to all replicas take no keywords
         """See `IngressBody.take_quotas`."""
-        return self._started().take_quotas(shares)
+        return self._started().take_quotas(shares, at_most=at_most)
+
+    def check_health(self) -> None:
+        """See `IngressBody.check`; Serve replaces an ingress for which it raises."""
+        if self._body is not None:
+            self._body.check()
 
     async def healthy(self) -> bool:
         """See `IngressBody.healthy`."""

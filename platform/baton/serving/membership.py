@@ -21,6 +21,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
@@ -98,6 +99,9 @@ class Membership:
         self._by_deployment: dict[str, frozenset[Member]] = {}
         self._told: frozenset[Member] | None = None
         self._task: asyncio.Task[None] | None = None
+        # A thread of its own: while Ray's store is away a lookup hangs for a minute, and those that
+        # are tried again meanwhile would take every thread that this process has for others.
+        self._looking = ThreadPoolExecutor(1, thread_name_prefix=f"membership-{app}")
 
     @property
     def members(self) -> frozenset[Member]:
@@ -116,6 +120,7 @@ class Membership:
     async def stop(self) -> None:
         """Stop following; `on_change` is not called any more. Idempotent."""
         task, self._task = self._task, None
+        self._looking.shutdown(wait=False, cancel_futures=True)
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
@@ -141,8 +146,9 @@ class Membership:
 
     async def _ask_until_recheck(self) -> None:
         """Ask from scratch, then for changes only, until it is time to ask from scratch again."""
+        loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._timing.lookup_timeout_s):
-            controller = await asyncio.to_thread(self._find_controller)
+            controller = await loop.run_in_executor(self._looking, self._find_controller)
         versions = {_key(self._app, name): _NEVER_SEEN for name in self._deployments}
         answered = False
         try:

@@ -5,12 +5,15 @@ that the shares of a limit never add up to more than it, not even while they are
 are sent in two steps: first every ingress is told the lesser of what it has and what it gets, and
 only when all have taken that, what they get. An ingress that does not answer keeps what it was last
 told, and what it may have is nobody else's until it answers or is gone.
+
+A desk that begins anew, with a new controller, does not know what ingresses have. They do: in the
+first step each keeps whichever is less, what it has or what it is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from baton.domain.demand import CoordinatorReport
 from baton.domain.tenant import QuotaShare, Tenant
@@ -19,8 +22,15 @@ from baton.serving.scaling_ports import Looks
 
 Shares = Mapping[str, Mapping[str, QuotaShare]]
 """By coordinator, then by tenant."""
-Send = Callable[[Shares], Awaitable[frozenset[str]]]
-"""Tell coordinators their shares; returns which of them have taken theirs."""
+
+
+class Send(Protocol):
+    """Tells coordinators their shares."""
+
+    def __call__(self, shares: Shares, *, at_most: bool) -> Awaitable[frozenset[str]]:
+        """Returns which of them have taken theirs; `at_most`: or have less, and keep that."""
+        ...
+
 
 _Limit = TypeVar("_Limit", int | None, float | None)
 _WORTH_IT = 0.02
@@ -56,12 +66,12 @@ class QuotaDesk:
         even = share(self._tenants, dict.fromkeys(shares, ()))
         had = {one: self._told.get(one, even[one]) for one in shares}
         lesser = {one: _lesser(had[one], of_one) for one, of_one in shares.items()}
-        if lesser != had:
-            taken = await self._tell(lesser)
+        if lesser != had or not shares.keys() <= self._told.keys():
+            taken = await self._tell(lesser, at_most=True)
             if not lesser.keys() <= taken:
                 return
         if not self._are_in_force(shares):
-            await self._tell(shares)
+            await self._tell(shares, at_most=False)
 
     def _note(self, reports: Iterable[CoordinatorReport], *, all_came: bool) -> None:
         asked = {one.coordinator_id: one.wanted_rates for one in reports}
@@ -72,10 +82,30 @@ class QuotaDesk:
     def _are_in_force(self, shares: Shares) -> bool:
         return all(_close(self._told.get(one), of_one) for one, of_one in shares.items())
 
-    async def _tell(self, shares: Shares) -> frozenset[str]:
-        taken = await self._send(shares)
-        self._told |= {one: shares[one] for one in taken & shares.keys()}
+    async def _tell(self, shares: Shares, *, at_most: bool) -> frozenset[str]:
+        taken = await self._send(shares, at_most=at_most)
+        # Whoever was told nothing yet may have less than that, and is a stranger until the end.
+        known = self._told.keys() if at_most else shares.keys()
+        self._told |= {one: shares[one] for one in taken & shares.keys() & known}
         return taken
+
+
+class OwnShares:
+    """What one ingress has of tenants' limits."""
+
+    def __init__(self, coordinator_id: str) -> None:
+        self._coordinator_id = coordinator_id
+        self._have: Mapping[str, QuotaShare] = {}
+
+    def take(self, shares: Shares, *, at_most: bool) -> Mapping[str, QuotaShare] | None:
+        """What it has from now on; None when it is not among those that are told.
+
+        With `at_most`, whichever is less: what it is told, or what it has.
+        """
+        own = shares.get(self._coordinator_id)
+        if own is not None:
+            own = self._have = _lesser(self._have, own) if at_most else own
+        return own
 
 
 def _lesser(

@@ -6,12 +6,15 @@ import asyncio
 import logging
 import os
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from baton.config.schema import DeploymentConfig
-from baton.domain.errors import EngineDied
+from baton.domain.errors import Broken, EngineDied
+from baton.domain.fleet import ReplicaFacts
+from baton.runtime.ports import Engine
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.roles import known_role
 from baton.serving.access_token import TokenFile
@@ -19,6 +22,7 @@ from baton.serving.engines import ReplicaSite, build_engine, devices
 from baton.serving.metadata import LINK_ADDRESS, METRICS_ADDRESS, REPLICA_ID
 from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
 from baton.serving.ports import PortReservation
+from baton.serving.own_side_channel import OWN_DEADLINE_S, OwnSideChannel
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.replica_metrics import replica_families
 
@@ -53,6 +57,16 @@ def metrics_endpoint(
 
 
 class EngineReplica:
+def own_side_channel(engine: Engine, facts: ReplicaFacts) -> OwnSideChannel:
+    """What watches a replica's own side channel; begun where it has one."""
+    name, address = facts.replica_id, facts.side_channel
+    check = partial(engine.check_side_channel, name, address, OWN_DEADLINE_S)
+    watch = OwnSideChannel(name, check)
+    if address:
+        watch.start()
+    return watch
+
+
     """The class behind each pool's deployment; `app` decorates it."""
 
     async def __init__(self, config: DeploymentConfig, pool: str) -> None:  # type: ignore[misc]
@@ -78,7 +92,8 @@ class EngineReplica:
             bind=f"tcp://{host}:0",
             options=host_options(config, pool),
         )
-        self._facts = await self._host.start()
+        self._facts = facts = await self._host.start()
+        self._side_channel = own_side_channel(engine, facts)
         self._metrics = metrics_endpoint(config, self._host, address=host, series=series)
         if self._metrics is not None:
             await self._metrics.start()
@@ -98,13 +113,24 @@ class EngineReplica:
         }
 
     async def check_health(self) -> None:
-        """Raise when the engine is dead, so that Serve replaces this replica."""
+        """Raise when this replica can no longer do its work, so that Serve replaces it.
+
+        Serve ends it at once then, so whatever still can end here does so before: it drains.
+
+        Raises:
+            EngineDied: its engine is dead.
+            Broken: its engine lives, and no other engine can fetch blocks from it any more.
+        """
         host = self._started()
         if host.failed.done():
             raise host.failed.result()
 
     async def set_role(self, role: str) -> dict[str, object]:
         """Be meant for something else from now on, without a restart; the last call counts.
+        if trouble := self._side_channel.trouble:
+            host.drain(deadline_s=self._config.admission.timeouts.total_s)
+            if host.drained.is_set():
+                raise Broken(f"replica {self._facts.replica_id}", trouble)
 
         What runs here runs on, and coordinators send other work. Returns what `status` says of it.
 
@@ -155,6 +181,7 @@ class EngineReplica:
         host.drain(deadline_s=self._config.admission.timeouts.total_s)
         await host.drained.wait()
         if self._metrics is not None:
+        await self._side_channel.close()
             await self._metrics.close()
         await host.close()
         self._ports.release()

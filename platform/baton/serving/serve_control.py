@@ -92,6 +92,18 @@ async def deployment_states(
     """
     async with asyncio.timeout(timeout_s):
         controller = await asyncio.to_thread(find_controller)
+async def begin_anew(*, timeout_s: float) -> None:
+    """Have Ray start Serve's controller again: it reads what it has to know from Ray's store.
+
+    Nothing that serves waits for it. It is back within seconds; until then nothing can be scaled.
+    """
+    import ray
+
+    async with asyncio.timeout(timeout_s):
+        controller = await asyncio.to_thread(find_controller)
+        await asyncio.to_thread(ray.kill, controller, no_restart=False)
+
+
         answers = await asyncio.gather(
             *(controller.get_deployment_details.remote(app, name) for name in deployments),
             return_exceptions=True,

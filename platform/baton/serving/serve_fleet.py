@@ -57,6 +57,10 @@ class ServeFleet:
         """Have exactly so many replicas of a pool."""
         await serve_control.scale_soon(self._app, pool, replicas=replicas, timeout_s=_ACT_S)
 
+    async def begin_anew(self) -> None:
+        """Have Serve's controller started again."""
+        await serve_control.begin_anew(timeout_s=_ACT_S)
+
     async def set_role(self, pool: str, replica_ids: Sequence[str], role: Role) -> None:
         """Have these replicas play a role.
 
@@ -71,10 +75,13 @@ class ServeFleet:
             why = answers.missing[0] if answers.missing else "it is not there"
             raise RoleNotPossible(f"{', '.join(silent)} cannot be {role} now: {why}", "wait")
 
-    async def share_quotas(self, shares: Shares) -> frozenset[str]:
-        """Tell ingresses their shares of tenants' limits; returns who has taken theirs."""
+    async def share_quotas(self, shares: Shares, *, at_most: bool) -> frozenset[str]:
+        """Tell ingresses their shares of tenants' limits; returns who has taken theirs.
+
+        With `at_most`, who has less keeps that.
+        """
         answers = await serve_control.call_all(
-            self._app, INGRESS, "take_quotas", shares, timeout_s=_ASK_S
+            self._app, INGRESS, "take_quotas", shares, at_most, timeout_s=_ASK_S
         )
         return frozenset(one for one in answers.given if isinstance(one, str))
 
@@ -111,6 +118,7 @@ class StoredMemory:
         """Be the one who acts; whether another was before."""
         before = await self._load(_OWNER)
         await self._save(_OWNER, self._owner)
+        return before not in {None, self._owner}
 
     async def is_ours(self) -> bool:
         """Whether nobody else has claimed it since; claims it again where that was forgotten."""

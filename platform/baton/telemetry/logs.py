@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import TextIO
 
 from baton.runtime.log_events import FIELDS, log_event
 
@@ -27,12 +28,24 @@ class LogFormat(StrEnum):
 def configure_logs(log_format: LogFormat, level: str) -> None:
     """Send the events of this process to stderr in the given format; may be called again."""
     # The real stderr: in a replica, `sys.stderr` is Ray's, which walks the stack for every line.
-    handler = logging.StreamHandler(sys.__stderr__)
+    handler = _Stderr(sys.__stderr__)
     handler.setFormatter(_JsonLines() if log_format is LogFormat.JSON else _TextLines())
     logger = logging.getLogger(_ROOT)
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(level.upper())
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Stands by what is being done: a line that cannot be written is lost, and that is all.
+
+    Python's own handler prints a traceback for each, to where the line could not be written either.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - it is logging's name
+        """Say nothing of a disk that is full, or of whoever read this and has gone."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 def _when(record: logging.LogRecord) -> str:

@@ -107,10 +107,15 @@ class VllmFrontend:
 
     def healthy(self) -> bool:
         """Whether a request that comes now would be read and could be served."""
-        seam, llm = self._seam, self._llm
-        if seam is None or llm is None or not seam.alive or llm.errored:
+        if self._seam is None or self._llm is None or self.broken:
             return False
         return self._hooks.healthy()
+
+    @property
+    def broken(self) -> bool:
+        """Whether it was started and will never serve again, whatever becomes of the fleet."""
+        seam, llm = self._seam, self._llm
+        return seam is not None and llm is not None and (not seam.alive or llm.errored)
 
     def _started(self) -> Seam:
         if self._seam is None:

@@ -1,0 +1,128 @@
+"""What was used is known to the next controller as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.control.ledgers import Held, Ledgers
+from baton.domain.demand import CoordinatorReport, Spent, Tally
+from baton.domain.fleet import Role
+from baton.policy.scaling.observation import PoolObservation
+from baton.serving.scaling_ports import Looks
+from baton.serving.usage_memory import UsageMemory, Used
+from tests.serving.scaled_fleet import Clock
+
+LOOKS = Looks()
+DECODE = PoolObservation(name="decode", role=Role.DECODE, decode=2)
+
+
+class Store:
+    """Of the cluster: it outlives controllers."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, bytes] = {}
+        self.away = False
+
+    def load(self, name: str) -> bytes | None:
+        self._check()
+        return self.notes.get(name)
+
+    def save(self, name: str, data: bytes) -> None:
+        self._check()
+        self.notes[name] = data
+
+    def _check(self) -> None:
+        if self.away:
+            raise ConnectionError("the head is away")
+
+
+class Controller:
+    """As far as usage goes. Its ingress has been there for long and reports totals."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.clock = clock
+        self.ledgers = Ledgers()
+        self.memory = UsageMemory(self.ledgers, store, clock=clock)
+
+    async def hears(self, requests: int, gpu_s: float) -> None:
+        """Two seconds later."""
+        self.clock.at_s += 2.0
+        now_s = self.clock.at_s
+        row = Tally("chat", "acme", "tiny", "decode", judged=requests)
+        self.ledgers.take(
+            CoordinatorReport(
+                coordinator_id="ingress",
+                at_s=now_s,
+                tallies=(row,),
+                spent=(Spent("acme", "decode", gpu_s),),
+            ),
+            now_s,
+        )
+        self.ledgers.held([DECODE], {"decode": 1.0}, now_s)
+        await self.memory.take(LOOKS)
+
+    def told(self) -> tuple[int, float, Held]:
+        used = self.memory.used()
+        (row,), (spent,) = used.tallies, used.spent
+        return row.judged, spent.gpu_s, used.pools["decode"]
+
+
+async def test_the_next_controller_goes_on_where_the_last_one_ended() -> None:
+    store, clock = Store(), Clock()
+    first = Controller(store, clock)
+    await first.hears(100, 50.0)  # from before this controller
+    await first.hears(110, 55.0)
+    await first.memory.note()
+    second = Controller(store, clock)
+    await second.hears(115, 56.0)  # nobody counted these five
+    await second.hears(118, 58.0)
+    assert second.told() == (13, 7.0, Held(device_s=8.0, busy_s=4.0))
+    assert second.memory.used().over_s == pytest.approx(8.0)
+
+
+async def test_a_controller_that_is_killed_loses_half_a_minute() -> None:
+    store, clock = Store(), Clock()
+    first = Controller(store, clock)
+    for requests in range(20):  # the note is written with the fifteenth report
+        await first.hears(requests, 0.0)
+    second = Controller(store, clock)
+    await second.hears(20, 0.0)
+    assert second.told()[0] == 14
+
+
+async def test_a_store_that_is_away_is_asked_again_and_nothing_is_overwritten() -> None:
+    store, clock = Store(), Clock()
+    first = Controller(store, clock)
+    await first.hears(0, 0.0)
+    await first.hears(7, 0.0)
+    await first.memory.note()
+    second = Controller(store, clock)
+    store.away = True
+    with pytest.raises(ConnectionError):
+        await second.hears(8, 0.0)
+    await second.memory.note()  # as when it is stopped: it must not write what it knows alone
+    store.away = False
+    await second.hears(9, 0.0)
+    assert second.told()[0] == 8
+
+
+@pytest.mark.parametrize("note", [b"garbage", b"", b"x\x9cK\x04\x00\x00b\x00b"])
+async def test_a_note_that_nobody_can_read_is_given_up(
+    note: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, clock = Store(), Clock()
+    store.notes["usage"] = note
+    controller = Controller(store, clock)
+    await controller.hears(0, 0.0)
+    await controller.hears(3, 0.0)
+    assert controller.told()[0] == 3
+    assert "usage_lost" in caplog.text
+
+
+def test_what_was_used_adds_up_by_tenant_and_pool() -> None:
+    def rows(*spent: Spent) -> Used:
+        return Used(spent=spent, pools={spent[0].pool: Held(device_s=1.0)})
+
+    both = rows(Spent("a", "p", 1.0), Spent("b", "p", 2.0)) + rows(Spent("a", "d", 4.0))
+    assert set(both.spent) == {Spent("a", "p", 1.0), Spent("b", "p", 2.0), Spent("a", "d", 4.0)}
+    assert (both + both).pools == {"p": Held(device_s=2.0), "d": Held(device_s=2.0)}
