@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check check-dashboards bench-agreement bench-apply bench-fidelity bench-hybrid bench-loop bench-metrics bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer clean
+.PHONY: help install demo demo-once test check check-dashboards bench-agreement bench-apply bench-fidelity bench-hybrid bench-loop bench-metrics bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,15 @@ bench-slo: install ## promises kept and GPUs used (simulated); ARGS="--data FOLD
 
 bench-transfer: install ## GB/s of a pull over loopback against NIXL alone and memcpy
 	@.venv/bin/python -m benchmarks.transfer $(ARGS)
+
+chaos: install ## faults, loads and abuse, one after the other, into docs/reliability.md; ARGS="--list", "--case F1"
+	@.venv/bin/python -m tests.chaos $(ARGS)
+
+mutations: install ## take each protection away in a copy of the tree, and see that a test fails
+	@.venv/bin/python -m tests.chaos.mutations $(ARGS)
+
+sbom: install ## a bill of material of what is installed, in CycloneDX: dist/sbom.cdx.json
+	@scripts/sbom $(ARGS)
 
 clean: ## remove the environment and every cache
 	@rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

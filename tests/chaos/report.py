@@ -1,0 +1,225 @@
+"""`docs/reliability.md`: every line that baton is measured by, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.chaos.case import Bound, Engines, Figure, Verdict
+from tests.chaos.results import Catch, Line, Lines, Removals, Run, in_order
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+
+LINES: Final = {
+    "L1": "open loop, 50 requests a second for 10 minutes: no error; the control path adds less "
+    "than 5 ms (p99)",
+    "L2": "200 streams at once over HTTP: no gap longer than twice the time between tokens",
+    "L3": "twice what the fleet can carry: of those let in 95 % get what they were promised; "
+    "others get 429 or 503 with Retry-After within 50 ms",
+    "L4": "an hour at 60 % load: memory grows by less than 1 MB an hour and process, file "
+    "descriptors not at all",
+    "L5": "a step to five times the load: 95 % are served as promised again within a cold start "
+    "and 10 s",
+    "L6": "100,000 different prefixes: the index's memory is bounded, a lookup takes less than "
+    "1 ms (p99)",
+    "F1": "a decode replica killed in mid-stream: streams go on, no token lost or repeated",
+    "F2": "a prefill replica killed during a transfer: computed elsewhere, the text is right",
+    "F3": "a replica frozen for 10 s: noticed, avoided, taken back",
+    "F4": "an engine's handshake listener killed by garbage: its pairs are quarantined within 10 s",
+    "F5": "transfers a hundred times slower: placement goes local",
+    "F6": "the controller killed: requests are served on, its state comes back",
+    "F7": "an ingress killed: others take new requests; what it had under way is aborted in 5 s",
+    "F8": "a node lost",
+    "F9": "Ray's GCS away for 30 s",
+    "F10": "Prometheus away: the autoscaler does not mind",
+    "F11": "metrics absent, not a number, or old: the autoscaler holds",
+    "F12": "the clock jumps by an hour, either way",
+    "F13": "the disk full where logs go",
+    "F14": "one packet in ten lost between nodes",
+    "F15": "a bad configuration applied under load: no request fails",
+    "F16": "a rolling upgrade under load: no request fails",
+    "F17": "a drain lets work under way end",
+    "B1": "request smuggling: conflicting lengths, NUL, two hosts, `..`, `%2f`, `//`, huge headers",
+    "B2": "requests made up from the OpenAPI schema: no 5xx",
+    "B3": "fuzzed streams, JSON, link frames, configuration: no crash, no hang",
+    "B4": "limits of bodies, `n`, `max_tokens`, headers, depth, messages; lone surrogates",
+    "B5": "slow senders, 500 connections",
+    "B6": "every route with no key, a wrong, a revoked, another tenant's and the right one",
+    "B7": "planted keys, prompts and tokens are in no log",
+    "B8": "how long a prompt takes does not tell what another tenant has cached",
+    "B9": "10,000 tenants: the number of metric series stays bounded",
+}
+"""What is asked of every version, whether or not it was run."""
+
+_GROUPS: Final = {
+    "L": "Loads",
+    "F": "Faults",
+    "B": "Abuse",
+    "S": "Security",
+}
+_OTHER: Final = "Others"
+
+_HEAD: Final = """\
+# Reliability
+
+What baton is put through, what must hold, and what came of it. This page is written by
+`python -m tests.chaos` from [`reliability.json`](../benchmarks/results/reliability.json); nobody
+edits it.
+
+    make chaos ARGS="--list"               what there is
+    make chaos ARGS="--case F1"            one line; patterns too: --case 'L*'
+    make chaos ARGS="--quick"              what takes two minutes at most
+    make mutations                         take each protection away, and see its test fail
+
+A case runs in a process of its own with a deadline, and must leave nothing running. How it was run:
+
+| word | what computes | what the figures are |
+|---|---|---|
+| real | vLLM on the CPU, blocks moved by NIXL | measured |
+| simulated | simulated engines in real time; links, coordinators and whatever else the case names \
+are the real ones | measured, but for what engines take |
+| virtual | the simulator in virtual time, with the live decisions | simulated |
+| none | no engine takes part | measured |
+
+*Missed* means that it ran to its end and a bound was not kept; *broke*, that the case itself did
+not come to its end, and says nothing; *not run*, that no result is kept. A missed run is kept
+beside the runs after it.
+"""
+
+
+def page(lines: Lines, removals: Removals) -> str:
+    """The page in Markdown."""
+    shown = [_HEAD, *_summary(lines)]
+    known = sorted({*lines, *_not_declared(lines)}, key=in_order)
+    for letter, title in [*_GROUPS.items(), ("", _OTHER)]:
+        keys = [key for key in known if _letter(key) == letter]
+        if keys:
+            shown += [f"## {title}", "", *_table(keys, lines), ""]
+    shown += [*_misses(lines), *_removed(removals)]
+    return "\n".join(shown).rstrip() + "\n"
+
+
+def _letter(key: str) -> str:
+    return key[0] if key[0] in _GROUPS and key[1:2].isdigit() else ""
+
+
+def _line_of(key: str) -> str:
+    """`F1` of `F1-real`."""
+    return key.partition("-")[0]
+
+
+def _not_declared(lines: Lines) -> set[str]:
+    """Lines that are asked for and that no case is of."""
+    return LINES.keys() - {_line_of(key) for key in lines}
+
+
+def _summary(lines: Lines) -> Iterator[str]:
+    standing = [line.standing for line in lines.values()]
+    count = {
+        verdict: sum(run is not None and run.verdict is verdict for run in standing)
+        for verdict in Verdict
+    }
+    not_run = sum(run is None for run in standing) + len(_not_declared(lines))
+    told = ", ".join(f"{number} {verdict}" for verdict, number in count.items())
+    yield f"Of {len(lines) + len(_not_declared(lines))} lines: {told}, {not_run} not run."
+    yield ""
+
+
+# ------------------------------------------------------------------ tables
+
+
+def _table(keys: list[str], lines: Lines) -> Iterator[str]:
+    yield "| | what | verdict | what was seen, and what was wanted | run |"
+    yield "|---|---|---|---|---|"
+    for key in keys:
+        line = lines.get(key)
+        title = LINES[key] if line is None else line.title
+        run = None if line is None else line.standing
+        cells = [key, _plain(title), "not run", "", ""]
+        if line is not None and run is not None:
+            cells[2:] = [_verdict(run), "<br>".join(map(_bound, run.bounds)), _run(line, run)]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _verdict(run: Run) -> str:
+    told = str(run.verdict) if run.verdict is Verdict.PASSED else f"**{run.verdict}**"
+    if run.shortened:
+        ran, full = run.figures["minutes"], run.figures["minutes_in_full"]
+        told += f", shortened: {_figure(ran)} of {_figure(full)} minutes"
+    return told
+
+
+def _bound(bound: Bound) -> str:
+    told = f"{_plain(bound.what)}: {_figure(bound.got)} ({_plain(bound.wanted)})"
+    return told if bound.held else f"**{told}**"
+
+
+def _figure(value: Figure) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return _plain(str(value))
+
+
+def _run(line: Line, run: Run) -> str:
+    when, how = run.began_at[:10], line.engines
+    mark = {Engines.VIRTUAL: "S"}.get(how, "M")
+    return f"{mark}, {how}, {run.took_s:.0f} s, {when}, `{run.revision}`<br>`{run.command}`"
+
+
+def _plain(text: str) -> str:
+    """Text that breaks no table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+# ------------------------------------------------------------------ below the tables
+
+
+def _misses(lines: Lines) -> Iterator[str]:
+    """Every bound that was not kept, with its cause; the runs before among them."""
+    told = [
+        item for key in sorted(lines, key=in_order) for item in _misses_of(key, lines[key]) if item
+    ]
+    yield "## What was missed"
+    yield ""
+    yield from told or ["Nothing that is kept."]
+    yield ""
+
+
+def _misses_of(key: str, line: Line) -> Iterator[str]:
+    standing = line.standing
+    if standing is not None and standing.verdict is not Verdict.PASSED:
+        yield f"- **{key}**, {standing.verdict} on {standing.began_at[:10]}: {_why(standing)}"
+    for run in line.missed_before:
+        yield f"- {key}, missed before, on {run.began_at[:10]} at `{run.revision}`: {_why(run)}"
+
+
+def _why(run: Run) -> str:
+    bounds = "; ".join(_bound(one) for one in run.bounds if not one.held)
+    # Of a case that broke, only the last line says why; the rest is in the results.
+    note = run.note if run.verdict is not Verdict.BROKE else run.note.strip().rpartition("\n")[2]
+    return ". ".join(part for part in (bounds, _plain(note)) if part) or "it does not say why"
+
+
+def _removed(removals: Removals) -> Iterator[str]:
+    yield "## Each protection, taken away"
+    yield ""
+    yield (
+        "A test that guards a protection must fail without it. `make mutations` takes each one "
+        "away in a copy of the tree, after its tests have passed there, and runs them again."
+    )
+    yield ""
+    if not removals.rows:
+        yield "Not run."
+        return
+    caught = sum(row.catch is Catch.CAUGHT for row in removals.rows)
+    yield (
+        f"{caught} of {len(removals.rows)} caught, on {removals.began_at[:10]}, "
+        f"`{removals.revision}`."
+    )
+    yield ""
+    yield "| what was taken away | where | caught by |"
+    yield "|---|---|---|"
+    for row in removals.rows:
+        by = f"`{row.by}`" if row.catch is Catch.CAUGHT else f"**{row.catch}**: {_plain(row.by)}"
+        yield f"| {_plain(row.what)} | `{row.file}` | {by} |"

@@ -1,0 +1,115 @@
+"""The table of mutations fits the code, and its runner knows a catch from a survivor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.mutation_rows import ROWS, Mutation
+from tests.chaos.mutations import Laboratory, read_outcome
+from tests.chaos.results import Catch
+
+ROOT = Path(__file__).parents[2]
+SUBJECT = "platform/baton/domain/subject.py"
+TESTS = "tests/test_subject.py"
+MODULE = """
+def clipped(amount: int) -> int:
+    return min(amount, 10)
+
+
+def doubled(amount: int) -> int:
+    return 2 * amount
+"""
+PROGRAM = """
+from baton.domain.subject import clipped, doubled
+
+
+def test_it_is_clipped() -> None:
+    assert clipped(99) == 10
+"""
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
+def test_what_a_row_takes_away_is_in_its_file_once(row: Mutation) -> None:
+    text = (ROOT / row.file).read_text()
+    assert text.count(row.old) == 1, f"{row.file}: {row.old!r} is there {text.count(row.old)} times"
+    assert row.old != row.new
+    compile(text.replace(row.old, row.new), row.file, "exec")
+
+
+@pytest.mark.parametrize("name", sorted({name for row in ROWS for name in row.tests}))
+def test_the_tests_of_a_row_exist(name: str) -> None:
+    file, _, test = name.partition("::")
+    assert (ROOT / file).exists()
+    assert test.partition("[")[0] in (ROOT / file).read_text()
+
+
+def test_no_two_rows_are_of_the_same() -> None:
+    assert len({(row.what, row.file) for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "catch", "by"),
+    [
+        (0, "9 passed in 1.2s", Catch.SURVIVED, "every test passed"),
+        (
+            1,
+            "FAILED tests/a/test_a.py::test_it - assert 1 == 2\n1 failed",
+            Catch.CAUGHT,
+            "tests/a/test_a.py::test_it",
+        ),
+        (
+            1,
+            "ERROR tests/a/test_a.py::test_it - KeyError: 'x'\n1 error",
+            Catch.CAUGHT,
+            "tests/a/test_a.py::test_it",
+        ),
+        # Not even collected: that guards nothing.
+        (
+            2,
+            "ERROR tests/a/test_a.py - SyntaxError\n1 error",
+            Catch.BROKE,
+            "pytest ended with 2: tests/a/test_a.py",
+        ),
+        (5, "no tests ran in 0.1s\n", Catch.BROKE, "pytest ended with 5: no tests ran in 0.1s"),
+    ],
+)
+def test_an_outcome_is_read_as_what_it_is(status: int, said: str, catch: Catch, by: str) -> None:
+    assert read_outcome(status, said) == (catch, by)
+
+
+def row(old: str, new: str) -> Mutation:
+    return Mutation("the clip", SUBJECT, old, new, (TESTS,))
+
+
+@pytest.fixture
+def laboratory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laboratory:
+    """Of a small tree with one module and its test."""
+
+    def small(_: Path, tree: Path) -> None:
+        for name, text in {
+            "platform/baton/__init__.py": "",
+            "platform/baton/domain/__init__.py": "",
+            SUBJECT: MODULE,
+            TESTS: PROGRAM,
+            "pytest.ini": "[pytest]\nmarkers =\n  real\n  slow\n  thorough\n",
+        }.items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(text)
+
+    monkeypatch.setattr("tests.chaos.mutations.copy_tree", small)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starts in a third of the time
+    return Laboratory(tmp_path / "tree")
+
+
+def test_a_protection_that_a_test_guards_is_caught_and_one_that_none_does_survives(
+    laboratory: Laboratory, tmp_path: Path
+) -> None:
+    guarded, unguarded, unfit = laboratory.try_all(
+        [row("min(amount, 10)", "amount"), row("2 * amount", "amount"), row("amount", "total")]
+    )
+    assert (guarded.catch, guarded.by) == (Catch.CAUGHT, f"{TESTS}::test_it_is_clipped")
+    assert unguarded.catch is Catch.SURVIVED, "what was broken before was not put back"
+    assert (unfit.catch, unfit.by) == (Catch.BROKE, "it is there 4 times, wanted once")
+    assert (tmp_path / "tree" / SUBJECT).read_text() == MODULE
