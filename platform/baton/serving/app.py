@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 Options = dict[str, object]
 
 _MARGIN_S = 60.0
-_STUCK_S = 10.0
-"""Three health checks that get no answer within it, and Serve replaces a replica: half a minute."""
 """What a replica may take to stop after its last stream has ended."""
 _STARTS = 3
 """An engine that does not start three times in a row will not start the fourth time."""
+_STUCK_S = 10.0
+"""Three health checks that get no answer within it, and Serve replaces a replica: half a minute."""
 _INGRESS_REQUESTS = 4096
 _SURGE_PERCENT = 1
 """Of a pool, rounded up: one more replica at a time up to a hundred, each of which costs a GPU."""

@@ -38,9 +38,9 @@ from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Membership
 from baton.serving.metadata import METRICS_ADDRESS
 from baton.serving.packing import packed, packed_report
+from baton.serving.quota_desk import OwnShares, Shares
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.serving.tracing import ingress_tracer
-from baton.serving.quota_desk import OwnShares, Shares
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.recorders import Recorders
 from baton.telemetry.records import RecordBook, Story, story
@@ -63,11 +63,11 @@ class IngressBody:
         self._records = RecordBook()
         self._frontend: VllmFrontend | None = None
         self._door = FrontDoor(config)
+        self._shares = OwnShares(coordinator_id)
         self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
         self._link = LinkClient(coordinator_id, self._on_link_event)
         rules, rng = service_rules(config), router_rng(config, coordinator_id)
         self._placer = build_placer(config, rng)
-        self._shares = OwnShares(coordinator_id)
         self._coordinator = Coordinator(
             limits=coordinator_limits(config),
             placer=self._placer,
@@ -157,10 +157,6 @@ class IngressBody:
         """Whether a request that comes now could be served."""
         return self._frontend is not None and self._frontend.healthy()
 
-    def status(self) -> dict[str, object]:
-        """The fleet as this ingress sees it, and what it has done."""
-        phases: dict[str, int] = {}
-        for phase in self._driver.phases().values():
     def check(self) -> None:
         """Raise when no request will be served here again; that there is no replica is no reason.
 
@@ -170,6 +166,10 @@ class IngressBody:
         if self._frontend is not None and self._frontend.broken:
             raise Broken("ingress", "its frontend cannot reach its coordinator any more")
 
+    def status(self) -> dict[str, object]:
+        """The fleet as this ingress sees it, and what it has done."""
+        phases: dict[str, int] = {}
+        for phase in self._driver.phases().values():
             phases[str(phase)] = phases.get(str(phase), 0) + 1
         return {
             "healthy": self.healthy(),

@@ -21,8 +21,8 @@ from baton.serving.access_token import TokenFile
 from baton.serving.engines import ReplicaSite, build_engine, devices
 from baton.serving.metadata import LINK_ADDRESS, METRICS_ADDRESS, REPLICA_ID
 from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
-from baton.serving.ports import PortReservation
 from baton.serving.own_side_channel import OWN_DEADLINE_S, OwnSideChannel
+from baton.serving.ports import PortReservation
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.replica_metrics import replica_families
 
@@ -56,7 +56,6 @@ def metrics_endpoint(
     return MetricsEndpoint(metrics, host=address, token=token)
 
 
-class EngineReplica:
 def own_side_channel(engine: Engine, facts: ReplicaFacts) -> OwnSideChannel:
     """What watches a replica's own side channel; begun where it has one."""
     name, address = facts.replica_id, facts.side_channel
@@ -67,6 +66,7 @@ def own_side_channel(engine: Engine, facts: ReplicaFacts) -> OwnSideChannel:
     return watch
 
 
+class EngineReplica:
     """The class behind each pool's deployment; `app` decorates it."""
 
     async def __init__(self, config: DeploymentConfig, pool: str) -> None:  # type: ignore[misc]
@@ -124,13 +124,13 @@ def own_side_channel(engine: Engine, facts: ReplicaFacts) -> OwnSideChannel:
         host = self._started()
         if host.failed.done():
             raise host.failed.result()
-
-    async def set_role(self, role: str) -> dict[str, object]:
-        """Be meant for something else from now on, without a restart; the last call counts.
         if trouble := self._side_channel.trouble:
             host.drain(deadline_s=self._config.admission.timeouts.total_s)
             if host.drained.is_set():
                 raise Broken(f"replica {self._facts.replica_id}", trouble)
+
+    async def set_role(self, role: str) -> dict[str, object]:
+        """Be meant for something else from now on, without a restart; the last call counts.
 
         What runs here runs on, and coordinators send other work. Returns what `status` says of it.
 
@@ -178,10 +178,10 @@ def own_side_channel(engine: Engine, facts: ReplicaFacts) -> OwnSideChannel:
         host, self._host = self._host, None
         if host is None:
             return
+        await self._side_channel.close()
         host.drain(deadline_s=self._config.admission.timeouts.total_s)
         await host.drained.wait()
         if self._metrics is not None:
-        await self._side_channel.close()
             await self._metrics.close()
         await host.close()
         self._ports.release()

@@ -83,15 +83,6 @@ async def scale_soon(app: str, deployment: str, *, replicas: int, timeout_s: flo
         await controller.update_deployment_replicas.remote(target, replicas)
 
 
-async def deployment_states(
-    app: str, deployments: Iterable[str], *, timeout_s: float
-) -> Mapping[str, DeploymentState]:
-    """How many replicas of each deployment there are, in which state; by name.
-
-    Those that Serve does not know, as while it deploys them, are left out.
-    """
-    async with asyncio.timeout(timeout_s):
-        controller = await asyncio.to_thread(find_controller)
 async def begin_anew(*, timeout_s: float) -> None:
     """Have Ray start Serve's controller again: it reads what it has to know from Ray's store.
 
@@ -104,6 +95,15 @@ async def begin_anew(*, timeout_s: float) -> None:
         await asyncio.to_thread(ray.kill, controller, no_restart=False)
 
 
+async def deployment_states(
+    app: str, deployments: Iterable[str], *, timeout_s: float
+) -> Mapping[str, DeploymentState]:
+    """How many replicas of each deployment there are, in which state; by name.
+
+    Those that Serve does not know, as while it deploys them, are left out.
+    """
+    async with asyncio.timeout(timeout_s):
+        controller = await asyncio.to_thread(find_controller)
         answers = await asyncio.gather(
             *(controller.get_deployment_details.remote(app, name) for name in deployments),
             return_exceptions=True,
