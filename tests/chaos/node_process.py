@@ -1,0 +1,49 @@
+"""One more node of a Ray cluster on this machine: `-m tests.chaos.node_process ADDRESS CPUS`.
+
+As Ray's own `cluster_utils` has it; its command refuses where a cluster keeps to loopback. Prints
+`UP RAYLET_PID`, and ends with everything of it on SIGTERM, or when its raylet has ended.
+"""
+
+# ruff: noqa: T201 - whoever started this reads what it prints
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+
+import psutil
+
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024
+_POLL_S = 0.2
+
+
+def main(address: str, cpus: str) -> None:
+    """Be a node until told to end."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    params = RayParams(
+        gcs_address=address,
+        node_ip_address="127.0.0.1",
+        num_cpus=int(cpus),
+        num_gpus=0,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        min_worker_port=0,
+        max_worker_port=0,
+        node_manager_port=0,
+        include_log_monitor=False,
+        dashboard_agent_listen_port=None,
+    )
+    node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    raylets = [one for one in psutil.Process().children() if one.name() == "raylet"]
+    print(f"UP {raylets[0].pid}", flush=True)
+    while not told.wait(_POLL_S) and raylets[0].status() != psutil.STATUS_ZOMBIE:
+        pass
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
