@@ -15,7 +15,7 @@ from baton.cli.main import build_app
 from baton.cli.seam import Commands, Progress, Report, Seam
 from baton.config import LoadedConfig
 from baton.domain.errors import ApplyRefused
-from baton.serving.apply import ApplyOptions
+from baton.serving.apply_ports import ApplyOptions
 
 SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
 CHANGES = [

@@ -30,7 +30,7 @@ from baton.domain.errors import (
     TimedOut,
     UnknownRequest,
 )
-from baton.serving.apply import ApplyOptions
+from baton.serving.apply_ports import ApplyOptions
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")

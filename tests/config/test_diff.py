@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.config import DeploymentConfig
-from baton.config.diff import _CLASSES, Change, Reload, _matches, diff, reload_class
+from baton.config.diff import _CLASSES, Change, Reload, _matches, changes_layout, diff, reload_class
 from baton.config.fields import Anything, Environment, Named, Nested, fields_of
 from baton.config.render import plain
 from baton.config.tree import Path, format_path
@@ -126,9 +126,36 @@ def test_what_pools_take_from_their_model_is_a_change_of_theirs(load: Load) -> N
     classes = {format_path(one.path): one.reload for one in diff(load(PD).config, changed)}
     assert classes == {
         "models.tiny.engine.block_size": Reload.LIVE,
-        "pools.p.engine.block_size": Reload.RESTART,
-        "pools.d.engine.block_size": Reload.RESTART,
+        "pools.p.engine.block_size": Reload.ROLLING,
+        "pools.d.engine.block_size": Reload.ROLLING,
     }
+
+
+@pytest.mark.parametrize(
+    ("option", "cannot"),
+    [
+        ("model.engine.block_size=32", True),
+        ("model.engine.dtype=float16", True),
+        ("model.engine.extra.kv_cache_dtype=fp8", True),
+        ("model.revision=abc", True),
+        ("model.engine.max_num_seqs=9", False),
+        ("model.engine.extra.seed=9", False),
+        ("slo.default.ttft=1s", False),
+    ],
+)
+def test_it_is_known_which_changes_keep_old_and_new_replicas_from_exchanging_blocks(
+    load: Load, option: str, *, cannot: bool
+) -> None:
+    changes = diff(load(PD).config, load(PD, sets=[option]).config)
+    assert changes
+    assert changes_layout(changes) is cannot
+
+
+def test_a_revision_of_a_model_is_rolled_out_and_another_model_is_not(load: Load) -> None:
+    (revision,) = diff(load(PD).config, load(PD, sets=["model.revision=abc"]).config)
+    assert revision.reload is Reload.ROLLING
+    other = diff(load(PD).config, load(PD, sets=["model.source=org/x", "model.name=tiny"]).config)
+    assert Reload.RESTART in {one.reload for one in other}
 
 
 def test_a_tenant_that_comes_is_live_and_a_pool_that_comes_is_a_restart(load: Load) -> None:

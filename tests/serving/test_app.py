@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from baton.config import DeploymentConfig, load_config
-from baton.serving.app import ingress_options, pool_options, pool_version
+from baton.serving.app import ingress_options, on_python, pool_options
+from baton.serving.built import Mark, first_built, fresh_builds, pool_version
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -105,3 +108,34 @@ def test_what_a_pool_does_not_take_from_its_model_is_no_part_of_its_version() ->
     assert pool_version(config("sim.yaml", own, "model.engine.max_num_seqs=9"), "decode") == (
         pool_version(config("sim.yaml", own), "decode")
     )
+
+
+def test_a_new_revision_of_the_model_replaces_pools_and_ingresses() -> None:
+    before, after = (
+        fresh_builds(config("sim.yaml", *sets)) for sets in ([], ["model.revision=abc"])
+    )
+    changed = {name for name, build in after.items() if build.version != before[name].version}
+    assert changed == {"prefill", "decode", "ingress"}
+
+
+def test_actors_on_another_interpreter_ask_ray_for_it() -> None:
+    options = pool_options(config("sim.yaml"), "decode")
+    assert on_python(options, "") == options
+    assert on_python(options, "/new/bin/python")["ray_actor_options"] == {
+        "num_cpus": 0.1,
+        "runtime_env": {"py_executable": "/new/bin/python"},
+    }
+
+
+def test_what_is_built_by_other_code_keeps_its_word_and_its_interpreter() -> None:
+    """Two versions of baton need not call the same configuration by the same word."""
+    old, new = config("sim.yaml"), config("sim.yaml", "pools.decode.engine.max_num_seqs=9")
+    built = replace(
+        first_built(old), marks={n: Mark(version="x", python="/a") for n in fresh_builds(old)}
+    )
+    assert {(b.version, b.python) for b in built.builds(old).values()} == {("x", "/a")}
+    assert {b.python for b in built.with_config(new).values()} == {"/a"}
+    assert {b.python for b in built.with_this_code(old).values()} == {""}
+    elsewhere = replace(built, base="/b")
+    assert {b.python for b in elsewhere.with_this_code(old).values()} == {sys.executable}
+    assert built.after(built.with_this_code(old)).marks == first_built(old).marks

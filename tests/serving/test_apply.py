@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+import baton
 from baton.config import DeploymentConfig, load_config
+from baton.control.rollout import RolloutRules, Tally
 from baton.domain.errors import ApplyRefused
-from baton.serving.apply import Applied, Patience, apply_config, new_sizes
+from baton.runtime.link.frames import PROTOCOL
+from baton.serving.apply import apply_config, new_sizes, roll_back
+from baton.serving.apply_ports import Applied
+from baton.serving.built import Builds, Built, Mark, first_built, vllm_version
 from baton.serving.config_holder import ConfigHolder, Switch
-from baton.serving.live_config import ConfigFollower, Generations, LiveConfig
+from baton.serving.live_config import ConfigFollower, Fate, Generations, Kept, LiveConfig
+from baton.serving.rolling import Manner, Sight
 
 BASE = (
     "version: 1\nmodel: {source: tiny, max_len: 4096}\n"
@@ -58,7 +65,10 @@ class Shelf:
 
 @dataclass
 class Fleet:
-    """A deployment of two ingresses and a controller, as far as applying sees it."""
+    """A deployment of two ingresses and a controller, as far as applying sees it.
+
+    What is ordered is there at the next look.
+    """
 
     started_with: DeploymentConfig
     refuses: str = ""
@@ -69,29 +79,68 @@ class Fleet:
     stuck_pool: str = ""
     no_room: str = ""
     stillborn: str = ""
-    """Why replicas that are to replace others do not start."""
-    built_from: DeploymentConfig | None = None
-    """What replicas were replaced by last."""
-    replacing: list[dict[str, int]] = field(default_factory=list)
+    """Why replicas that are to replace others do not start; the next ones do."""
+    worse: bool = False
+    """Whether half of what runs on new replicas breaks."""
+    interrupted: bool = False
+    """Whether its operator loses patience when the first order was given."""
+    orders: list[dict[str, DeploymentConfig]] = field(default_factory=list)
+    """What each deployment was to be built from, by order."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of what runs."""
+    code: str = baton.__version__
+    vllm: str = field(default_factory=vllm_version)
+    link: int = PROTOCOL
+    python: str = ""
+    """Not empty: the cluster was started by another interpreter than the one that asks."""
+    pythons: list[dict[str, str]] = field(default_factory=list)
+    """By order, the interpreter of each deployment."""
+    signed: bool = False
     overtaken: bool = False
     pools: dict[str, int] = field(default_factory=lambda: {"p": 2, "d": 3})
     told: list[LiveConfig] = field(default_factory=list)
     resized: list[tuple[str, int]] = field(default_factory=list)
-    generations: Generations = field(default_factory=lambda: Generations(Shelf()))
-    waited: int = 0
+    generations: Generations = field(
+        default_factory=lambda: Generations(Shelf(), now_s=lambda: 1e9)
+    )
+    notes: list[dict[str, object]] = field(default_factory=list)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    waited_s: float = 0.0
+    marks: dict[str, Mark] = field(default_factory=dict)
+    began_with: dict[str, Mark] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        of_other_code = "" if self.code == baton.__version__ else f" by {self.code}"
+        self.marks = {
+            name: Mark(version=mark.version + of_other_code)
+            for name, mark in first_built(self.started_with).marks.items()
+        }
+        self.began_with = dict(self.marks)
 
     def current(self) -> LiveConfig:
         return self.generations.newest(self.started_with)
+
+    def built(self) -> Built:
+        base = self.python and "/usr/bin/python"
+        return Built(
+            code=self.code,
+            vllm=self.vllm,
+            link=self.link,
+            base=base or sys.executable,
+            marks=self.marks,
+        )
 
     def prepare(self, on_top_of: int, config: DeploymentConfig) -> Sequence[str]:
         assert on_top_of == self.current().generation
         return [self.refuses] if self.refuses else []
 
-    def commit(self, live: LiveConfig) -> bool:
+    def commit(self, live: LiveConfig, by: str) -> bool:
+        if live.generation == 1:
+            self.generations.add_first(self.started_with)
         if self.overtaken:
             self.overtaken = False
             self.generations.add(live)
-        return self.generations.add(live)
+        return self.generations.add(live, by=by)
 
     def tell(self, live: LiveConfig) -> Sequence[str]:
         self.told.append(live)
@@ -115,20 +164,51 @@ class Fleet:
         assert pools
         return [self.no_room] if self.no_room else []
 
-    def replace(
-        self, config: DeploymentConfig, sizes: Mapping[str, int], timeout_s: float
-    ) -> Sequence[str]:
-        self.built_from = config
-        self.replacing.append(dict(sizes))
-        stillborn, self.stillborn = self.stillborn, ""
-        return [stillborn] if stillborn else []
+    def order(self, builds: Builds) -> None:
+        self.orders.append({name: build.config for name, build in builds.items()})
+        self.pythons.append({name: build.python for name, build in builds.items()})
+        self.marks = dict(self.built().after(builds).marks)
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
 
-    def apply(self, config: DeploymentConfig, *, dry_run: bool = False) -> Applied:
-        patience = Patience(now_s=lambda: float(self.waited), sleep=self._wait)
-        return apply_config(self, config, dry_run=dry_run, patience=patience)
+    def look(self, names: Sequence[str]) -> Sight | None:
+        if self.stillborn and self.orders:
+            stillborn, self.stillborn = self.stillborn, ""
+            return Sight(failed=stillborn)
+        ready = frozenset(f"{name}-{self.marks[name].version}" for name in names)
+        bad = self.worse and bool(self.orders)
+        for one in ready:
+            self.tallies.setdefault(one, Tally(100, 50 if bad else 0, 100, 100))
+        return Sight(done=True, ready=ready, tallies=self.tallies)
 
-    def _wait(self, _seconds: float) -> None:
-        self.waited += 1
+    def find(self, generation: int) -> DeploymentConfig | None:
+        return self.generations.find(generation)
+
+    def history(self) -> Sequence[Kept]:
+        return self.generations.history()
+
+    def settle(self, generation: int, fate: Fate, why: str = "") -> None:
+        self.generations.settle(generation, fate, why)
+
+    def sign(self) -> None:
+        self.signed = True
+
+    def note(self, told: Mapping[str, object]) -> None:
+        self.notes.append(dict(told))
+
+    def manner(self, **how: object) -> Manner:
+        manner = Manner(now_s=lambda: self.waited_s, sleep=self._wait)
+        return replace(manner, **how)  # type: ignore[arg-type]  # as tests say it
+
+    def apply(self, config: DeploymentConfig, **how: object) -> Applied:
+        return apply_config(self, config, self.manner(**how))
+
+    def fates(self) -> list[str]:
+        return [str(one.fate) for one in self.history()]
+
+    def _wait(self, seconds: float) -> None:
+        self.waited_s += seconds
 
 
 def test_live_changes_are_told_to_everybody_and_kept_under_the_next_number(make: Make) -> None:
@@ -156,38 +236,131 @@ def test_what_takes_a_restart_is_refused_before_anybody_is_asked(make: Make) -> 
 
 
 ROLLED = ("pools.d.resources.cpus=2", "pools.d.engine.max_num_seqs=9", "pools.p.replicas.start=3")
+BOTH = ("pools.d.engine.max_num_seqs=9", "pools.p.engine.max_num_seqs=9")
 
 
-def test_replicas_that_are_built_from_something_else_are_replaced_at_their_present_size(
+def test_replicas_that_are_built_from_something_else_are_replaced_and_no_others(
     make: Make,
 ) -> None:
-    fleet = Fleet(make(), pools={"p": 2, "d": 5})
-    applied = fleet.apply(make(*ROLLED))
+    old, new = make(), make(*ROLLED)
+    fleet = Fleet(old, pools={"p": 2, "d": 5})
+    applied = fleet.apply(new)
     assert applied.replaced == ("d",)
-    assert fleet.built_from == make(*ROLLED)
-    assert fleet.replacing == [{"p": 3, "d": 5}]
+    (ordered,) = fleet.orders
+    assert (ordered["d"], ordered["p"], fleet.pools) == (new, old, {"p": 3, "d": 5})
+    assert fleet.fates() == ["started", "applied"]
+    assert fleet.apply(new).replaced == ()
+
+
+def test_pools_are_replaced_one_after_the_other_and_watched_in_between(make: Make) -> None:
+    old, new = make(), make(*BOTH)
+    fleet = Fleet(old)
+    applied = fleet.apply(new, rules=RolloutRules(bake_s=7))
+    assert applied.replaced == ("d", "p")
+    assert [(one["d"], one["p"]) for one in fleet.orders] == [(new, old), (new, new)]
+    assert fleet.waited_s >= 14
+    assert [one["state"] for one in fleet.notes][-1] == "done"
+    assert len(applied.why) == 2
+
+
+def test_pools_that_could_not_exchange_blocks_meanwhile_are_replaced_together(make: Make) -> None:
+    new = make("model.engine.block_size=32")
+    fleet = Fleet(make())
+    assert fleet.apply(new).replaced == ("d", "p")
+    (ordered,) = fleet.orders
+    assert ordered["d"] == ordered["p"] == new
 
 
 def test_replicas_are_not_replaced_where_there_is_no_room_for_it(make: Make) -> None:
     fleet = Fleet(make(), no_room="no room for pool d")
     with pytest.raises(ApplyRefused, match="no room for pool d"):
         fleet.apply(make(*ROLLED))
-    assert (fleet.told, fleet.replacing, fleet.current().generation) == ([], [], 0)
+    assert (fleet.told, fleet.orders, fleet.current().generation) == ([], [], 0)
 
 
-def test_replicas_that_do_not_start_are_taken_back(make: Make) -> None:
-    fleet = Fleet(make(), stillborn="engine: no such option")
-    with pytest.raises(ApplyRefused, match=r"taken back, generation 2 .* engine: no such option"):
-        fleet.apply(make(*ROLLED))
-    assert fleet.built_from == make()
-    assert fleet.replacing == [{"p": 3, "d": 3}, {"p": 2, "d": 3}]
-    assert fleet.current() == LiveConfig(generation=2, config=make())
+@pytest.mark.parametrize(
+    ("trouble", "why"),
+    [
+        ({"stillborn": "engine: no such option"}, "engine: no such option"),
+        ({"worse": True}, "50% of 100 legs broke on new replicas"),
+        ({"interrupted": True}, "interrupted"),
+    ],
+)
+def test_replicas_that_are_no_good_are_taken_back_with_the_sizes(
+    make: Make, trouble: dict[str, object], why: str
+) -> None:
+    old = make()
+    fleet = Fleet(old, **trouble)  # type: ignore[arg-type]
+    with pytest.raises(ApplyRefused, match=rf"taken back, generation 2 .* {why}"):
+        fleet.apply(make(*ROLLED, *BOTH))
+    assert len(fleet.orders) == 2, "the second pool was not begun"
+    assert set(map(id, fleet.orders[-1].values())) == {id(fleet.orders[0]["p"])}
+    assert fleet.marks == fleet.began_with
+    assert fleet.pools == {"p": 2, "d": 3}
+    assert fleet.current() == LiveConfig(generation=2, config=old)
+    assert fleet.fates() == ["started", "taken back", "applied"]
+
+
+def test_without_rollback_what_is_no_good_stays_and_says_so(make: Make) -> None:
+    new = make(*ROLLED)
+    fleet = Fleet(make(), worse=True)
+    with pytest.raises(ApplyRefused, match="left as it is, generation 1 holds"):
+        fleet.apply(new, rollback=False)
+    assert fleet.current() == LiveConfig(generation=1, config=new)
+    assert (len(fleet.orders), fleet.fates()) == (1, ["started", "left as it is"])
+
+
+def test_without_waiting_all_is_ordered_and_nothing_judged(make: Make) -> None:
+    new = make(*BOTH)
+    fleet = Fleet(make(), worse=True)
+    assert fleet.apply(new, wait=False).why == ("not watched",)
+    assert [(one["d"], one["p"]) for one in fleet.orders] == [(new, new)]
+    assert fleet.waited_s < 1
+
+
+def test_one_can_go_back_to_what_was_good_and_differs(make: Make) -> None:
+    first, second = make("slo.default.ttft=1s"), make("slo.default.ttft=2s")
+    fleet = Fleet(make())
+    for config in (first, second):
+        fleet.apply(config)
+    fleet.deaf = "ingress b: gone"
+    with pytest.raises(ApplyRefused):
+        fleet.apply(make("slo.default.ttft=9s"))
+    assert fleet.fates() == ["started", "applied", "applied", "taken back", "applied"]
+    assert fleet.current().config == second
+    assert roll_back(fleet, None, fleet.manner(by="rollback")).generation == 5
+    assert fleet.current().config == first
+    assert roll_back(fleet, 0, fleet.manner(by="rollback")).generation == 6
+    assert (fleet.current().config, fleet.history()[-1].by) == (make(), "rollback")
+    with pytest.raises(ApplyRefused, match="generation 9 is not kept"):
+        roll_back(fleet, 9, fleet.manner())
+    with pytest.raises(ApplyRefused, match="no other generation was good"):
+        roll_back(Fleet(make()), None, fleet.manner())
+
+
+def test_another_version_of_baton_does_not_touch_the_configuration(make: Make) -> None:
+    fleet = Fleet(make(), code="0.0.9")
+    with pytest.raises(ApplyRefused, match=r"baton 0\.0\.9 .*runs, and this is"):
+        fleet.apply(make("slo.default.ttft=1s"))
+    assert (fleet.told, fleet.current().generation) == ([], 0)
+
+
+@pytest.mark.parametrize(("vllm", "refused"), [("0.0.1", True), ("", False)])
+def test_nor_does_one_with_another_vllm_but_one_without_any_may(
+    make: Make, vllm: str, *, refused: bool
+) -> None:
+    fleet = Fleet(make(), vllm=vllm)
+    if refused:
+        with pytest.raises(ApplyRefused, match=r"with vLLM 0\.0\.1 runs"):
+            fleet.apply(make("slo.default.ttft=1s"))
+    else:
+        assert fleet.apply(make("slo.default.ttft=1s")).generation == 1
 
 
 def test_live_changes_replace_no_replica(make: Make) -> None:
     fleet = Fleet(make(), no_room="must not be asked")
     assert fleet.apply(make("slo.default.ttft=1s")).replaced == ()
-    assert fleet.built_from is None
+    assert fleet.orders == []
 
 
 def test_one_refusal_and_nothing_has_changed_anywhere(make: Make) -> None:
@@ -381,7 +554,7 @@ def test_a_configuration_that_cannot_be_taken_leaves_the_old_one(make: Make) -> 
 def test_who_starts_later_begins_with_the_newest_generation(make: Make) -> None:
     generations = Generations(Shelf())
     assert generations.newest(make()) == LiveConfig(generation=0, config=make())
-    for number in range(1, 40):
+    for number in range(1, 12):
         live = LiveConfig(generation=number, config=make(f"router.seed={number}"))
         assert generations.add(live)
         assert generations.newest(make()) == live
@@ -398,9 +571,25 @@ def test_a_number_is_taken_once(make: Make) -> None:
 
 def test_old_generations_are_forgotten(make: Make) -> None:
     shelf = Shelf()
-    for number in range(1, 60):
-        Generations(shelf).add(LiveConfig(generation=number, config=make()))
-    assert len(shelf.kept) == 20
+    config = make()
+    for number in range(1, 26):
+        Generations(shelf).add(LiveConfig(generation=number, config=config))
+    assert sorted(shelf.kept) == [f"config/{number:010d}" for number in range(6, 26)]
+
+
+def test_what_became_of_a_generation_is_kept_with_it(make: Make) -> None:
+    shelf = Shelf()
+    generations = Generations(shelf, now_s=lambda: 1e9)
+    generations.add_first(make())
+    generations.add_first(make("router.seed=1"))
+    generations.add(LiveConfig(generation=1, config=make("router.seed=2")), by="rollback")
+    started, other = Generations(shelf).history()
+    assert (started.generation, started.fate, started.at_s) == (0, Fate.STARTED, None)
+    assert (other.by, other.fate, other.at_s) == ("rollback", Fate.UNDER_WAY, 1e9)
+    generations.settle(1, Fate.TAKEN_BACK, "did not start")
+    assert Generations(shelf).history()[1].why == "did not start"
+    assert Generations(shelf).find(0) == make()
+    assert b"seed: 2" in shelf.kept["config/0000000001"], "text, for other versions to read"
 
 
 def test_who_was_not_told_finds_the_newest_in_the_store(make: Make) -> None:

@@ -15,10 +15,10 @@ from baton.cli.options import (
     Sets,
     Timeout,
     seam_of,
-    seconds,
     wanted_format,
 )
 from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
+from baton.cli.rollouts import Bake, Rollback, Wait, rollout_lines, rollout_options
 from baton.cli.seam import Report
 
 
@@ -41,24 +41,25 @@ def apply(  # noqa: PLR0913 - each is an option
             help="Drain, end and start the deployment again where a change takes that.",
         ),
     ] = False,
+    wait: Wait = True,
+    rollback: Rollback = True,
+    bake: Bake = "10s",
     timeout: Timeout = "10m",
     address: Address = None,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
     """Apply a configuration to what runs: all of it, or nothing."""
-    timeout_s, seam = seconds(timeout), seam_of(context)
+    seam = seam_of(context)
+    options = rollout_options(
+        timeout=timeout, bake=bake, wait=wait, rollback=rollback, address=address
+    )
     with reported_errors():
-        from baton.config import load_config  # here: keeps --help fast
-        from baton.serving.apply import ApplyOptions
+        from dataclasses import replace  # here: keeps --help fast
 
-        options = ApplyOptions(
-            diff=diff,
-            dry_run=dry_run,
-            allow_restart=allow_restart,
-            timeout_s=timeout_s,
-            address=address,
-        )
+        from baton.config import load_config
+
+        options = replace(options, diff=diff, dry_run=dry_run, allow_restart=allow_restart)
         loaded = load_config(config, env=seam.environ, sets=sets or ())
         report = seam.commands().apply(loaded, options, progress=ProgressLines())
     if wanted_format(output, as_json=as_json) is OutputFormat.JSON:
@@ -78,8 +79,7 @@ def readable(report: Report) -> list[str]:
         lines += [f"  {change['change']}" for change in changes if change["reload"] == reload]
     for pool, (had, count) in told.get("resized", {}).items():
         lines.append(f"{pool}: {had} -> {count} replicas")
-    lines += [f"{pool}: replicas replaced one by one" for pool in told.get("replaced", [])]
-    return [*lines, _outcome(told)]
+    return [*lines, *rollout_lines(told), _outcome(told)]
 
 
 def _told_once(changes: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
@@ -104,6 +104,8 @@ def _outcome(told: Mapping[str, Any]) -> str:
             return f"nothing has changed, generation {generation} holds"
         case "dry run":
             return f"everybody could take it; nothing has changed, generation {generation} holds"
+        case "ordered":
+            return f"generation {generation} holds; nobody watches its replicas: 'baton status'"
         case "restarted":
             return f"started again at {told['endpoint']}"
         case _:

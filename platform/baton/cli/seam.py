@@ -13,7 +13,7 @@ from baton.domain.errors import BatonError
 
 if TYPE_CHECKING:
     from baton.config import LoadedConfig
-    from baton.serving.apply import ApplyOptions
+    from baton.serving.apply_ports import ApplyOptions
     from baton.serving.log_files import LogOrder
 
 Progress = Callable[[str], None]
@@ -126,6 +126,32 @@ class Commands(Protocol):
         Raises:
             NotRunning: there is no deployment.
             ApplyRefused: it cannot, or could not be kept; what held before does.
+        """
+        ...
+
+    def rollback(self, to: int | None, options: ApplyOptions, *, progress: Progress) -> Report:
+        """Have what runs go by an earlier configuration; None: the last other one that was good.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ApplyRefused: it cannot, or could not be kept; what held before does.
+        """
+        ...
+
+    def upgrade(self, options: ApplyOptions, *, progress: Progress) -> Report:
+        """Have what runs go by the code of this process.
+
+        Raises:
+            NotRunning: there is no deployment.
+            ApplyRefused: it cannot, or could not be kept.
+        """
+        ...
+
+    def history(self, *, address: str | None) -> Report:
+        """Every configuration that is kept, under `generations`, oldest first.
+
+        Raises:
+            NotRunning: there is no deployment.
         """
         ...
 

@@ -83,6 +83,8 @@ def readable(report: Report) -> Report:
         shown["up"] = duration_text(cast("float", shown["up"]))
     for name in ("wanted", "members", "pools", "classes", "demand", "autoscaler"):
         shown.pop(name, None)
+    if rollout := cast("Told", report.get("rollout")):
+        shown["rollout"] = _rollout_text(rollout)
     shown |= _service(report)
     shown["replicas"] = [
         _replica(member, views.get(member["replica_id"], [])) for member in members
@@ -101,6 +103,14 @@ def readable(report: Report) -> Report:
     if failures := [text for one in ingresses if (text := _policy_failure(one))]:
         shown["placement_failures"] = failures
     return shown
+
+
+def _rollout_text(rollout: Told) -> str:
+    """What it was, how far it is, and since when; one that nobody goes on with stays under way."""
+    generation = rollout.get("generation")
+    what = rollout["what"] if generation is None else f"{rollout['what']}, generation {generation}"
+    why = f": {rollout['why']}" if rollout["why"] else ""
+    return f"{what}, {rollout['state']} {duration_text(rollout['age_s'])} ago{why}"
 
 
 def _policy_failure(ingress: Told) -> str:

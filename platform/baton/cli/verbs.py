@@ -36,11 +36,21 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             "apply": Verb(
                 "Apply a configuration to what runs: all of it, or nothing.", "apply:apply"
             ),
+            "rollback": Verb(
+                "Go back to an earlier configuration, as another generation.", "rollback:rollback"
+            ),
+            "upgrade": Verb(
+                "Replace every process by one that runs this version of baton.", "upgrade:upgrade"
+            ),
             "scale": Verb("Set a pool's replicas, whatever the autoscaler wants.", "scale:scale"),
             "down": Verb("Drain and stop the deployment that runs here.", "down:down"),
         },
         "Look at it": {
             "status": Verb("Show what runs: pools, replicas, health.", "status:status"),
+            "history": Verb(
+                "Show the configurations that were applied, and what became of each.",
+                "history:history",
+            ),
             "top": Verb("Watch goodput, pools, links and the slowest requests live.", "top:top"),
             "links": Verb(
                 "Show the links that KV blocks move over: speed, failures.", "links:links"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -43,25 +43,36 @@ _CLASSES: tuple[tuple[str, Reload], ...] = (
     ("pools.*.resources.*", Reload.ROLLING),
     ("pools.*.parallel.*", Reload.ROLLING),
     ("pools.*.placement.*", Reload.ROLLING),
-    # All pools exchange KV blocks, so that none can change what these look like by itself.
     ("pools.*.engine.kind", Reload.RESTART),
-    ("pools.*.engine.dtype", Reload.RESTART),
-    ("pools.*.engine.block_size", Reload.RESTART),
-    ("pools.*.engine.extra.kv_cache_dtype", Reload.RESTART),
-    ("pools.*.engine.sim.kv_block_size", Reload.RESTART),
     ("pools.*.engine.**", Reload.ROLLING),
     ("pools.*.model", Reload.RESTART),
     ("pools.*.role", Reload.RESTART),
     # Read by nobody but the pools, where whatever it changes shows again.
     ("models.*.engine.**", Reload.LIVE),
-    # The API server in every ingress is started for one model.
+    # Ingresses are replaced with the pools: their API servers are started for one revision.
+    ("models.*.revision", Reload.ROLLING),
+    # A request must not begin on one model and end on another.
     ("models.**", Reload.RESTART),
     # Both ends of a handoff must agree about it, at any time.
     ("transfer.**", Reload.RESTART),
     ("server.**", Reload.RESTART),
     ("observability.**", Reload.RESTART),
+    # The front reads it when it starts.
+    ("security.**", Reload.RESTART),
 )
 """By path, first match; `*` is one name, `**` any number of them."""
+
+_LAYOUTS = (
+    "pools.*.engine.dtype",
+    "pools.*.engine.block_size",
+    "pools.*.engine.extra.kv_cache_dtype",
+    "pools.*.engine.sim.kv_block_size",
+    "models.*.revision",
+)
+"""What replicas must agree in to hand KV blocks to each other, of all that replacing them changes.
+
+Facts of replicas have it as their `layout`, and no two with different ones are ever paired.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +106,12 @@ def diff(old: DeploymentConfig, new: DeploymentConfig) -> tuple[Change, ...]:
             was, is_now = (text and "(not shown)" for text in (was, is_now))
         changes.append(Change(path=path, old=was, new=is_now, reload=reload))
     return tuple(changes)
+
+
+def changes_layout(changes: Iterable[Change]) -> bool:
+    """Whether replicas before and after cannot hand KV blocks to each other."""
+    patterns = [tuple(pattern.split(".")) for pattern in _LAYOUTS]
+    return any(_matches(one.path, pattern) for one in changes for pattern in patterns)
 
 
 def reload_class(path: Path) -> Reload:

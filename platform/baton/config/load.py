@@ -10,7 +10,7 @@ from baton.config.build import Builder
 from baton.config.checks import check
 from baton.config.complete import complete
 from baton.config.layers import add_env, add_sets, lay_over
-from baton.config.read import Unreadable, read_file
+from baton.config.read import Unreadable, read_file, read_text
 from baton.config.schema import DeploymentConfig
 from baton.config.tree import (
     DefaultOrigin,
@@ -57,7 +57,29 @@ def load_config(
     """
     findings: list[Finding] = []
     root = _layered([FilePath(path) for path in paths], findings)
-    root = add_sets(add_env(root, env or {}, findings), sets, findings)
+    return _built(add_sets(add_env(root, env or {}, findings), sets, findings), findings)
+
+
+def load_text(text: str) -> DeploymentConfig:
+    """The configuration that `render` has written, here or by another version of baton.
+
+    Keys that this version has and the other had not get their defaults.
+
+    Raises:
+        ConfigInvalid: this version cannot use it.
+    """
+    findings: list[Finding] = []
+    start = FileOrigin("(kept)", 1, 1)
+    try:
+        root = read_text(text, start, findings)
+    except Unreadable as error:
+        raise _invalid([error.finding], None) from error
+    if not isinstance(root, Section):
+        raise _invalid([Finding(start, (), "wanted a mapping of keys such as 'pools'")], None)
+    return _built(root, findings).config
+
+
+def _built(root: Section, findings: list[Finding]) -> LoadedConfig:
     root, short_name = complete(root, findings)
     builder = Builder()
     config = builder.section(DeploymentConfig, Entry(root, root.origin), ())

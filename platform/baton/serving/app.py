@@ -7,14 +7,11 @@ speaks with them over the fleet link.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
-import baton
-from baton.config.render import plain
 from baton.config.schema import DeploymentConfig, PoolConfig
+from baton.serving.built import Build, Builds, fresh_builds
 from baton.serving.controller import Controller
 from baton.serving.ingress import Ingress
 from baton.serving.names import CONTROLLER, INGRESS
@@ -39,53 +36,56 @@ _SMALL = 0.01
 
 
 def build_app(
-    config: DeploymentConfig, *, sizes: Mapping[str, int] | None = None, surge: bool = True
+    config: DeploymentConfig,
+    *,
+    builds: Builds | None = None,
+    sizes: Mapping[str, int] | None = None,
+    surge: bool = True,
 ) -> Application:
     """Bind every deployment into one application.
 
     Serve replaces the replicas of those whose version is another than before, and no others.
 
     Args:
-        config: what all of them are built from.
+        config: what all of them are built from, unless `builds` says it of each.
+        builds: in a rollout, what is built from what.
         sizes: how many replicas a pool is to have, where it is not as many as it starts with.
-        surge: whether a replica that is replaced stays until the next one serves.
+        surge: whether a replica of a pool that is replaced stays until the next one serves; an
+            ingress always does, and the controller.
     """
     from ray import serve
 
-    def deployed(kind: type, options: Options, version: str) -> Deployment:
-        # Serve's own marker: the public call takes no versions, and makes up new ones each time.
-        made: Deployment = serve.deployment(kind).options(**options)
-        return made.options(version=version, _internal=True)
+    # One at a time is replaced, so that what fails three times in a row is the new build.
+    patience = {} if builds is None else {"max_constructor_retry_count": _STARTS}
+    builds = fresh_builds(config) if builds is None else builds
 
-    common = {"max_surge_percent": _SURGE_PERCENT if surge else 0}
+    def deployed(kind: type, options: Options, build: Build, *, surge: bool = True) -> Deployment:
+        options = options | {"max_surge_percent": _SURGE_PERCENT if surge else 0}
+        # Serve's own marker: the public call takes no versions, and makes up new ones each time.
+        made: Deployment = serve.deployment(kind).options(**on_python(options, build.python))
+        return made.options(version=build.version, _internal=True)
+
     pools = []
     for name in config.pools:
+        build = builds[name]
         own = {"num_replicas": sizes[name]} if sizes is not None and name in sizes else {}
-        options = pool_options(config, name) | common | own
-        pools.append(
-            deployed(EngineReplica, options, pool_version(config, name)).bind(config, name)
-        )
-    controller = deployed(Controller, controller_options(), baton.__version__).bind(config)
-    ingress = deployed(serve.ingress()(Ingress), ingress_options(config), baton.__version__)
+        options = pool_options(build.config, name) | patience | own
+        pools.append(deployed(EngineReplica, options, build, surge=surge).bind(build.config, name))
+    of_controller, of_ingress = builds[CONTROLLER], builds[INGRESS]
+    controller = deployed(Controller, controller_options(), of_controller)
+    ingress = deployed(serve.ingress()(Ingress), ingress_options(of_ingress.config), of_ingress)
     # The handles are not used; passing them makes all deployments parts of one application.
-    return ingress.bind(config, tuple(pools), controller)
+    bound = controller.bind(of_controller.config)
+    return ingress.bind(of_ingress.config, tuple(pools), bound)
 
 
-def pool_version(config: DeploymentConfig, name: str) -> str:
-    """What the replicas of a pool are built from, as a word: another one means to replace them.
-
-    How many there are and what they cost is no part of it, nor anything that is told while they
-    run.
-    """
-    pool, model = plain(config.pools[name]), plain(config.models[config.pools[name].model])
-    del pool["replicas"], model["engine"]
-    resources = pool["resources"]
-    assert isinstance(resources, dict), "a section is written as a mapping"
-    del resources["price_per_hour"]
-    parts: list[object] = [baton.__version__, pool, model]
-    parts += [plain(config.transfer), plain(config.observability), str(config.router.index)]
-    parts.append(config.admission.timeouts.total_s)
-    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+def on_python(options: Options, python: str) -> Options:
+    """The options of actors that run on another interpreter than the cluster's own."""
+    if not python:
+        return options
+    actor = options["ray_actor_options"]
+    assert isinstance(actor, dict), "every deployment says what its actors take"
+    return options | {"ray_actor_options": actor | {"runtime_env": {"py_executable": python}}}
 
 
 def ingress_options(config: DeploymentConfig) -> Options:

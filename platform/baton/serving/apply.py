@@ -5,142 +5,87 @@ the new one (*prepare*); one that cannot, or does not answer, ends it, and nothi
 the new generation is written to the store, which only one of several who apply at once can do
 (*commit*), and every process is told. From then on the store is what holds: a process that dies
 meanwhile, or is not told, finds it there. Pools are resized next, and last the replicas replaced
-that are built from something else now: each stays until another serves, and drains. When something
-cannot be carried out, or an ingress ails that was healthy before, the old configuration becomes the
-next generation, and pools get their old sizes and replicas again.
+that are built from something else now, stage by stage and watched (`serving.rolling`): each stays
+until another serves, and drains. When something cannot be carried out, or new replicas are worse
+than those they replace, or an ingress ails that was healthy before, the old configuration becomes
+the next generation, and pools get their old sizes and replicas again. So it is when whoever applies
+interrupts it.
 
 Sizes: where an autoscaler decides, it is given the new bounds and keeps its counts. Where none
 does, a changed `start` is the new size, and bounds that moved past a pool push it.
+
+Another version of baton changes no configuration: it is rolled out by itself (`upgrade`), and only
+then takes part in this.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
-from baton.config.diff import Change, Reload, diff
+from baton.config.diff import Change, Reload, changes_layout, diff
 from baton.config.schema import DeploymentConfig
+from baton.control.rollout import stages
 from baton.domain.errors import ApplyRefused, BatonError
 from baton.policy.scaling.options import ScalingRule
-from baton.serving.live_config import LiveConfig
+from baton.serving.apply_ports import Applied, Running
+from baton.serving.built import Built, of_this_code
+from baton.serving.live_config import GOOD, Fate, LiveConfig
+from baton.serving.names import CONTROLLER, INGRESS
+from baton.serving.rolling import Course, Manner, Outcome, ordered_back, rolled
 
 _AILING_S = 3.0
 """How long ingresses may take to be healthy again before the change is taken back."""
 _POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyOptions:
-    """How far an operator lets it go."""
-
-    diff: bool = False
-    """Only show what differs."""
-    dry_run: bool = False
-    """Ask everybody, change nothing."""
-    allow_restart: bool = False
-    timeout_s: float = 600.0
-    """Of a restart."""
-    address: str | None = None
-    """Of the Ray cluster; None: the deployment of this machine."""
-
-
-class Running(Protocol):
-    """A deployment that runs. Every call has a deadline; all of them block."""
-
-    def current(self) -> LiveConfig:
-        """What holds now."""
-        ...
-
-    def prepare(self, on_top_of: int, config: DeploymentConfig) -> Sequence[str]:
-        """Why processes cannot take it, those that do not answer among them; empty: all can."""
-        ...
-
-    def commit(self, live: LiveConfig) -> bool:
-        """Keep it as the next generation; False: somebody else's is."""
-        ...
-
-    def tell(self, live: LiveConfig) -> Sequence[str]:
-        """Have every process take it; what went wrong."""
-        ...
-
-    def problems(self) -> Sequence[str]:
-        """What ails: one line for each ingress that cannot serve; empty: all can."""
-        ...
-
-    def sizes(self) -> Mapping[str, int]:
-        """How many replicas each pool is to have at present."""
-        ...
-
-    def resize(self, pool: str, replicas: int) -> None:
-        """Have exactly so many replicas of a pool, from now on."""
-        ...
-
-    def cannot_replace(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
-        """Why replicas of these pools cannot be replaced one by one; empty: they can."""
-        ...
-
-    def replace(
-        self, config: DeploymentConfig, sizes: Mapping[str, int], timeout_s: float
-    ) -> Sequence[str]:
-        """Have replicas replaced that are built from something else now, and wait until they are.
-
-        What went wrong; empty: all of them are there.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """What came of it."""
-
-    generation: int
-    """That holds now."""
-    changes: tuple[Change, ...] = ()
-    resized: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Pools, each with its size before and after."""
-    replaced: tuple[str, ...] = ()
-    """Pools whose replicas were replaced, one after the other."""
-    took_s: float = 0.0
-    """From the first question to the last answer."""
-    dry_run: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long things may take, and by which clock."""
-
-    replace_s: float = 600.0
-    """Until replicas are replaced."""
-    now_s: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
-def apply_config(
-    running: Running,
-    new: DeploymentConfig,
-    *,
-    dry_run: bool = False,
-    patience: Patience = Patience(),
-) -> Applied:
+def apply_config(running: Running, new: DeploymentConfig, manner: Manner) -> Applied:
     """Have a running deployment go by another configuration.
 
     Raises:
-        ApplyRefused: it cannot, and nothing has changed; or it ailed, and went back.
+        ApplyRefused: it cannot, and nothing has changed; or it did not work out, and went back or,
+            where that is not wanted, stays as it is.
     """
-    began_s = patience.now_s()
+    began_s = manner.now_s()
     plan = _planned(running, new)
-    if plan.changes and not dry_run:
-        _make(running, plan, patience)
+    make = bool(plan.changes) and not manner.dry_run
+    outcome = _make(running, plan, manner) if make else None
     return Applied(
-        generation=plan.old.generation + (1 if plan.changes and not dry_run else 0),
+        generation=plan.old.generation + make,
         changes=plan.changes,
         resized={pool: (plan.sizes[pool], count) for pool, count in plan.wanted.items()},
         replaced=plan.replaced,
-        took_s=patience.now_s() - began_s,
-        dry_run=dry_run,
+        why=() if outcome is None else outcome.why,
+        took_s=manner.now_s() - began_s,
+        dry_run=manner.dry_run,
     )
+
+
+def roll_back(running: Running, to: int | None, manner: Manner) -> Applied:
+    """Go back to the configuration of an earlier generation, as another one.
+
+    With None, to the last one that was good and is not as what holds.
+
+    Raises:
+        ApplyRefused: there is none, or it cannot be applied.
+    """
+    config = _last_good(running) if to is None else running.find(to)
+    if config is None:
+        what = "no other generation was good" if to is None else f"generation {to} is not kept"
+        raise ApplyRefused(what, "'baton history' lists those that are; or apply a file")
+    return apply_config(running, config, manner)
+
+
+def _last_good(running: Running) -> DeploymentConfig | None:
+    """The newest configuration that was good and differs from what holds; None: there is none."""
+    live = running.current()
+    for kept in reversed(running.history()):
+        if kept.generation < live.generation and kept.fate in GOOD:
+            config = running.find(kept.generation)
+            if config is not None and config != live.config:
+                return config
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +99,15 @@ class _Plan:
     """Of all pools, as they are."""
     wanted: Mapping[str, int] = field(default_factory=dict)
     """Of those that change."""
-    replaced: tuple[str, ...] = ()
+    course: Course | None = None
+    """Of the replicas that are replaced."""
     ailed: bool = False
     """Whether it did before anything was changed."""
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Deployments, in the order in which their replicas are replaced."""
+        return () if self.course is None else tuple(n for s in self.course.stages for n in s)
 
 
 def _planned(running: Running, new: DeploymentConfig) -> _Plan:
@@ -166,8 +117,12 @@ def _planned(running: Running, new: DeploymentConfig) -> _Plan:
     refuse_restarts(changes)
     if not changes:
         return _Plan(old=old, new=new, changes=())
-    ailed, sizes, replaced = bool(running.problems()), running.sizes(), pools_to_replace(changes)
-    refusals = running.cannot_replace(new, replaced) if replaced else []
+    built = running.built()
+    _refuse_other_code(built)
+    course = _course(built, old.config, new, changes)
+    ailed, sizes = bool(running.problems()), running.sizes()
+    pools = [name for stage in course.stages for name in stage if name in new.pools]
+    refusals = running.cannot_replace(new, pools) if pools else []
     if refusals := refusals or running.prepare(old.generation, new):
         raise ApplyRefused(_joined(refusals), "nothing has changed; put that right, apply again")
     return _Plan(
@@ -176,27 +131,94 @@ def _planned(running: Running, new: DeploymentConfig) -> _Plan:
         changes=changes,
         sizes=sizes,
         wanted=new_sizes(old.config, new, sizes),
-        replaced=replaced,
+        course=course if course.stages else None,
         ailed=ailed,
     )
 
 
-def _make(running: Running, plan: _Plan, patience: Patience) -> None:
+def _course(
+    built: Built, old: DeploymentConfig, new: DeploymentConfig, changes: Sequence[Change]
+) -> Course:
+    """Which replicas are built from something else now, and in which order they are replaced."""
+    after = built.with_config(new)
+    other = {name for name, build in after.items() if build.version != built.marks[name].version}
+    pools = {name: pool.role for name, pool in new.pools.items() if name in other}
+    front = tuple((name,) for name in (CONTROLLER, INGRESS) if name in other)
+    return Course(
+        old=built.builds(old),
+        new=after,
+        stages=(*stages(pools, together=changes_layout(changes)), *front),
+    )
+
+
+def _make(running: Running, plan: _Plan, manner: Manner) -> Outcome:
     """Commit, tell, resize, replace; or take it back."""
     live = LiveConfig(generation=plan.old.generation + 1, config=plan.new)
-    if not running.commit(live):
+    if not running.commit(live, manner.by):
         what = f"generation {live.generation} was applied by somebody else at the same time"
         raise ApplyRefused(what, "nothing of yours has changed; look at --diff and apply again")
-    wrong = _carry_out(running, live, plan.wanted)
-    if not wrong and plan.replaced:
-        wrong = running.replace(plan.new, {**plan.sizes, **plan.wanted}, patience.replace_s)
-    if not wrong and not plan.ailed:
-        wrong = _still_ailing(running, patience)
-    if wrong:
-        wrong = [*wrong, *_take_back(running, plan, live.generation + 1, patience)]
+    running.settle(live.generation, Fate.UNDER_WAY)
+    try:
+        outcome = _carried_out(running, plan, live, manner)
+    except KeyboardInterrupt:
+        outcome = Outcome(reached=0, failed="interrupted")
+    except (BatonError, OSError) as error:
+        outcome = Outcome(reached=0, failed=f"{type(error).__name__}: {error}")
+    if outcome.failed:
+        _refuse(running, plan, live.generation, outcome.failed, manner)
+    running.settle(live.generation, Fate.APPLIED, _joined(outcome.why))
+    return outcome
+
+
+def _carried_out(running: Running, plan: _Plan, live: LiveConfig, manner: Manner) -> Outcome:
+    """Tell, resize, replace, and look whether all is well."""
+    outcome = Outcome(reached=0, failed=_joined(_take_up(running, live, plan.wanted)))
+    if not outcome.failed and plan.course is not None:
+        outcome = rolled(running, plan.course, manner, generation=live.generation)
+    if not outcome.failed and not plan.ailed:
+        outcome = replace(outcome, failed=_joined(_still_ailing(running, manner)))
+    return outcome
+
+
+def _refuse(running: Running, plan: _Plan, generation: int, why: str, manner: Manner) -> NoReturn:
+    """Take a generation back, unless its operator would rather have it stay; say why."""
+    look = "look at 'baton status' and the replicas' logs"
+    if not manner.rollback:
+        running.settle(generation, Fate.LEFT, why)
         raise ApplyRefused(
-            f"taken back, generation {live.generation + 1} is as before: {_joined(wrong)}",
-            "look at 'baton status' and the replicas' logs",
+            f"left as it is, generation {generation} holds: {why}",
+            f"{look}; 'baton rollback' goes back",
+        )
+    wrong = [why, *_taken_back(running, plan, generation + 1, manner)]
+    running.settle(generation, Fate.TAKEN_BACK, why)
+    raise ApplyRefused(
+        f"taken back, generation {generation + 1} is as before: {_joined(wrong)}", look
+    )
+
+
+def _taken_back(running: Running, plan: _Plan, generation: int, manner: Manner) -> Sequence[str]:
+    """The old configuration as the next generation, unless somebody has applied another since."""
+    back = LiveConfig(generation=generation, config=plan.old.config)
+    if not running.commit(back, "taken back"):
+        return ["somebody else has applied another since"]
+    wrong = list(_take_up(running, back, {pool: plan.sizes[pool] for pool in plan.wanted}))
+    if plan.course is not None:
+        wrong += ordered_back(running, plan.course, plan.course.old, manner)
+    running.settle(generation, Fate.APPLIED, "as before")
+    return wrong
+
+
+def _refuse_other_code(built: Built) -> None:
+    """Refuse to change the configuration of another version of baton.
+
+    Raises:
+        ApplyRefused: that is what runs.
+    """
+    if not built.is_of_this_code():
+        raise ApplyRefused(
+            f"baton {built.text} runs, and this is {of_this_code(built).text}",
+            "nothing has changed; 'baton upgrade' rolls this version out, then apply; or apply with"
+            f" baton {built.text}",
         )
 
 
@@ -220,12 +242,6 @@ def restarts(changes: Sequence[Change]) -> list[Change]:
     return [one for one in changes if one.reload is Reload.RESTART]
 
 
-def pools_to_replace(changes: Sequence[Change]) -> tuple[str, ...]:
-    """The pools whose replicas are built from something else."""
-    names = [one.path[1] for one in changes if one.reload is Reload.ROLLING]
-    return tuple(dict.fromkeys(names))
-
-
 def report(applied: Applied, outcome: str) -> dict[str, object]:
     """For the command line."""
     return {
@@ -237,6 +253,8 @@ def report(applied: Applied, outcome: str) -> dict[str, object]:
             if {one.old, one.new} != {None, "null"}  # a section that comes or goes says enough
         ],
         "replaced": list(applied.replaced),
+        "why": list(applied.why),
+        "code": None if applied.code is None else list(applied.code),
         "resized": {pool: list(sizes) for pool, sizes in applied.resized.items()},
         "took_s": round(applied.took_s, 3),
     }
@@ -260,7 +278,7 @@ def new_sizes(
     return wanted
 
 
-def _carry_out(running: Running, live: LiveConfig, wanted: Mapping[str, int]) -> Sequence[str]:
+def _take_up(running: Running, live: LiveConfig, wanted: Mapping[str, int]) -> Sequence[str]:
     """Tell everybody, then resize; what went wrong."""
     if wrong := running.tell(live):
         return wrong
@@ -272,24 +290,13 @@ def _carry_out(running: Running, live: LiveConfig, wanted: Mapping[str, int]) ->
     return []
 
 
-def _still_ailing(running: Running, patience: Patience) -> Sequence[str]:
-    until_s = patience.now_s() + _AILING_S
+def _still_ailing(running: Running, manner: Manner) -> Sequence[str]:
+    until_s = manner.now_s() + _AILING_S
     while problems := running.problems():
-        if patience.now_s() >= until_s:
+        if manner.now_s() >= until_s:
             return problems
-        patience.sleep(_POLL_S)
+        manner.sleep(_POLL_S)
     return []
-
-
-def _take_back(running: Running, plan: _Plan, generation: int, patience: Patience) -> Sequence[str]:
-    """The old configuration as the next generation, unless somebody has applied another since."""
-    back = LiveConfig(generation=generation, config=plan.old.config)
-    if not running.commit(back):
-        return ["somebody else has applied another since"]
-    wrong = _carry_out(running, back, {pool: plan.sizes[pool] for pool in plan.wanted})
-    if plan.replaced:
-        wrong = [*wrong, *running.replace(plan.old.config, plan.sizes, patience.replace_s)]
-    return wrong
 
 
 def _joined(lines: Sequence[str]) -> str:

@@ -10,12 +10,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 from baton.config import DeploymentConfig, LoadedConfig, render
 from baton.config.diff import diff
+from baton.control.rollout import RolloutRules
 from baton.domain.errors import (
     ApplyRefused,
     BatonError,
@@ -24,15 +26,19 @@ from baton.domain.errors import (
     TimedOut,
 )
 from baton.serving import demo as demonstration
-from baton.serving.apply import Applied, ApplyOptions, Patience, apply_config, restarts
+from baton.serving.apply import apply_config, restarts, roll_back
 from baton.serving.apply import report as applied_report
+from baton.serving.apply_ports import Applied, ApplyOptions
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import LocalDeployment, Progress, say_where_to_look
 from baton.serving.doctor import examined
 from baton.serving.joined import Joined, join, local_state
+from baton.serving.live_config import Fate, Kept
 from baton.serving.log_files import LogFiles, LogLine, LogOrder, followed, printed
 from baton.serving.preflight import check_machine
+from baton.serving.rolling import Manner
 from baton.serving.running import running_deployment
+from baton.serving.upgrade import upgrade as upgraded
 
 Report = Mapping[str, object]
 _DEMO_START_S = 600.0
@@ -133,13 +139,9 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
         if options.diff:
             return applied_report(shown, "shown")
         if not (options.allow_restart and restarts(shown.changes)):
-            applied = apply_config(
-                running,
-                config.config,
-                dry_run=options.dry_run,
-                patience=Patience(replace_s=options.timeout_s),
-            )
-            return applied_report(applied, "dry run" if options.dry_run else "applied")
+            with running.alone():
+                applied = apply_config(running, config.config, _manner("apply", options, progress))
+            return applied_report(applied, _outcome("applied", options))
     if options.address is not None:
         raise ApplyRefused(
             "only a deployment of this machine can be started again from here",
@@ -149,6 +151,48 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
         return applied_report(shown, "dry run")
     started = _start_again(live.config, config, options.timeout_s, progress)
     return applied_report(shown, "restarted") | dict(started)
+
+
+def rollback(to: int | None, options: ApplyOptions, *, progress: Progress) -> Report:
+    """Have what runs go by an earlier configuration; None: the last other one that was good."""
+    with join(options.address), running_deployment() as running, running.alone():
+        applied = roll_back(running, to, _manner("rollback", options, progress))
+    return applied_report(applied, _outcome("applied", options))
+
+
+def upgrade(options: ApplyOptions, *, progress: Progress) -> Report:
+    """Have what runs go by the code and the interpreter of this process."""
+    with join(options.address), running_deployment() as running, running.alone():
+        applied = upgraded(running, _manner("upgrade", options, progress))
+    return applied_report(applied, _outcome("upgraded", options))
+
+
+def history(*, address: str | None) -> Report:
+    """Every configuration that is kept, and what became of it; oldest first."""
+    with join(address), running_deployment() as running:
+        live, built = running.current(), running.built()
+        rows = [asdict(one) for one in running.history()]
+    if not rows:  # nothing was applied yet
+        rows = [asdict(Kept(generation=live.generation, at_s=None, by="up", fate=Fate.STARTED))]
+    return {"generation": live.generation, "baton": built.code, "generations": rows}
+
+
+def _manner(by: str, options: ApplyOptions, progress: Progress) -> Manner:
+    return Manner(
+        by=by,
+        dry_run=options.dry_run,
+        wait=options.wait,
+        rollback=options.rollback,
+        rules=RolloutRules(bake_s=options.bake_s),
+        stage_s=options.timeout_s,
+        tell=progress,
+    )
+
+
+def _outcome(done: str, options: ApplyOptions) -> str:
+    if options.dry_run:
+        return "dry run"
+    return done if options.wait else "ordered"
 
 
 def _start_again(

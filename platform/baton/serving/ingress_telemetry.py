@@ -18,6 +18,7 @@ from baton.serving.access_token import TokenFile
 from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
 from baton.telemetry.ingress_families import IngressCollector, IngressFacts
 from baton.telemetry.ingress_metrics import IngressMetrics
+from baton.telemetry.outcomes import ReplicaOutcomes
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class IngressTelemetry:
         self._config = config
         self.generation: Callable[[], int] = lambda: 0
         """Of the configuration that the ingress goes by; whoever knows it replaces this."""
+        self.outcomes = ReplicaOutcomes()
+        """What each replica has done, which rollouts go by: kept whether metrics are or not."""
         self._metrics = IngressMetrics(rules.slos.classes.values(), now_s=now_s)
         facts = IngressFacts(now_s, unjoined, self._present_generation)
         self._collector = IngressCollector(coordinator, self._metrics, facts, tenants=rules.tenants)
@@ -46,7 +49,8 @@ class IngressTelemetry:
     @property
     def recorders(self) -> tuple[Recorder, ...]:
         """Who is to be told of every request that has ended."""
-        return (self._metrics,) if self._config.metrics.enabled else ()
+        metrics = (self._metrics,) if self._config.metrics.enabled else ()
+        return (self.outcomes, *metrics)
 
     @property
     def address(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
@@ -11,6 +12,7 @@ from baton.domain.errors import DeploymentEnded, NotRunning
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import ask_all
+from baton.serving.live_config import ROLLOUT, load, wall_s
 from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.reports import explained, merged_links, merged_stories
 
@@ -33,6 +35,8 @@ class Joined:
         (told, *_) = self.ask(CONTROLLER, "status")
         ingresses = self.ask(INGRESS, "status")
         found: dict[str, object] = {} if self.state is None else {"endpoint": self.state.http_url}
+        rollout = self._last_rollout()
+        found |= {} if rollout is None else {"rollout": rollout}
         return found | cast("dict[str, object]", told) | {"ingresses": ingresses}
 
     def explain_route(self, request_id: str) -> Report:
@@ -69,6 +73,18 @@ class Joined:
         """Have the controller set a pool's replicas, or with None leave it to the autoscaler."""
         (told, *_) = self.ask(CONTROLLER, "scale", pool, replicas, for_s)
         return cast("dict[str, object]", told)
+
+    def _last_rollout(self) -> Report | None:
+        """How far the last one is; None where there was none, or nobody knows."""
+        try:
+            data = load(ROLLOUT)
+            told: dict[str, object] = {} if data is None else json.loads(data)
+        except Exception:  # noqa: BLE001 - a boundary: a note is not worth the rest of the status
+            return None
+        if not told:
+            return None
+        at_s = cast("float", told.pop("at_s"))
+        return {**told, "age_s": round(max(0.0, wall_s() - at_s), 1)}
 
     def ask(self, deployment: str, method: str, *arguments: object) -> list[object]:
         """The answers of every replica of a deployment; there is one at least."""

@@ -7,23 +7,35 @@ once only, which is how two who apply at the same time find out. Whoever starts 
 begins with the newest generation; whoever was not told of one finds it by looking every few seconds
 (`ConfigFollower`). Every call to the store has a deadline. Without the head's own persistence its
 store ends with the cluster, as the deployment does.
+
+Generations are kept as text, as `baton config show` has it, so that another version of baton can
+read them, and beside each what became of it: an operator can look back, and go back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import logging
-import pickle
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Protocol, cast
 
+from baton.config.load import load_text
+from baton.config.render import render
 from baton.config.schema import DeploymentConfig
 
 _LOGGER = logging.getLogger(__name__)
 _NAMESPACE = b"baton"
 _PREFIX = "config/"
+_FATES = "fate/"
+BUILT = "built"
+"""The note that says what the deployments that run were built from."""
+ROLLOUT = "rollout"
+"""The note that says how far the last rollout is."""
 _KEPT = 20
 """Generations that are kept, for operators to look back at."""
 _STORE_S = 5.0
@@ -105,6 +117,11 @@ def _client() -> _Client:
     return cast(_Client, client)
 
 
+def wall_s() -> float:
+    """Seconds since 1970: the one clock that means the same to two processes."""
+    return datetime.now(UTC).timestamp()
+
+
 def save(name: str, data: bytes) -> None:
     """Keep a small note; blocks for milliseconds."""
     HeadStore().put(f"note/{name}", data, overwrite=True)
@@ -120,41 +137,126 @@ def forget_all() -> None:
     HeadStore().delete("", by_prefix=True)
 
 
-class Generations:
-    """The configurations that were applied."""
+class Fate(StrEnum):
+    """What became of a generation."""
 
-    def __init__(self, store: Store | None = None) -> None:
+    STARTED = "started"
+    """The deployment was started with it."""
+    UNDER_WAY = "under way"
+    """Somebody is carrying it out, or was and is gone."""
+    APPLIED = "applied"
+    TAKEN_BACK = "taken back"
+    """It did not work out; the next generation is as the one before it."""
+    LEFT = "left as it is"
+    """It did not work out, and its operator wanted no way back."""
+
+
+GOOD = frozenset({Fate.STARTED, Fate.APPLIED})
+"""Generations that somebody may want to go back to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One generation, as operators look back at it."""
+
+    generation: int
+    at_s: float | None
+    """When it was written, in seconds since 1970; None for that of the start."""
+    by: str
+    """What brought it: `apply`, `rollback`, ..."""
+    fate: Fate
+    why: str = ""
+    """What went wrong, or what it was judged by."""
+
+
+class Generations:
+    """The configurations that were applied, and what became of each."""
+
+    def __init__(self, store: Store | None = None, *, now_s: Callable[[], float] = wall_s) -> None:
         self._store = store or HeadStore()
+        self._now_s = now_s
+        self._read: LiveConfig | None = None
+        """The last that was read: a generation never changes, and reading one takes 30 ms."""
 
     def newest(self, started_with: DeploymentConfig) -> LiveConfig:
-        """The configuration that holds now."""
-        for key in sorted(self._store.keys(_PREFIX), reverse=True):
-            data = self._store.get(key)
-            if data is not None:
-                config = cast(DeploymentConfig, pickle.loads(data))  # noqa: S301 - our own bytes
-                return LiveConfig(generation=_number(key), config=config)
+        """The configuration that holds now.
+
+        Raises:
+            ConfigInvalid: another version of baton has written what this one cannot use.
+        """
+        for number in sorted(self._numbers(), reverse=True):
+            if (config := self.find(number)) is not None:
+                return LiveConfig(generation=number, config=config)
         return LiveConfig(generation=0, config=started_with)
 
     def number(self) -> int:
         """The newest generation's."""
-        return max(map(_number, self._store.keys(_PREFIX)), default=0)
+        return max(self._numbers(), default=0)
 
-    def add(self, live: LiveConfig) -> bool:
+    def find(self, generation: int) -> DeploymentConfig | None:
+        """The configuration of a generation; None when it is not kept (any more).
+
+        Raises:
+            ConfigInvalid: another version of baton has written what this one cannot use.
+        """
+        if self._read is not None and self._read.generation == generation:
+            return self._read.config
+        data = self._store.get(_key(generation))
+        if data is None:
+            return None
+        config = load_text(json.loads(data)["config"])
+        self._read = LiveConfig(generation=generation, config=config)
+        return config
+
+    def add(self, live: LiveConfig, *, by: str = "apply") -> bool:
         """Keep the next configuration; False when somebody else took its number first."""
-        data = pickle.dumps(live.config)
-        if not self._store.put(_key(live.generation), data, overwrite=False):
+        if not self._put(live, by):
             return False
+        self._read = live
         if live.generation > _KEPT:
-            self._store.delete(_key(live.generation - _KEPT))
+            for key in (_key(live.generation - _KEPT), _fate_key(live.generation - _KEPT)):
+                self._store.delete(key)
         return True
+
+    def add_first(self, config: DeploymentConfig) -> None:
+        """Keep what the deployment was started with, so that one can go back to it. Idempotent."""
+        if self._put(LiveConfig(generation=0, config=config), "up"):
+            self.settle(0, Fate.STARTED)
+
+    def settle(self, generation: int, fate: Fate, why: str = "") -> None:
+        """Write down what became of a generation; the last word counts."""
+        told = {"fate": str(fate), "why": why}
+        self._store.put(_fate_key(generation), json.dumps(told).encode(), overwrite=True)
+
+    def history(self) -> list[Kept]:
+        """Every generation that is kept, oldest first."""
+        return [self._kept(number) for number in sorted(self._numbers())]
+
+    def _kept(self, generation: int) -> Kept:
+        head = json.loads(self._store.get(_key(generation)) or b"{}")
+        fate = json.loads(self._store.get(_fate_key(generation)) or b"{}")
+        return Kept(
+            generation=generation,
+            at_s=head.get("at_s") if generation else None,
+            by=str(head.get("by", "?")),
+            fate=Fate(fate.get("fate", Fate.UNDER_WAY)),
+            why=str(fate.get("why", "")),
+        )
+
+    def _put(self, live: LiveConfig, by: str) -> bool:
+        told = {"config": render(live.config), "by": by, "at_s": self._now_s()}
+        return self._store.put(_key(live.generation), json.dumps(told).encode(), overwrite=False)
+
+    def _numbers(self) -> list[int]:
+        return [int(key.removeprefix(_PREFIX)) for key in self._store.keys(_PREFIX)]
 
 
 def _key(generation: int) -> str:
     return f"{_PREFIX}{generation:010d}"
 
 
-def _number(key: str) -> int:
-    return int(key.removeprefix(_PREFIX))
+def _fate_key(generation: int) -> str:
+    return f"{_FATES}{generation:010d}"
 
 
 class ConfigFollower:

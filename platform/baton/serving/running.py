@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-import time
+import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 from baton.config.schema import DeploymentConfig, PoolConfig
-from baton.domain.errors import NotRunning
+from baton.control.rollout import NOTHING, Tally
+from baton.domain.errors import ApplyRefused, ClusterFailed, NotRunning
 from baton.domain.fleet import Role
 from baton.serving import serve_control
 from baton.serving.app import build_app
+from baton.serving.built import Builds, Built, decoded, encoded, of_this_code
 from baton.serving.deployment import telling_line
-from baton.serving.live_config import Generations, LiveConfig
+from baton.serving.live_config import (
+    BUILT,
+    ROLLOUT,
+    Fate,
+    Generations,
+    Kept,
+    LiveConfig,
+    load,
+    save,
+    wall_s,
+)
 from baton.serving.names import APP, CONTROLLER, INGRESS
+from baton.serving.packing import unpacked
+from baton.serving.rolling import Sight
+from baton.serving.rollout_lease import RolloutLease
 from baton.serving.serve_control import Answers
 
 _ASK_S = 10.0
 """Answers take milliseconds; building a policy of the user's own may import a lot first."""
 _ACT_S = 10.0
-_POLL_S = 0.2
+_LOGGER = logging.getLogger(__name__)
 _TOLD = (INGRESS, CONTROLLER)
 """Who works by the configuration."""
 
@@ -36,6 +54,25 @@ class ServeRunning:
         self._config: DeploymentConfig | None = None
         self._surge = True
         """Whether there is room for a replica beside the one that it replaces."""
+        self._lease = RolloutLease(f"{socket.gethostname()}, process {os.getpid()}")
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only one who changes what runs.
+
+        Raises:
+            ApplyRefused: somebody else is at it.
+        """
+        if who := self._lease.take():
+            raise ApplyRefused(
+                f"somebody else is changing it: {who}",
+                "nothing of yours has changed; 'baton status' shows how far they are; a command"
+                " that was killed is forgotten after a minute",
+            )
+        try:
+            yield
+        finally:
+            self._lease.drop()
 
     def current(self) -> LiveConfig:
         """What holds now: as the store has it, or else as the controller was started.
@@ -64,9 +101,19 @@ class ServeRunning:
                 wrong.append(f"{deployment}: there is none")
         return list(dict.fromkeys(wrong))
 
-    def commit(self, live: LiveConfig) -> bool:
+    def commit(self, live: LiveConfig, by: str) -> bool:
         """Keep it as the next generation; False: somebody else's is."""
-        return self._generations.add(live)
+        if live.generation == 1 and self._config is not None:
+            self._generations.add_first(self._config)
+        return self._generations.add(live, by=by)
+
+    def find(self, generation: int) -> DeploymentConfig | None:
+        """The configuration of a generation; None when it is not kept."""
+        return self._generations.find(generation)
+
+    def history(self) -> Sequence[Kept]:
+        """Every generation that is kept, oldest first."""
+        return self._generations.history()
 
     def tell(self, live: LiveConfig) -> Sequence[str]:
         """Have every process take it; what went wrong."""
@@ -116,40 +163,112 @@ class ServeRunning:
         self._surge = not tight
         return cramped(config, self._config, self.sizes(), tight)
 
-    def replace(
-        self, config: DeploymentConfig, sizes: Mapping[str, int], timeout_s: float
-    ) -> Sequence[str]:
-        """Have replicas replaced that are built from something else now, and wait until they are.
+    def built(self) -> Built:
+        """What runs was built from what.
 
-        Serve begins within a tenth of a second and calls the application `DEPLOYING` at once.
+        Raises:
+            NotRunning: nobody knows.
         """
+        data = load(BUILT)
+        if data is None:
+            raise NotRunning(
+                "the cluster's store does not say what runs was built from",
+                "the head of the Ray cluster has lost its store: start the deployment again",
+            )
+        return decoded(data)
+
+    def order(self, builds: Builds) -> None:
+        """Have everything built so, from now on, at its present size; returns at once.
+
+        Raises:
+            ClusterFailed: Serve did not take it.
+        """
+        from ray import exceptions
+        from ray.serve.exceptions import RayServeException
+
+        try:
+            self._order(builds)
+        except (exceptions.RayError, RayServeException, TimeoutError, OSError) as error:
+            why = f"Ray Serve took no order: {type(error).__name__}: {error}".partition("\n")[0]
+            raise ClusterFailed(why, "look at 'baton status', then try again") from error
+
+    def _order(self, builds: Builds) -> None:
+        """Serve begins within a tenth of a second and calls the application `DEPLOYING` at once."""
         from ray import serve
 
-        app = build_app(config, sizes=sizes, surge=self._surge)
+        config = builds[CONTROLLER].config
+        app = build_app(config, builds=builds, sizes=self.sizes(), surge=self._surge)
         target = serve.RunTarget(
             app, name=self._app, route_prefix="/", external_scaler_enabled=True
         )
+        # First: a command that dies in between leaves a note of what may be, not of what was.
+        save(BUILT, encoded(self.built().after(builds)))
         serve.run_many(
             [target],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-        until_s = time.monotonic() + timeout_s
-        while time.monotonic() < until_s:
-            found = serve.status().applications[self._app]
-            state = str(found.status.value)
-            if state == "RUNNING":
-                return []
-            if state in {"DEPLOY_FAILED", "UNHEALTHY"}:
-                said = [one.message for one in found.deployments.values() if one.message]
-                return [telling_line(said) or f"Ray Serve calls the application {state}"]
-            time.sleep(_POLL_S)
-        return [f"the replicas were not replaced after {timeout_s:.0f} s; see --timeout"]
+
+    def look(self, names: Sequence[str]) -> Sight | None:
+        """How far a rollout is, and how these deployments fare; None when nobody could say."""
+        from ray import exceptions
+        from ray.serve.exceptions import RayServeException
+
+        try:
+            self._lease.renew()
+            return self._look(names)
+        except (exceptions.RayError, RayServeException, TimeoutError, OSError) as error:
+            _LOGGER.debug("cannot look at %s: %s", names, error)
+            return None
+
+    def settle(self, generation: int, fate: Fate, why: str = "") -> None:
+        """Write down what became of a generation."""
+        self._generations.settle(generation, fate, why)
+
+    def sign(self) -> None:
+        """Write down that all of it runs the code of this process."""
+        save(BUILT, encoded(of_this_code(self.built())))
+
+    def note(self, told: Mapping[str, object]) -> None:
+        """Write down how far a rollout is, for whoever asks."""
+        save(ROLLOUT, json.dumps({**told, "at_s": wall_s()}).encode())
+
+    def _look(self, names: Sequence[str]) -> Sight:
+        from ray import serve
+
+        app = serve.status().applications[self._app]
+        states = {name: str(one.status.value) for name, one in app.deployments.items()}
+        found = self._runner.run(serve_control.replicas_present(self._app, names, timeout_s=_ASK_S))
+        failed = str(app.status.value) == "DEPLOY_FAILED"
+        said = [one.message for one in app.deployments.values() if one.message]
+        return Sight(
+            done=str(app.status.value) != "DEPLOYING"
+            and all(states.get(name) == "HEALTHY" for name in names),
+            failed=(telling_line(said) or "Ray Serve has given up") if failed else "",
+            ready=_ids({name: one.ready for name, one in found.items()}),
+            starting=_ids({name: one.starting for name, one in found.items()}),
+            targets={name: one.target for name, one in found.items()},
+            tallies=self._tallies(),
+        )
+
+    def _tallies(self) -> dict[str, Tally]:
+        """By replica, what all ingresses have seen it do; whoever is silent says nothing."""
+        totals: dict[str, Tally] = {}
+        for answer in self._ask(INGRESS, "outcomes").given:
+            told = cast("dict[str, list[int]]", unpacked(answer))
+            for replica_id, row in told.items():
+                totals[replica_id] = totals.get(replica_id, NOTHING).plus(Tally(*row))
+        return totals
 
     def _ask(self, deployment: str, method: str, *arguments: object) -> Answers:
         return self._runner.run(
             serve_control.call_all(self._app, deployment, method, *arguments, timeout_s=_ASK_S)
         )
+
+
+def _ids(by_pool: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Replicas as ingresses call them, given Serve's own ids of them."""
+    return frozenset(f"{pool}-{one}" for pool, ids in by_pool.items() for one in ids)
 
 
 def cramped(

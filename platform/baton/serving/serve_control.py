@@ -38,6 +38,15 @@ class DeploymentState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """The replicas of one deployment, by Serve's ids."""
+
+    target: int
+    ready: frozenset[str] = frozenset()
+    starting: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """What the replicas of a deployment said to one call."""
 
@@ -102,20 +111,45 @@ async def deployment_states(
 
     Those that Serve does not know, as while it deploys them, are left out.
     """
+    found = await _details(app, deployments, timeout_s)
+    return {name: deployment_state(details) for name, details in found.items()}
+
+
+async def replicas_present(
+    app: str, deployments: Iterable[str], *, timeout_s: float
+) -> Mapping[str, Present]:
+    """Which replicas each deployment has, by its name; those that Serve does not know left out."""
+    found = await _details(app, deployments, timeout_s)
+    return {name: present(details) for name, details in found.items()}
+
+
+async def _details(
+    app: str, deployments: Iterable[str], timeout_s: float
+) -> Mapping[str, DeploymentDetails]:
     async with asyncio.timeout(timeout_s):
         controller = await asyncio.to_thread(find_controller)
         answers = await asyncio.gather(
             *(controller.get_deployment_details.remote(app, name) for name in deployments),
             return_exceptions=True,
         )
-    states: dict[str, DeploymentState] = {}
+    found: dict[str, DeploymentDetails] = {}
     for details in answers:
         if isinstance(details, BaseException):
             if not isinstance(getattr(details, "cause", details), KeyError):
                 raise details
         else:
-            states[details.name] = deployment_state(details)
-    return states
+            found[details.name] = details
+    return found
+
+
+def present(details: DeploymentDetails) -> Present:
+    """Who is there, and who is to be; those that stop are neither."""
+    states = {one.replica_id: str(one.state.value) for one in details.replicas}
+    return Present(
+        target=details.target_num_replicas,
+        ready=frozenset(one for one, state in states.items() if state in _RUNNING),
+        starting=frozenset(one for one, state in states.items() if state == "STARTING"),
+    )
 
 
 def deployment_state(details: DeploymentDetails) -> DeploymentState:

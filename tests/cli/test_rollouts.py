@@ -1,0 +1,123 @@
+"""`baton rollback`, `baton upgrade`, `baton history`: what they ask, and what they print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from baton.cli.history import readable as history_rows
+from baton.cli.main import build_app
+from baton.cli.seam import Commands, Progress, Report, Seam
+from baton.cli.status import readable as status_of
+from baton.cli.upgrade import readable
+from baton.domain.errors import ApplyRefused
+from baton.serving.apply_ports import ApplyOptions
+
+DONE: Report = {
+    "outcome": "applied",
+    "generation": 5,
+    "changes": [{"reload": "live", "change": "slo.default.ttft: 2.0 -> 1.0"}],
+    "resized": {},
+    "replaced": ["decode"],
+    "why": ["decode: 0% of legs broke, and nobody ended"],
+    "code": ["0.1.0", "0.2.0"],
+    "took_s": 12.3,
+}
+
+
+@dataclass
+class Scripted:
+    """Answers with one report or one error, and remembers what it was asked."""
+
+    answer: Report | Exception = field(default_factory=lambda: DONE)
+    asked: list[object] = field(default_factory=list)
+
+    def rollback(self, to: int | None, options: ApplyOptions, *, progress: Progress) -> Report:
+        return self._told(to, options)
+
+    def upgrade(self, options: ApplyOptions, *, progress: Progress) -> Report:
+        return self._told(options)
+
+    def history(self, *, address: str | None) -> Report:
+        return self._told(address)
+
+    def _told(self, *asked: object) -> Report:
+        self.asked += asked
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def run(scripted: Scripted, *arguments: str) -> Result:
+    seam = Seam(commands=lambda: cast(Commands, scripted), environ={})
+    return CliRunner().invoke(build_app(), list(arguments), obj=seam)
+
+
+def test_one_goes_back_to_the_last_good_generation_or_to_one_by_its_number() -> None:
+    scripted = Scripted()
+    result = run(scripted, "rollback")
+    assert result.exit_code == 0, result.output
+    assert scripted.asked == [None, ApplyOptions()]
+    assert result.stdout.splitlines()[-3:] == [
+        "decode: replicas replaced one by one",
+        "decode: 0% of legs broke, and nobody ended",
+        "applied as generation 5 in 12.30 s",
+    ]
+    run(scripted, "rollback", "--to", "3", "--no-wait", "--no-rollback", "--bake", "1m")
+    assert scripted.asked[2:] == [3, ApplyOptions(wait=False, rollback=False, bake_s=60)]
+
+
+def test_what_is_taken_back_is_a_failure_that_says_why() -> None:
+    refused = ApplyRefused("taken back, generation 2 is as before: it did not start", "look")
+    for verb in ("rollback", "upgrade"):
+        result = run(Scripted(refused), verb)
+        assert (result.exit_code, "did not start" in result.stderr) == (1, True)
+        assert "next: look" in result.stderr
+
+
+def test_a_version_is_rolled_out_with_its_options_and_told_before_and_after() -> None:
+    scripted = Scripted({**DONE, "outcome": "upgraded"})
+    result = run(scripted, "upgrade", "--dry-run", "--timeout", "3m", "--address", "h:1")
+    assert scripted.asked == [ApplyOptions(dry_run=True, timeout_s=180, address="h:1")]
+    assert result.stdout.splitlines()[-1] == "baton 0.1.0 -> 0.2.0 in 12.3 s"
+    assert json.loads(run(scripted, "upgrade", "-o", "json").stdout)["code"] == ["0.1.0", "0.2.0"]
+
+
+@pytest.mark.parametrize(
+    ("report", "text"),
+    [
+        ({"code": None}, "what runs is of this version already"),
+        ({"outcome": "dry run"}, "would replace decode; nothing has changed"),
+        ({"outcome": "ordered"}, "nobody watches it"),
+    ],
+)
+def test_what_came_of_an_upgrade_is_said_in_one_line(report: Report, text: str) -> None:
+    (line,) = readable({**DONE, **report})
+    assert text in line
+
+
+def test_generations_are_listed_with_their_fate_and_the_one_that_holds_is_marked() -> None:
+    rows = [
+        {"generation": 0, "at_s": None, "by": "up", "fate": "started", "why": ""},
+        {"generation": 1, "at_s": 1e9, "by": "apply", "fate": "taken back", "why": "no such key"},
+    ]
+    report: Report = {"generation": 1, "baton": "0.1.0", "generations": rows}
+    shown = cast("list[dict[str, str]]", history_rows(report)["generations"])
+    assert [row["generation"] for row in shown] == ["0", "1 *"]
+    assert (shown[0]["when"], shown[1]["when"][:4], shown[1]["why"]) == ("-", "2001", "no such key")
+    scripted = Scripted(report)
+    assert "taken back" in run(scripted, "history").stdout
+    assert json.loads(run(scripted, "history", "--json").stdout) == report
+
+
+def test_the_status_says_how_far_a_rollout_is() -> None:
+    told = {"what": "apply", "generation": 3, "state": "under way", "why": "replacing decode"}
+    report: Report = {"ingresses": [], "members": [], "rollout": {**told, "age_s": 12.0}}
+    assert status_of(report)["rollout"] == (
+        "apply, generation 3, under way 12 s ago: replacing decode"
+    )
+    assert "rollout" not in status_of({"ingresses": [], "members": []})

@@ -1,0 +1,213 @@
+"""A rollout, stage by stage, against a fleet that is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+import baton
+from baton.config import DeploymentConfig, load_config
+from baton.control.rollout import RolloutRules, Tally
+from baton.domain.errors import ApplyRefused
+from baton.runtime.link.frames import PROTOCOL
+from baton.serving.built import Build, Builds, Built, Mark, decoded, encoded
+from baton.serving.names import CONTROLLER, INGRESS
+from baton.serving.rolling import Course, Manner, Sight, ordered_back, rolled
+from baton.serving.upgrade import upgrade
+from tests.serving.test_apply import Fleet, Make, make
+
+__all__ = ["make"]  # the fixture
+GOOD, BAD = Tally(200, 0, 200, 200), Tally(200, 60, 200, 200)
+
+
+@pytest.fixture(scope="module")
+def config() -> DeploymentConfig:
+    return load_config(["configs/sim.yaml"]).config
+
+
+def course(config: DeploymentConfig, *stages: tuple[str, ...]) -> Course:
+    names = [name for stage in stages for name in stage]
+    old = {name: Build(config=config, version="old") for name in names}
+    return Course(
+        old=old, new={n: replace(b, version="new") for n, b in old.items()}, stages=stages
+    )
+
+
+@dataclass
+class Script:
+    """Shows one sight after the other, the last one for ever; a look takes no time."""
+
+    sights: list[Sight | None]
+    orders: list[dict[str, str]] = field(default_factory=list)
+    notes: list[Mapping[str, object]] = field(default_factory=list)
+    now_s: float = 0.0
+
+    def order(self, builds: Builds) -> None:
+        self.orders.append({name: build.version for name, build in builds.items()})
+
+    def look(self, names: Sequence[str]) -> Sight | None:
+        assert names
+        return self.sights.pop(0) if len(self.sights) > 1 else self.sights[0]
+
+    def note(self, told: Mapping[str, object]) -> None:
+        self.notes.append(told)
+
+    def manner(self, *, bake_s: float = 2.0) -> Manner:
+        return Manner(
+            rules=RolloutRules(bake_s=bake_s),
+            stage_s=60.0,
+            now_s=lambda: self.now_s,
+            sleep=self._sleep,
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def sight(*ready: str, done: bool = True, target: int = 2, **tallies: Tally) -> Sight:
+    return Sight(done=done, ready=frozenset(ready), targets={"d": target}, tallies=tallies)
+
+
+def test_a_stage_is_watched_for_a_while_after_its_last_replica(config: DeploymentConfig) -> None:
+    script = Script(
+        [sight("a", "b"), *[sight("a", "n", done=False)] * 6, sight("m", "n", m=GOOD, n=GOOD)]
+    )
+    outcome = rolled(script, course(config, ("d",)), script.manner(bake_s=5))
+    assert (outcome.failed, outcome.reached) == ("", 1)
+    assert script.now_s == pytest.approx(3 + 5)
+
+
+def test_the_next_stage_waits_for_a_verdict_on_this_one(config: DeploymentConfig) -> None:
+    bad = sight("a", "n", done=False, a=GOOD, n=BAD)
+    script = Script([sight("a", "b", a=GOOD), bad])
+    outcome = rolled(script, course(config, ("d",), ("p",)), script.manner())
+    assert "legs broke on new replicas" in outcome.failed
+    assert (outcome.reached, script.orders) == (1, [{"d": "new", "p": "old"}])
+    assert script.now_s < 1, "it is not waited for the others"
+    assert script.notes[-1]["state"] == "failed"
+
+
+def test_a_new_replica_that_vanishes_is_a_death_and_an_old_one_is_not(
+    config: DeploymentConfig,
+) -> None:
+    well = [sight("a", "b"), sight("a", "n", done=False), sight("n", "m")]
+    lived = Script(list(well))
+    assert not rolled(lived, course(config, ("d",)), lived.manner()).failed
+    died = Script([*well[:2], sight("a", done=False)])
+    assert "ended by themselves" in rolled(died, course(config, ("d",)), died.manner()).failed
+
+
+@pytest.mark.parametrize(("most", "least", "ok"), [(2, 1, True), (3, 2, True), (2, 2, False)])
+def test_who_was_told_to_end_has_not_died(
+    config: DeploymentConfig, most: int, least: int, *, ok: bool
+) -> None:
+    """The autoscaler goes on meanwhile."""
+    script = Script(
+        [
+            sight("a", "b"),
+            sight("n", "m", "o", target=most),
+            sight("n", "m", target=least),
+        ]
+    )
+    assert (not rolled(script, course(config, ("d",)), script.manner()).failed) is ok
+
+
+def test_one_that_was_starting_before_is_an_old_one(config: DeploymentConfig) -> None:
+    before = replace(sight("a"), starting=frozenset({"b"}))
+    script = Script([before, sight("a", "b", done=False), sight("n", "m")])
+    assert not rolled(script, course(config, ("d",)), script.manner()).failed
+
+
+def test_a_look_that_fails_is_no_verdict_and_the_deadline_is(config: DeploymentConfig) -> None:
+    script = Script([None, sight("a"), None, None, sight("n")])
+    assert not rolled(script, course(config, ("d",)), script.manner()).failed
+    for never in (None, sight("a", done=False)):
+        script = Script([sight("a"), never])
+        outcome = rolled(script, course(config, ("d",)), script.manner())
+        assert "d: not replaced after 60 s" in outcome.failed
+        assert 60 <= script.now_s < 62
+    silent = Script([None])
+    outcome = rolled(silent, course(config, ("d",)), silent.manner())
+    assert (outcome.failed, silent.orders) == ("nobody says what runs", [])
+
+
+def test_what_bakes_is_not_late(config: DeploymentConfig) -> None:
+    script = Script([sight("a"), sight("n")])
+    assert not rolled(script, course(config, ("d",)), script.manner(bake_s=90)).failed
+
+
+def test_serve_s_own_word_ends_it_and_the_way_back_is_waited_for(config: DeploymentConfig) -> None:
+    way = course(config, ("d",))
+    script = Script([sight("a"), Sight(failed="no such option"), Sight(), sight("a")])
+    assert rolled(script, way, script.manner()).failed == "no such option"
+    assert ordered_back(script, way, way.old, script.manner()) == ()
+    assert script.orders == [{"d": "new"}, {"d": "old"}]
+    stuck = Script([Sight()])
+    (why,) = ordered_back(stuck, way, way.old, stuck.manner())
+    assert "not back after 60 s" in why
+
+
+# ------------------------------------------------------------------ another version of baton
+
+
+def test_code_goes_pool_by_pool_and_ingresses_come_last(make: Make) -> None:
+    fleet = Fleet(make(), code="0.0.9", python="/new/bin/python")
+    told = upgrade(fleet, fleet.manner(by="upgrade"))
+    assert told.code is not None
+    assert [one.partition(" ")[0] for one in told.code] == ["0.0.9", baton.__version__]
+    begun = [{n for n, python in one.items() if python} for one in fleet.pythons]
+    assert begun == [{"d"}, {"d", "p"}, {"d", "p", CONTROLLER}, {"d", "p", CONTROLLER, INGRESS}]
+    assert fleet.signed
+    assert fleet.current().generation == 0
+
+
+def test_pools_get_another_vllm_together(make: Make) -> None:
+    fleet = Fleet(make(), vllm="0.0.1", python="/new/bin/python")
+    upgrade(fleet, fleet.manner(by="upgrade"))
+    assert {n for n, python in fleet.pythons[0].items() if python} == {"d", "p"}
+
+
+def test_code_that_is_no_good_gives_way_to_the_old_interpreter(make: Make) -> None:
+    fleet = Fleet(make(), code="0.0.9", python="/new/bin/python", worse=True)
+    with pytest.raises(ApplyRefused, match="the old code runs again"):
+        upgrade(fleet, fleet.manner(by="upgrade"))
+    assert set(fleet.pythons[-1].values()) == {""}
+    assert not fleet.signed
+
+
+def test_code_in_the_place_of_the_old_keeps_what_is_not_replaced_yet(make: Make) -> None:
+    fleet = Fleet(make(), code="0.0.9", worse=True)
+    with pytest.raises(ApplyRefused, match="install the old version again"):
+        upgrade(fleet, fleet.manner(by="upgrade"))
+    assert fleet.marks == fleet.began_with
+
+
+def test_code_in_place_that_is_interrupted_does_not_go_on_to_what_was_not_begun(make: Make) -> None:
+    fleet = Fleet(make(), code="0.0.9", interrupted=True)
+    with pytest.raises(ApplyRefused, match="interrupted"):
+        upgrade(fleet, fleet.manner(by="upgrade"))
+    assert fleet.marks == fleet.began_with
+
+
+def test_code_that_speaks_another_protocol_is_refused_before_anything_changes(make: Make) -> None:
+    fleet = Fleet(make(), code="0.0.9", link=PROTOCOL - 1)
+    with pytest.raises(ApplyRefused, match=f"protocol {PROTOCOL - 1} is spoken"):
+        upgrade(fleet, fleet.manner(by="upgrade"))
+    assert fleet.orders == []
+
+
+def test_code_that_runs_already_is_not_rolled_out(make: Make) -> None:
+    fleet = Fleet(make())
+    assert upgrade(fleet, fleet.manner(by="upgrade")).code is None
+    assert fleet.orders == []
+
+
+def test_what_is_kept_of_builds_comes_back_as_it_was() -> None:
+    marks = {"d": Mark(version="1a2b"), INGRESS: Mark(version="0.1.0", python="/x")}
+    built = Built(code="0.1.0", vllm="0.32.0", link=4, base="/usr/bin/python", marks=marks)
+    assert decoded(encoded(built)) == built
+    for data in (b"{}", b"[]", b"nonsense", b'{"marks": {"a": {"x": 1}}}'):
+        with pytest.raises(ValueError):  # noqa: PT011 - any of its kinds
+            decoded(data)
