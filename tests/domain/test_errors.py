@@ -14,6 +14,7 @@ from baton.domain.errors import BatonError, OperatorError, Rejected
 ARGUMENTS: dict[str, object] = {
     "request_id": "r-1",
     "replica_id": "d-1",
+    "part": "controller",
     "retry_after_s": 2.0,
     "why": "it broke",
     "remedy": "mend it",
