@@ -166,12 +166,15 @@ def test_a_child_whose_parent_died_before_it_could_ask_ends_itself() -> None:
 def test_the_plugin_leaves_processes_alone_that_are_not_our_engines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[int] = []
+    asked: list[object] = []
     monkeypatch.setattr(plugin, "die_with_parent", asked.append)
+    monkeypatch.setattr(plugin, "take_up_resumed_legs", lambda: asked.append("takes up"))
     monkeypatch.delenv(plugin.ADAPTER_PID_VARIABLE, raising=False)
     plugin.install()
     monkeypatch.setenv(plugin.ADAPTER_PID_VARIABLE, str(os.getpid()))
     plugin.install()
+    assert asked == []
+    # A worker that Ray started: ours, but with no parent of multiprocessing's.
     monkeypatch.setenv(plugin.ADAPTER_PID_VARIABLE, "1")
     plugin.install()
-    assert asked == []
+    assert asked == ["takes up"]

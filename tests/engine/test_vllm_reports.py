@@ -188,6 +188,11 @@ async def test_a_ticket_for_the_front_of_a_prompt_is_refused_where_it_would_be_m
     assert await engine.submit(leg) is LegFailure.KV_LOAD_FAILED
     with pytest.raises(ValueError, match="fetches whole prompts only"):
         engine._check_leg(leg, engine._facts)
+    whole = replace(leg, ticket=Ticket(tokens=3, blocks=1, params=b""))
+    engine._check_leg(whole, engine._facts)
+    engine._takes_up = True
+    with pytest.raises(ValueError, match="of which 1 were generated"):
+        engine._check_leg(replace(whole, resumed_tokens=1), engine._facts)
     await engine.close()
 
 

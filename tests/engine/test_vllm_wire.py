@@ -325,24 +325,60 @@ def test_an_odd_id_of_a_client_does_not_look_like_a_child(external: str) -> None
     assert split(request).local_only is None
 
 
+STATEFUL = [
+    SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+")),
+    SamplingParams(presence_penalty=0.5),
+    SamplingParams(frequency_penalty=0.5),
+    SamplingParams(bad_words=["no"]),
+    SamplingParams(repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_count=3)),
+]
+"""What comes next depends on which of the tokens before it were generated."""
+STATELESS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.0),
+    SamplingParams(seed=4),
+    SamplingParams(repetition_penalty=1.5),
+    SamplingParams(logit_bias={3: 5.0}, min_p=0.1, top_k=5, top_p=0.5, logprobs=5),
+    SamplingParams(stop=["x"], stop_token_ids=[9]),
+    SamplingParams(n=2),
+]
+
+
+@pytest.mark.parametrize("params", STATEFUL + STATELESS)
+def test_generation_can_go_on_elsewhere(params: SamplingParams) -> None:
+    assert split(engine_request(sampling_params=params)).resumable
+
+
 @pytest.mark.parametrize(
     "params",
-    [
-        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+")),
-        SamplingParams(presence_penalty=0.5),
-        SamplingParams(frequency_penalty=0.5),
-        SamplingParams(bad_words=["no"]),
-        SamplingParams(thinking_token_budget=5),
-        SamplingParams(
-            repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_count=3)
-        ),
-        SamplingParams(trace_decode_token_ids=[1, 2]),
-    ],
+    [SamplingParams(thinking_token_budget=5), SamplingParams(trace_decode_token_ids=[1, 2])],
 )
-def test_generation_that_keeps_state_over_its_output_is_not_resumable(
+def test_generation_that_follows_its_own_steps_is_not_resumable(params: SamplingParams) -> None:
+    request = split(engine_request(sampling_params=params))
+    assert not request.resumable
+    with pytest.raises(ValueError, match="leg-2: resumed after 2 tokens, but this engine cannot"):
+        EngineWire().join_leg(resumed(leg_of(request), (7, 8)))
+
+
+@pytest.mark.parametrize("params", STATEFUL)
+def test_state_over_the_output_is_not_resumed_where_engines_do_not_take_up(
     params: SamplingParams,
 ) -> None:
-    assert not split(engine_request(sampling_params=params)).resumable
+    frames_of = MsgpackEncoder().encode(engine_request(sampling_params=params))
+    wire = FrontendWire(max_len_tokens=MAX_LEN_TOKENS, takes_up=False)
+    request = wire.split_request(frames_of, now_s=3.0)
+    assert not request.resumable
+    EngineWire().join_leg(leg_of(request), takes_up=False)
+    with pytest.raises(ValueError, match="leg-2: resumed after 2 tokens, but this engine cannot"):
+        EngineWire().join_leg(resumed(leg_of(request), (7, 8)), takes_up=False)
+
+
+def test_a_client_cannot_pass_its_prompt_off_as_output() -> None:
+    params = SamplingParams(
+        extra_args={"baton_resumed_tokens": 3, "baton_resumed_ids": [1], "custom": 1}
+    )
+    joined = EngineWire().join_leg(leg_of(split(engine_request(sampling_params=params))))
+    assert joined.sampling_params.extra_args == {"custom": 1}
 
 
 def test_a_client_cannot_make_an_engine_fetch_memory_or_choose_its_rank() -> None:
@@ -425,6 +461,60 @@ def test_a_prefill_leg_computes_one_token_and_nothing_costly() -> None:
     )
     assert fields_of(joined.sampling_params) == fields_of(cheapest)
     assert joined.reasoning_ended is None
+
+
+@settings(deadline=None)
+@given(params=sampling_params)
+def test_a_resumed_leg_says_how_much_was_generated_and_is_bounded_by_the_whole(
+    params: SamplingParams,
+) -> None:
+    params.thinking_token_budget = params.trace_decode_token_ids = None
+    params.prompt_logprobs = params.prompt_logprob_token_ids = None
+    first = leg_of(split(engine_request(sampling_params=params)))
+    again = replace(resumed(first, (7, 8)), min_tokens=max(0, first.min_tokens - 2))
+    told, anew = EngineWire().join_leg(again), EngineWire().join_leg(first)
+    assert told.prompt_token_ids == [*PROMPT, 7, 8]
+    apart = ("extra_args", "min_tokens")
+    found, wanted = told.sampling_params, anew.sampling_params
+    assert fields_of(found, without=apart) == fields_of(wanted, without=apart)
+    assert found.extra_args == {**(wanted.extra_args or {}), "baton_resumed_tokens": 2}
+    # Two tokens are there: a bound of 1 or 2 holds already.
+    assert found.min_tokens == (wanted.min_tokens if wanted.min_tokens > 2 else 0)
+
+
+@pytest.mark.parametrize("params", STATELESS)
+def test_an_engine_that_does_not_take_up_is_asked_for_the_rest(params: SamplingParams) -> None:
+    first = leg_of(split(engine_request(sampling_params=params)))
+    again = replace(resumed(first, (7, 8)), min_tokens=3)
+    told = EngineWire().join_leg(again, takes_up=False).sampling_params
+    assert (told.max_tokens, told.min_tokens) == (first.max_tokens - 2, 3)
+    assert told.extra_args is None
+
+
+def test_a_decode_leg_that_is_taken_up_says_how_much_to_fetch_besides_its_prompt() -> None:
+    request = split(engine_request())
+    first = leg_of(request, LegKind.DECODE, ticket=ticket())
+    again = replace(
+        resumed(leg_of(request), (7, 8)), kind=LegKind.DECODE, ticket=ticket(len(PROMPT) + 2)
+    )
+    for takes_up, told in ((True, len(PROMPT) + 2), (False, None)):
+        joined = EngineWire().join_leg(again, takes_up=takes_up).sampling_params
+        assert joined.extra_args["kv_transfer_params"].get("baton_prefix_tokens") == told
+    joined = EngineWire().join_leg(first).sampling_params
+    assert "baton_prefix_tokens" not in joined.extra_args["kv_transfer_params"]
+
+
+def test_a_prefill_leg_of_a_resumed_request_is_all_prompt() -> None:
+    again = resumed(leg_of(split(engine_request()), LegKind.PREFILL), (7, 8))
+    joined = EngineWire().join_leg(again)
+    assert joined.prompt_token_ids == [*PROMPT, 7, 8]
+    assert joined.sampling_params.extra_args.keys() == {"kv_transfer_params"}
+
+
+def test_a_leg_that_was_generated_from_nothing_is_refused() -> None:
+    first = leg_of(split(engine_request()))
+    with pytest.raises(ValueError, match="leg-1: 40 of its 40 tokens were generated"):
+        EngineWire().join_leg(replace(first, resumed_tokens=len(PROMPT)))
 
 
 def test_a_resumed_leg_does_not_ask_for_the_prompts_logprobs_again() -> None:

@@ -48,6 +48,7 @@ from baton.engine.vllm import process
 from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
 from baton.engine.vllm.kv_events import subscribe
 from baton.engine.vllm.legs import LiveLegs
+from baton.engine.vllm.resume_checks import asks_whether_it_takes_up
 from baton.engine.vllm.series import VllmSeries
 from baton.engine.vllm.settings import (
     VllmEngineSettings,
@@ -109,6 +110,7 @@ class VllmEngine:
         self._pids: set[int] = set()
         self._folder: Path | None = None
         self._events_endpoint: str | None = None
+        self._takes_up = False
         self._closed = False
         self._ended = asyncio.Event()
         """Set once no further output can come."""
@@ -128,7 +130,7 @@ class VllmEngine:
             async with asyncio.timeout(deadline_s):
                 await asyncio.shield(job)
                 # The first call also starts the client's reading of its socket.
-                await self._core.is_sleeping_async()
+                self._takes_up = await asks_whether_it_takes_up(self._core)
         except TimeoutError:
             await self.close()
             raise EngineStartFailed(
@@ -181,7 +183,7 @@ class VllmEngine:
             return LegFailure.ENGINE_ERROR
         try:
             self._check_leg(leg, facts)
-            request = self._wire.join_leg(leg)
+            request = self._wire.join_leg(leg, takes_up=self._takes_up)
         except (ValueError, msgspec.MsgspecError) as error:
             told = {"leg_id": leg.leg_id, "reason": str(error)}
             log_event(logger, logging.WARNING, "leg_refused", told)
@@ -205,16 +207,14 @@ class VllmEngine:
             )
         if leg.kind is not LegKind.LOCAL and self._settings.nixl is None:
             raise ValueError(f"leg {leg.leg_id}: a {leg.kind} leg, but this engine has no NIXL")
-        ticket = leg.ticket
-        if (
-            ticket is not None
-            and ticket.tokens < len(leg.prompt_token_ids)
-            and not facts.prefix_fetch
-        ):
+        ticket, tokens = leg.ticket, len(leg.prompt_token_ids)
+        if ticket is None or facts.prefix_fetch:
+            return
+        if ticket.tokens < tokens or (leg.resumed_tokens and self._takes_up):
             raise UnusableTicket(
-                f"leg {leg.leg_id}: its ticket is for {ticket.tokens} tokens of"
-                f" {len(leg.prompt_token_ids)}, but this engine's connector fetches whole prompts"
-                " only: leave kv_transfer_config to baton"
+                f"leg {leg.leg_id}: its ticket is for {ticket.tokens} tokens of {tokens}, of which"
+                f" {leg.resumed_tokens} were generated, but this engine's connector fetches whole"
+                " prompts only: leave kv_transfer_config to baton"
             )
 
     async def abort(self, leg_ids: Sequence[str]) -> None:

@@ -5,10 +5,11 @@ module path in `kv_transfer_config`; its name must stay vLLM's own, for vLLM ask
 
 Two things are added, the rest is vLLM's:
 
-- A decode leg whose ticket covers fewer tokens than its prompt. vLLM takes for granted that the
-  other engine holds the whole prompt. Told `PREFIX_TOKENS_KEY`, this connector asks for that many
-  tokens instead, and the scheduler computes the rest, as after a hit in its own cache. Blocks that
-  the engine holds itself are not fetched, and the other engine's are freed, as in any pull.
+- A decode leg whose ticket covers fewer tokens than its prompt, or more: after a resume, what was
+  generated before. vLLM takes for granted that the other engine holds just the prompt. Told
+  `PREFIX_TOKENS_KEY`, this connector asks for that many tokens instead, and the scheduler computes
+  the rest, as after a hit in its own cache. Blocks that the engine holds itself are not fetched,
+  and the other engine's are freed, as in any pull.
 - The source of each transfer. vLLM's statistics are lists with one entry for each transfer; beside
   them go the engine ids of the sources (`SOURCES_KEY`), and one id for each request whose pull
   failed (`FAILED_SOURCES_KEY`). These overrides hang on two private methods of the worker; where a
@@ -62,7 +63,8 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM is not fol
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """How many tokens to fetch beyond those held here, and that this goes on beside steps."""
-        wanted = prefix_to_fetch(request.kv_transfer_params, request.num_prompt_tokens)
+        # Not only its prompt: of a leg that was taken up, what was generated elsewhere comes too.
+        wanted = prefix_to_fetch(request.kv_transfer_params, request.num_tokens)
         if wanted is None:
             found: tuple[int | None, bool] = super().get_num_new_matched_tokens(
                 request, num_computed_tokens
@@ -131,12 +133,12 @@ class SourcedWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM is n
         return "" if meta is None or meta.remote is None else str(meta.remote.engine_id)
 
 
-def prefix_to_fetch(params: Mapping[str, Any] | None, prompt_tokens: int) -> int | None:
-    """Leading tokens to fetch or find here, where a ticket covers less than the prompt; else None.
+def prefix_to_fetch(params: Mapping[str, Any] | None, tokens: int) -> int | None:
+    """Leading ones of a request's tokens to fetch or find here; None where a ticket says nothing.
 
     The other engine's own count wins: for some models it stops short of what it was asked for.
     """
     if not params or not params.get("do_remote_prefill") or PREFIX_TOKENS_KEY not in params:
         return None
     held = int(params.get("remote_num_tokens") or params[PREFIX_TOKENS_KEY])
-    return min(held, prompt_tokens)
+    return min(held, tokens)

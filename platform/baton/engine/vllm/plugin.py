@@ -12,14 +12,19 @@ choice at the parent's death instead. Two traps:
 - the signal comes when the *thread* that started the process ends, hence the adapter starts the
   engine from a thread that lives as long as the engine;
 - a parent that died before we asked sends nothing, hence the look at the parent's id afterwards.
+
+On the same occasion the process learns to take up resumed legs (see `resume`).
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
 import os
 import signal
+
+logger = logging.getLogger(__name__)
 
 ADAPTER_PID_VARIABLE = "BATON_ENGINE_PARENT_PID"
 """Set in the environment of engine processes: the id of the process whose engine they are."""
@@ -29,12 +34,28 @@ _PR_SET_PDEATHSIG = 1
 
 
 def install() -> None:
-    """Bind this process's life to its parent's; nothing at all outside baton's engines."""
+    """Make this process an engine's of ours; nothing at all outside baton's engines."""
     adapter_pid = os.environ.get(ADAPTER_PID_VARIABLE)
-    parent = multiprocessing.parent_process()
-    if adapter_pid is None or adapter_pid == str(os.getpid()) or parent is None or not parent.pid:
+    if adapter_pid is None or adapter_pid == str(os.getpid()):
         return
-    die_with_parent(parent.pid)
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid:
+        die_with_parent(parent.pid)
+    take_up_resumed_legs()
+
+
+def take_up_resumed_legs() -> None:
+    """Have this process take up resumed legs; where it cannot, it serves all else as ever."""
+    try:
+        # Only here: whoever reads this module's names need not load vLLM.
+        from baton.engine.vllm import resume
+
+        why = resume.install()
+    except Exception:  # what is missing is told when the engine is asked
+        logger.exception("resumed legs are not taken up")
+        return
+    if why is not None:
+        logger.warning("resumed legs are not taken up: %s", why)
 
 
 def die_with_parent(parent_pid: int) -> None:

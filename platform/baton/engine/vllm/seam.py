@@ -32,6 +32,7 @@ from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, EngineFailed, LinkFailed
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks
+from baton.engine.vllm.resume_checks import misfit
 from baton.engine.vllm.wire import FrontendWire, UnsupportedRequest
 from baton.runtime.log_events import log_event
 from baton.runtime.ports import Clock
@@ -63,7 +64,11 @@ class Seam:
         self._facts = facts
         self._hooks = hooks
         self._clock = clock
-        self._wire = FrontendWire(max_len_tokens=facts.max_len_tokens)
+        # Engines of a fleet are of this version; one that is not refuses what it cannot take up.
+        why = misfit()
+        self._wire = FrontendWire(max_len_tokens=facts.max_len_tokens, takes_up=why is None)
+        if why is not None:
+            log_event(logger, logging.WARNING, "sampling_state_not_resumed", {"why": why})
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder()
         self._prompt_tokens: dict[str, int] = {}

@@ -42,8 +42,12 @@ def issue_ticket(kv_params: Mapping[str, Any] | None, prompt_tokens: int) -> Tic
     )
 
 
-def pull_params(leg: Leg) -> dict[str, Any]:
+def pull_params(leg: Leg, *, takes_up: bool) -> dict[str, Any]:
     """The `kv_transfer_params` with which a decode leg fetches what its ticket is for.
+
+    Args:
+        leg: The decode leg.
+        takes_up: Whether the engine counts the resumed tokens of its prompt as output.
 
     Raises:
         UnusableTicket: the ticket is not for this prompt, or none of vLLM's.
@@ -61,8 +65,9 @@ def pull_params(leg: Leg) -> dict[str, Any]:
         params = release_params(ticket)
     except (ValueError, msgspec.MsgspecError) as error:
         raise UnusableTicket(f"leg {leg.leg_id}: its ticket: {error}") from error
-    if ticket.tokens < prompt_tokens:
-        # Left alone, the connector would take the remote blocks for the whole prompt's.
+    if ticket.tokens < prompt_tokens or (takes_up and leg.resumed_tokens):
+        # Left alone, the connector would take the remote blocks for those of the whole prompt, and
+        # of no more than that.
         params[PREFIX_TOKENS_KEY] = ticket.tokens
     return params
 

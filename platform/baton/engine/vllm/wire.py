@@ -33,7 +33,9 @@ from baton.domain.handoff import Leg, LegKind, LegOutput, LegTimes, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
 from baton.domain.trace_context import span_id, trace_headers
 from baton.engine.vllm.callers import OUR_ARGS, caller_of, trace_of
+from baton.engine.vllm.resume_keys import RESUME_ARGS
 from baton.engine.vllm.salts import known_salt, scoped_salt
+from baton.engine.vllm.sampling import can_be_resumed, prefill_params, set_lengths
 from baton.engine.vllm.tickets import issue_ticket, pull_params, release_params
 
 Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
@@ -49,7 +51,7 @@ PREFILL_KV_PARAMS: Mapping[str, object] = {
 }
 """Asks an engine to keep the blocks of a finished prompt for another engine to fetch."""
 
-_UNTRUSTED_ARGS = OUR_ARGS | {KV_PARAMS_KEY, "ec_transfer_params"}
+_UNTRUSTED_ARGS = OUR_ARGS | RESUME_ARGS | {KV_PARAMS_KEY, "ec_transfer_params"}
 _PLAIN_OUTPUT_FIELDS = frozenset(
     {
         "request_id",
@@ -86,8 +88,15 @@ class UnsupportedRequest(ValueError):
 class FrontendWire:
     """The end at the frontend: requests out of frames, outputs out of deliveries."""
 
-    def __init__(self, *, max_len_tokens: int) -> None:
+    def __init__(self, *, max_len_tokens: int, takes_up: bool = True) -> None:
+        """Take what holds for every engine.
+
+        Args:
+            max_len_tokens: The context of the model.
+            takes_up: Whether engines take up resumed legs with all state of their sampling.
+        """
         self._max_len_tokens = max_len_tokens
+        self._takes_up = takes_up
         self._decode_request = MsgpackDecoder(EngineCoreRequest)
         self._decode_output = MsgpackDecoder(EngineCoreOutput)
         self._encoder = MsgpackEncoder()
@@ -111,7 +120,10 @@ class FrontendWire:
         if max_tokens is None:
             max_tokens = max(1, self._max_len_tokens - len(prompt_token_ids))
         local_only = _local_only(engine_request, params)
-        resumable = _is_resumable(params) and local_only is not LocalOnly.PROMPT_EMBEDS
+        resumable = (
+            can_be_resumed(params, takes_up=self._takes_up)
+            and local_only is not LocalOnly.PROMPT_EMBEDS
+        )
         caller, trace = caller_of(params.extra_args), trace_of(params.extra_args)
         engine_request.cache_salt = scoped_salt(caller.cache_scope, engine_request.cache_salt)
         _make_safe(engine_request, params)
@@ -168,14 +180,14 @@ class EngineWire:
         self._decode_request = MsgpackDecoder(EngineCoreRequest)
         self._encoder = MsgpackEncoder()
 
-    def join_leg(self, leg: Leg) -> EngineCoreRequest:
-        """The engine's request for `leg`.
+    def join_leg(self, leg: Leg, *, takes_up: bool = True) -> EngineCoreRequest:
+        """The request for `leg` to an engine, which takes up resumed legs or does not (`resume`).
 
         A leg without a payload gets the likeliest tokens; one whose ticket covers the front of its
         prompt only fetches that and computes the rest.
 
         Raises:
-            ValueError: the leg contradicts itself, so that no engine could run it rightly.
+            ValueError: the leg contradicts itself, or this engine could not run it rightly.
             msgspec.MsgspecError: its payload or its ticket is none of vLLM's.
         """
         if leg.min_tokens > leg.max_tokens:
@@ -197,14 +209,15 @@ class EngineWire:
         request.client_index = request.current_wave = 0
         match leg.kind:
             case LegKind.PREFILL:
-                request.sampling_params = _prefill_params(params)
+                request.sampling_params = prefill_params(params)
+                _set_kv_params(request.sampling_params, PREFILL_KV_PARAMS)
                 # Output constraints are the decode leg's affair.
                 request.reasoning_ended = request.reasoning_parser_kwargs = None
             case LegKind.DECODE:
-                _set_kv_params(params, pull_params(leg))
-                _set_lengths(params, leg)
+                _set_kv_params(params, pull_params(leg, takes_up=takes_up))
+                set_lengths(params, leg, takes_up=takes_up)
             case LegKind.LOCAL:
-                _set_lengths(params, leg)
+                set_lengths(params, leg, takes_up=takes_up)
         return request
 
     def _open(self, leg: Leg) -> EngineCoreRequest:
@@ -323,24 +336,6 @@ def _is_child(request: EngineCoreRequest) -> bool:
     return index.isdigit() and bool(parent == external or parent.startswith(external + "-"))
 
 
-def _is_resumable(params: SamplingParams) -> bool:
-    """Whether generated tokens may be replayed as prompt without changing what comes next.
-
-    A seed does not count: after a resume its generator starts anew, which changes the sample but
-    not what it is drawn from. What does count is state that vLLM keeps over *output* tokens only.
-    """
-    keeps_state = bool(
-        params.structured_outputs is not None
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.bad_words
-        or params.thinking_token_budget is not None
-        or params.repetition_detection is not None
-        or params.trace_decode_token_ids
-    )
-    return not keeps_state
-
-
 def _make_safe(request: EngineCoreRequest, params: SamplingParams) -> None:
     """Drop what only an orchestrator may say; here that is us, not the client."""
     request.kv_hints = None
@@ -353,30 +348,6 @@ def _make_safe(request: EngineCoreRequest, params: SamplingParams) -> None:
 
 def _set_kv_params(params: SamplingParams, kv_params: Mapping[str, Any]) -> None:
     params.extra_args = dict(params.extra_args or {}, **{KV_PARAMS_KEY: dict(kv_params)})
-
-
-def _set_lengths(params: SamplingParams, leg: Leg) -> None:
-    params.max_tokens = leg.max_tokens
-    params.min_tokens = leg.min_tokens
-    if leg.resumed_tokens and (
-        params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None
-    ):
-        # Given already, and of a prompt that now has generated tokens at its end.
-        params.prompt_logprobs = params.prompt_logprob_token_ids = None
-        params.prompt_logprob_start = params.skip_reading_prefix_cache = None
-
-
-def _prefill_params(params: SamplingParams) -> SamplingParams:
-    """Sampling for a leg whose one token is thrown away: the cheapest, without constraints."""
-    prefill = SamplingParams(
-        max_tokens=1,
-        temperature=0.0,
-        detokenize=False,
-        skip_reading_prefix_cache=params.skip_reading_prefix_cache,
-        watermarking=False,
-    )
-    _set_kv_params(prefill, PREFILL_KV_PARAMS)
-    return prefill
 
 
 def _prefill_stats(cached_tokens: int, prompt_tokens: int | None) -> PrefillStats:

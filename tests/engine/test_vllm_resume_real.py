@@ -1,0 +1,303 @@
+"""Runs that break off and go on in another real engine, against runs that do not break off."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import warnings
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from baton.domain.fleet import Role
+from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
+from baton.domain.request import FinishReason
+from tests.contracts.engine_contract import Listener, RunningPair, running_pair
+from tests.engine.vllm_engines import checking_engine, engine_settings, free_port, tiny_model
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
+    from vllm.sampling_params import (
+        RepetitionDetectionParams,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    from baton.engine.vllm.wire import pack_frames, unpack_frames
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.thorough,
+    pytest.mark.timeout(420),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+MAX_TOKENS = 48
+CUTS = (1, 17, 40)
+PROMPT_TOKENS = 60
+"""With the last cut, generated tokens fill a whole block of 32 and more."""
+FEW = list(range(300, 316))
+"""Tokens that repeat soon where nothing else is allowed, so that penalties tell."""
+MANY = list(range(300, 700))
+HOT = {"temperature": 2.0, "seed": 7}
+"""Draws decide, where the tiny model's one favourite is not among what is allowed."""
+LOGPROB_TOLERANCE = 1e-3
+
+
+def guided(**constraint: object) -> StructuredOutputsParams:
+    params = StructuredOutputsParams(**constraint)
+    params._backend = "xgrammar"  # what vLLM's frontend settles
+    return params
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 30}, "size": {"type": "integer"}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+KINDS: dict[str, dict[str, object]] = {
+    "greedy": {},
+    "seed": {**HOT, "allowed_token_ids": MANY},
+    "seed_top_k_top_p_min_p": {
+        **HOT,
+        "allowed_token_ids": MANY,
+        "top_k": 100,
+        "top_p": 0.9,
+        "min_p": 0.001,
+    },
+    "presence_penalty": {"presence_penalty": 2.0, "allowed_token_ids": FEW},
+    "frequency_penalty": {"frequency_penalty": 2.0, "allowed_token_ids": FEW},
+    "repetition_penalty": {"repetition_penalty": 1.9, "allowed_token_ids": FEW},
+    "penalties_and_seed": {
+        **HOT,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 1.0,
+        "repetition_penalty": 1.3,
+        "allowed_token_ids": FEW,
+    },
+    "bad_words": {
+        **HOT,
+        "allowed_token_ids": FEW[:4],
+        "bad_words": ["words"],
+        "_bad_words_token_ids": [FEW[:2], FEW[1:4], [FEW[3], FEW[3]]],
+    },
+    "logit_bias": {**HOT, "logit_bias": dict.fromkeys(FEW, 90.0)},
+    "logprobs": {**HOT, "allowed_token_ids": MANY, "logprobs": 5},
+    "greedy_logprobs_under_a_penalty": {
+        "logprobs": 5,
+        "frequency_penalty": 2.0,
+        "allowed_token_ids": FEW,
+    },
+    "min_tokens_and_stop_tokens": {
+        **HOT,
+        "allowed_token_ids": FEW,
+        "min_tokens": 30,
+        "stop_token_ids": FEW[:8],
+        "_all_stop_token_ids": set(FEW[:8]),
+    },
+    "repetition_detection": {
+        "allowed_token_ids": FEW[:3],
+        "repetition_detection": RepetitionDetectionParams(
+            max_pattern_size=3, min_pattern_size=1, min_count=12
+        ),
+    },
+    "regex": {**HOT, "structured_outputs": guided(regex="([a-z]{3}[0-9]{2}-){30}")},
+    "json_schema": {**HOT, "structured_outputs": guided(json=SCHEMA)},
+    "grammar_and_penalties": {
+        "frequency_penalty": 1.5,
+        "structured_outputs": guided(regex="[abc]{60}"),
+    },
+}
+
+
+def payload(salt: str | None, sampling: Mapping[str, object]) -> bytes:
+    """What the frontend would have sealed."""
+    fields = {"temperature": 0.0, "ignore_eos": True} | dict(sampling)
+    request = EngineCoreRequest(
+        request_id="",
+        prompt_token_ids=None,
+        mm_features=None,
+        sampling_params=SamplingParams(**fields),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=salt,
+        data_parallel_rank=None,
+    )
+    return pack_frames(MsgpackEncoder().encode(request))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a leg."""
+
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+    stop_reason: int | str | None
+    logprobs: tuple[tuple[tuple[int, float], ...], ...]
+    """For each token, those of the likeliest ones."""
+
+
+class Legs:
+    """Legs of one request, each under its own id and with its own corner of prefix caches."""
+
+    _made = 0
+
+    def __init__(self, kind: str) -> None:
+        self.sampling = KINDS[kind]
+        self.prompt = tuple(Random(kind).randrange(400, 8000) for _ in range(PROMPT_TOKENS))
+
+    def leg(
+        self,
+        kind: LegKind,
+        before: tuple[int, ...] = (),
+        *,
+        salt: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Leg:
+        Legs._made += 1
+        min_tokens = int(str(self.sampling.get("min_tokens", 0)))
+        return Leg(
+            leg_id=f"leg-{Legs._made}",
+            request_id=f"request-{Legs._made}",
+            kind=kind,
+            prompt_token_ids=self.prompt + before,
+            resumed_tokens=len(before),
+            max_tokens=MAX_TOKENS - len(before),
+            min_tokens=max(0, min_tokens - len(before)),
+            ticket=ticket,
+            cache_salt=salt,
+            payload=payload(salt, self.sampling),
+        )
+
+    async def pulled(
+        self, pair: RunningPair, before: tuple[int, ...], *, salt: str, lost: bool = False
+    ) -> Run:
+        """Prefilled by one engine, and pulled by the other, as far as its ticket is good."""
+        prefill = self.leg(LegKind.PREFILL, before, salt=salt)
+        await pair.prefill.run(prefill)
+        ticket = pair.prefill.outputs(prefill.leg_id)[-1].ticket
+        assert ticket is not None
+        used = to_nowhere(ticket) if lost else ticket
+        decode = self.leg(LegKind.DECODE, before, salt=salt, ticket=used)
+        result = await run(pair.decode, decode)
+        if lost:
+            await pair.decode.engine.release(ticket)
+        return result
+
+
+def to_nowhere(ticket: Ticket) -> Ticket:
+    """The ticket, but issued by an engine that is not there."""
+    params = msgspec.msgpack.decode(ticket.params)
+    params |= {"remote_engine_id": "nobody", "remote_port": free_port()}
+    return replace(ticket, params=msgspec.msgpack.encode(params))
+
+
+async def run(listener: Listener, leg: Leg) -> Run:
+    tokens = await listener.run(leg)
+    outputs = listener.outputs(leg.leg_id)
+    logprobs = tuple(one for output in outputs for one in logprobs_of(output))
+    return Run(tokens, outputs[-1].finish, outputs[-1].stop_reason, logprobs)
+
+
+def logprobs_of(output: LegOutput) -> list[tuple[tuple[int, float], ...]]:
+    if output.detail is None:
+        return []
+    told: EngineCoreOutput = MsgpackDecoder(EngineCoreOutput).decode(unpack_frames(output.detail))
+    if told.new_logprobs is None:
+        return []
+    ids, values = told.new_logprobs[:2]
+    return [
+        tuple((int(i), float(v)) for i, v in zip(row, their, strict=True))
+        for row, their in zip(ids, values, strict=True)
+    ]
+
+
+def check(rest: Run, whole: Run, cut: int) -> None:
+    """What came after the break is what would have come without it."""
+    assert rest.tokens == whole.tokens[cut:]
+    assert (rest.finish, rest.stop_reason) == (whole.finish, whole.stop_reason)
+    wanted = whole.logprobs[cut:]
+    assert len(rest.logprobs) == len(wanted)
+    for found_row, wanted_row in zip(rest.logprobs, wanted, strict=True):
+        assert [token for token, _ in found_row] == [token for token, _ in wanted_row]
+        for (_, found), (_, value) in zip(found_row, wanted_row, strict=True):
+            assert math.isclose(found, value, abs_tol=LOGPROB_TOLERANCE)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningPair]:
+    model = tiny_model(tmp_path_factory.mktemp("models"))
+    # Rounding has no say: prompts and single tokens are computed by different kernels.
+    settings = [
+        replace(engine_settings(model, role), dtype="float32")
+        for role in (Role.PREFILL, Role.DECODE)
+    ]
+    prefill, decode = (checking_engine(one) for one in settings)
+    async with running_pair(prefill, decode) as both:
+        yield both
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_comes_after_a_break_is_what_would_have_come(
+    pair: RunningPair, kind: str
+) -> None:
+    legs = Legs(kind)
+    whole = await run(pair.decode, legs.leg(LegKind.LOCAL))
+    assert len(whole.tokens) > min(CUTS)
+    for cut in CUTS:
+        if cut >= len(whole.tokens):
+            continue
+        before = whole.tokens[:cut]
+        check(await run(pair.prefill, legs.leg(LegKind.LOCAL, before)), whole, cut)
+        check(await legs.pulled(pair, before, salt=f"pulled-{cut}"), whole, cut)
+    check(await legs.pulled(pair, (), salt="from-the-start"), whole, 0)
+    cut = min(17, len(whole.tokens) - 1)
+    before = whole.tokens[:cut]
+    check(await legs.pulled(pair, before, salt="lost", lost=True), whole, cut)
+
+
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [
+        ("seed", ("seed",)),
+        ("presence_penalty", ("presence_penalty",)),
+        ("frequency_penalty", ("frequency_penalty",)),
+        ("repetition_penalty", ("repetition_penalty",)),
+        ("bad_words", ("bad_words", "_bad_words_token_ids")),
+        ("logit_bias", ("logit_bias",)),
+        ("min_tokens_and_stop_tokens", ("min_tokens",)),
+        ("repetition_detection", ("repetition_detection",)),
+        ("grammar_and_penalties", ("frequency_penalty",)),
+    ],
+)
+async def test_each_kind_is_told_by_what_it_generates(
+    pair: RunningPair, kind: str, without: tuple[str, ...]
+) -> None:
+    legs, other = Legs(kind), Legs(kind)
+    other.sampling = {name: value for name, value in KINDS[kind].items() if name not in without}
+    found = await run(pair.decode, legs.leg(LegKind.LOCAL))
+    assert found != await run(pair.decode, other.leg(LegKind.LOCAL))
+
+
+async def test_breaks_in_a_crowd_change_nothing(pair: RunningPair) -> None:
+    # Each row of a batch has its own past, and rows change places as others end.
+    legs = {kind: Legs(kind) for kind in KINDS}
+    whole = {kind: await run(pair.decode, one.leg(LegKind.LOCAL)) for kind, one in legs.items()}
+    cuts = {kind: (5 + 3 * n) % len(whole[kind].tokens) for n, kind in enumerate(KINDS)}
+    rests = await asyncio.gather(
+        *(
+            run(pair.prefill, legs[kind].leg(LegKind.LOCAL, whole[kind].tokens[: cuts[kind]]))
+            for kind in KINDS
+        )
+    )
+    for kind, rest in zip(KINDS, rests, strict=True):
+        check(rest, whole[kind], cuts[kind])
