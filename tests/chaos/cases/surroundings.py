@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import shutil
 import socket
 import subprocess
@@ -287,28 +286,30 @@ def reports_are_nonsense(_folder: Path) -> Outcome:
 
 # -------------------------------------------------------------------- F12
 
-_FAKETIME = "/usr/lib/{}-linux-gnu/faketime/libfaketimeMT.so.1"
 HOUR_S = 3600.0
+_MOVER = Path(__file__).parents[1] / "wall_clock"
 
 
 @case(
     "F12",
-    "the wall clock of every process an hour forward, then two back: nothing fails, nobody is "
-    "replaced; who dies after it is replaced",
+    "the wall clock an hour forward, then two back, as every Python process sees it: nothing "
+    "fails, nobody is replaced; who dies after it is replaced",
     engines=Engines.SIMULATED,
     minutes=3.5,
 )
 def the_clock_jumps(folder: Path) -> Outcome:
-    """libfaketime under Ray, Serve and baton; the monotonic clock goes on, as the kernel's does."""
+    """Ray's own, Serve's and baton's; the monotonic clock goes on, as the kernel's does."""
     clock = folder / "clock"
-    with environment(**_faked(clock)), parts(folder) as up:
+    clock.write_text("0")
+    moved = environment(PYTHONPATH=str(_MOVER), BATON_CHAOS_CLOCK=str(clock))
+    with moved, parts(folder) as up:
         up.whole(POOLS, within_s=START_S)
         pids = {name: up.replicas(name) for name in (*POOLS, INGRESS, CONTROLLER)}
         with served(up, steady("F12")) as clients:
-            clock.write_text("+3600\n")
+            clock.write_text("3600")
             clients.for_s(12.0)
             ahead_s = _clock_of(up) - time.time()  # noqa: TID251 - wall time is what is looked at
-            clock.write_text("-3600\n")
+            clock.write_text("-3600")
             clients.for_s(12.0)
             behind_s = _clock_of(up) - time.time()  # noqa: TID251 - likewise
             same = {name: up.replicas(name) for name in pids} == pids
@@ -322,25 +323,6 @@ def the_clock_jumps(folder: Path) -> Outcome:
         at_most("until a replica that died after it was replaced, s", replaced, 45.0),
     ]
     return outcome(clients.exchanges, bounds, {})
-
-
-def _faked(clock: Path) -> dict[str, str]:
-    """Variables for a clock that is as far off as the file says.
-
-    Raises:
-        NotPossibleError: there is no libfaketime.
-    """
-    library = Path(_FAKETIME.format(os.uname().machine))
-    if not library.exists():
-        raise NotPossibleError(f"there is no {library}: apt-get install libfaketime")
-    clock.write_text("+0\n")
-    return {
-        "LD_PRELOAD": str(library),
-        "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "NO_FAKE_STAT": "1",
-    }
 
 
 def _clock_of(up: Parts) -> float:
