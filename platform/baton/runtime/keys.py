@@ -28,7 +28,7 @@ PREFIX = "bt_"
 MAX_LABEL_CHARS = 100
 _ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _ID_CHARS = 10
-_SECRET_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # noqa: S105
+_SECRET_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # noqa: S105 - an alphabet, not-a-secret
 # 62^43 > 2^256.
 _SECRET_CHARS = 43
 # Longer ones are none of ours and are not even hashed.
