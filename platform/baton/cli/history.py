@@ -19,7 +19,7 @@ def history(
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
-    """Show the configurations that were applied, and what became of each."""
+    """Show past configurations, and what became of each."""
     with reported_errors():
         report = seam_of(context).commands().history(address=address)
     output = wanted_format(output, as_json=as_json)

@@ -48,7 +48,7 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
         "Look at it": {
             "status": Verb("Show what runs: pools, replicas, health.", "status:status"),
             "history": Verb(
-                "Show the configurations that were applied, and what became of each.",
+                "Show past configurations, and what became of each.",
                 "history:history",
             ),
             "top": Verb("Watch goodput, pools, links and the slowest requests live.", "top:top"),
