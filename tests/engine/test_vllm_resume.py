@@ -215,6 +215,51 @@ def test_a_seed_goes_on_with_the_draws_that_come_next(*, fp64: bool) -> None:
     assert len(set(unbroken)) > 3, "a sampler that always says the same proves nothing"
 
 
+@pytest.mark.parametrize("before", [[], OUTPUT])
+def test_a_draw_for_a_prompt_that_is_not_complete_is_undone(before: list[int]) -> None:
+    logits = torch.zeros(1, 997)
+    forward = resume.after_owed(TopKTopPSampler().forward)
+
+    def draws(*, parts: int) -> list[int]:
+        generator = state_of(taken_up(seed=3, output=before)).generator
+        drawn = []
+        for n in range(parts + 4):
+            drawn.append(int(forward(logits.clone(), {0: generator}, None, None)[0][0]))
+            if n < parts:  # as vLLM does with what it draws for a part of a prompt
+                generator.set_offset(generator.get_offset() - 4)
+        return drawn[parts:]
+
+    assert draws(parts=3) == draws(parts=0)
+
+
+def test_draws_are_made_up_at_once_where_a_generator_is_a_counter() -> None:
+    drawn: list[int] = []
+    generator = Counter()
+    generator.owed = 5
+
+    def draw(_logits: object, generators: dict[int, Counter], *_: object) -> None:
+        drawn.append(generators[0].at)
+        generators[0].at += 4
+
+    forward = resume.after_owed(draw)
+    forward(torch.zeros(1, 9), {0: generator}, None, None)
+    forward(torch.zeros(1, 9), {0: generator}, None, None)
+    assert drawn == [0, 20, 24]
+
+
+class Counter(resume.Seeded):
+    """A generator as on a GPU."""
+
+    at = 0
+    counts = True
+
+    def get_offset(self) -> int:
+        return self.at
+
+    def set_offset(self, offset: int) -> None:
+        self.at = offset
+
+
 def test_draws_are_made_up_for_the_row_that_owes_them() -> None:
     owing = state_of(taken_up(seed=3)).generator
     other = torch.Generator().manual_seed(4)
@@ -257,7 +302,7 @@ def test_an_engine_takes_up_whatever_comes_by_vllms_own_ways() -> None:
     assert list(request.output_token_ids) == OUTPUT
     state = CachedRequestState("leg", PROMPT, [], params, torch.Generator(), ([],), 0, [])
     assert state.output_token_ids == OUTPUT
-    assert isinstance(state.generator, resume.Resumed)
+    assert isinstance(state.generator, resume.Seeded)
     TopKTopPSampler().forward(torch.zeros(1, 9), {0: state.generator}, None, None)
     assert state.generator.owed == 0
     assert WorkerBase.baton_takes_up(object())

@@ -237,11 +237,13 @@ def check(rest: Run, whole: Run, cut: int) -> None:
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningPair]:
     model = tiny_model(tmp_path_factory.mktemp("models"))
     # Rounding has no say: prompts and single tokens are computed by different kernels.
-    settings = [
-        replace(engine_settings(model, role), dtype="float32")
-        for role in (Role.PREFILL, Role.DECODE)
-    ]
-    prefill, decode = (checking_engine(one) for one in settings)
+    whole, broken = (
+        replace(engine_settings(model, role), dtype="float32", max_running_requests=32)
+        for role in (Role.DECODE, Role.PREFILL)
+    )
+    # What was generated before a break is computed again in parts.
+    prefill = checking_engine(replace(broken, max_batched_tokens=PROMPT_TOKENS + 10))
+    decode = checking_engine(whole)
     async with running_pair(prefill, decode) as both:
         yield both
 

@@ -11,11 +11,13 @@ each process of an engine before its first request (see `plugin`), makes the one
 - the model runner's state gets them as its output: penalties, bad words and `min_tokens` go by
   that. vLLM's newer runner does this by itself, and derives a seed's draws from positions;
 - a seed's generator draws once for each of them, by the sampler's own code, before it draws for the
-  first new token (`Resumed`).
+  first new token (`Seeded`).
 
 vLLM promises none of what this hangs on. `misfit` tries it out on vLLM's own objects first; where
 something does not fit, nothing is replaced and the engine says when asked (`TAKES_UP_CALL`) that it
-does not take up. Nothing here touches a request that is not resumed.
+does not take up. Nothing here touches a request that is not resumed, but for one thing: a prompt
+that is computed in parts has vLLM undo a draw after each, which generators on a CPU cannot, and the
+engine dies of it. Resumes make such prompts likely, many at a time; so here these can.
 """
 
 from __future__ import annotations
@@ -58,10 +60,42 @@ Draw: TypeAlias = Callable[..., Any]
 """A sampler's `forward`: logits, generators by row, top k, top p."""
 
 
-class Resumed(torch.Generator):  # type: ignore[misc]  # torch is not followed
-    """A seed's generator that owes draws: one for each token that was generated elsewhere."""
+class Seeded(torch.Generator):  # type: ignore[misc]  # torch is not followed
+    """A seed's generator that may owe draws, and whose last draw can be undone on a CPU, too."""
 
     owed = 0
+    """One for each token that was generated elsewhere."""
+    _before: torch.Tensor | None = None
+    """Its state before its last draw; on a CPU only."""
+
+    @classmethod
+    def like(cls, generator: torch.Generator, *, owed: int) -> Seeded:
+        """One in the state of another."""
+        made = cls(device=generator.device)
+        made.set_state(generator.get_state())
+        made.owed = owed
+        return made
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a counter, as on a GPU, that each draw for one row advances by the same."""
+        return bool(self.device.type != "cpu")
+
+    def draws_next(self) -> None:
+        """A draw comes that may have to be undone."""
+        if not self.counts:
+            self._before = self.get_state()
+
+    def get_offset(self) -> int:
+        """Where it is; on a CPU always 0, so that what is below that undoes a draw."""
+        return int(super().get_offset()) if self.counts else 0
+
+    def set_offset(self, offset: int) -> None:
+        """Be there; on a CPU, undo the last draw."""
+        if self.counts:
+            super().set_offset(offset)
+        elif self._before is not None:
+            self.set_state(self._before)
 
 
 # ------------------------------------------------------------------ scheduler
@@ -116,15 +150,11 @@ def resumed_ids(params: SamplingParams | None) -> list[int]:
 # ------------------------------------------------------------------ worker
 def take_up_state(state: CachedRequestState) -> None:
     """Give a worker's new state the output that its request came with."""
-    tokens = resumed_ids(state.sampling_params)
-    if not tokens or state.output_token_ids:
-        return
+    tokens = [] if state.output_token_ids else resumed_ids(state.sampling_params)
     state.output_token_ids.extend(tokens)
-    if state.generator is not None:
-        generator = Resumed(device=state.generator.device)
-        generator.set_state(state.generator.get_state())
-        generator.owed = len(tokens)
-        state.generator = generator
+    generator = state.generator
+    if generator is not None and (tokens or generator.device.type == "cpu"):
+        state.generator = Seeded.like(generator, owed=len(tokens))
 
 
 def after_owed(draw: Draw) -> Draw:
@@ -138,25 +168,27 @@ def after_owed(draw: Draw) -> Draw:
         p: torch.Tensor | None,
     ) -> Any:  # noqa: ANN401 - vLLM's own, passed on
         for row, generator in generators.items():
-            if isinstance(generator, Resumed) and generator.owed:
+            if not isinstance(generator, Seeded):
+                continue
+            if generator.owed:
                 _make_up(draw, logits[row : row + 1], generator)
+            generator.draws_next()
         return draw(logits, generators, k, p)
 
     return draw_after_owed
 
 
-def _make_up(draw: Draw, logits: torch.Tensor, generator: Resumed) -> None:
+def _make_up(draw: Draw, logits: torch.Tensor, generator: Seeded) -> None:
     """Draw what is owed, and throw it away."""
 
     def once() -> None:
         draw(logits.clone(), {0: generator}, None, None)
 
     owed, generator.owed = generator.owed, 0
-    if generator.device.type == "cpu":
+    if not generator.counts:
         for _ in range(owed):
             once()
         return
-    # Elsewhere a generator is a counter, and every draw for one row advances it by the same.
     before = generator.get_offset()
     once()
     step = generator.get_offset() - before
