@@ -16,6 +16,7 @@ from enum import StrEnum
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from baton.runtime.link.keys import OVERHEAD_BYTES
 from baton.runtime.link.options import LinkCounters, LinkOptions
 
 
@@ -30,15 +31,22 @@ class Sent(StrEnum):
 
 
 def configure(socket: zmq.Socket[bytes], address: str, options: LinkOptions) -> None:
-    """Bound a link socket's queues, message size and patience; `address` tells IPv6 by brackets."""
+    """Bound a link socket's queues, message size and patience, and guard it by the keys.
+
+    `address` tells IPv6 by brackets.
+    """
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, int("[" in address))
     socket.setsockopt(zmq.SNDHWM, options.queue_frames)
     socket.setsockopt(zmq.RCVHWM, options.queue_frames)
-    socket.setsockopt(zmq.MAXMSGSIZE, options.max_part_bytes)
+    # ZMQ looks at a part as it is on the wire.
+    wire_bytes = options.max_part_bytes + (OVERHEAD_BYTES if options.keys is not None else 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, wire_bytes)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _ms(options.handshake_s))
     socket.setsockopt(zmq.RECONNECT_IVL, _ms(options.reconnect_s))
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(options.reconnect_max_s))
+    if options.keys is not None:
+        options.keys.guard(socket)
 
 
 def _ms(seconds: float) -> int:

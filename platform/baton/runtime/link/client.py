@@ -161,4 +161,5 @@ class LinkClient:
         for replica_id in tuple(self._connections):
             self.disconnect(replica_id)
         async with asyncio.timeout(_CLOSE_DEADLINE_S):
-            await asyncio.to_thread(self._context.destroy, 0)
+            # Every socket was closed on this thread, as ZMQ wants it; this waits for its own.
+            await asyncio.to_thread(self._context.term)

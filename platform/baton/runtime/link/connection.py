@@ -50,6 +50,7 @@ from baton.runtime.log_events import log_event
 _LOG = logging.getLogger(__name__)
 
 _PARTING_LINGER_S = 0.1
+_HUNG_UP = "it hangs up on us: its link keys are other ones, or it is no replica"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +246,11 @@ class ReplicaConnection:
         channel = self._channel
         if channel is not None:
             channel.drain()  # what arrived before the break counts, a parting word above all
-        if channel is self._channel:
+        if channel is not self._channel:
+            return
+        if not self._connected and self._pause_s >= self._end.options.reconnect_max_s:
+            self._refuse(_HUNG_UP)
+        else:
             self._lose(LossReason.DISCONNECTED)
 
     def _lose(self, reason: LossReason) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from baton.runtime.link.keys import FleetKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,8 @@ class LinkOptions:
     """Frames taken from a socket before the event loop gets its turn."""
     max_coordinators: int = 1024
     """Sessions that one replica serves at a time."""
+    keys: FleetKeys | None = field(default=None, repr=False)
+    """Of the deployment. None: whoever reaches a replica may speak, in clear; for tests alone."""
 
     def __post_init__(self) -> None:
         if not 0 < self.beat_s < self.liveness_s:
@@ -55,3 +59,5 @@ class LinkCounters:
     """Sessions that ended other than by a parting word of the coordinator."""
     unowned_outputs: int = 0
     """Outputs of legs that no session waits for any more."""
+    strangers: int = 0
+    """Connections to a replica that ended before they were known to be a coordinator's."""

@@ -25,6 +25,7 @@ from baton.runtime.link import codec, frames
 from baton.runtime.link.channel import Channel, Sent, configure
 from baton.runtime.link.codec import BadFrame, ProtocolMismatch
 from baton.runtime.link.frames import Parting
+from baton.runtime.link.gate import Gate
 from baton.runtime.link.handler import LinkHandler
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.reports import Reports
@@ -50,6 +51,7 @@ class LinkServer:
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._channel: Channel | None = None
+        self._gate: Gate | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due_at_s = 0.0
         self._sessions: dict[bytes, Session] = {}
@@ -67,12 +69,15 @@ class LinkServer:
         socket = self._context.socket(zmq.ROUTER)
         configure(socket, address, self._options)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        gate = Gate(self._context, socket, options=self._options, counters=self.counters)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
+            gate.close()
             socket.close(linger=0)
             raise OSError(error.errno, f"fleet link cannot bind {address}: {error}") from error
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._gate = gate
         self._channel = Channel(
             socket, self._on_message, options=self._options, counters=self.counters
         )
@@ -183,10 +188,12 @@ class LinkServer:
             self._timer.cancel()
         if self._parting is None:
             self.part(Parting.CLOSED)
+        if self._gate is not None:
+            self._gate.close()
         if self._channel is not None:
             self._channel.close(linger_s=_PARTING_LINGER_S)
         async with asyncio.timeout(_CLOSE_DEADLINE_S):
-            await asyncio.to_thread(self._context.destroy, 0)
+            await asyncio.to_thread(self._context.term)
 
     # ------------------------------------------------------------------ time
 

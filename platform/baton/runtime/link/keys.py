@@ -1,0 +1,78 @@
+"""The keys of one deployment's fleet links: whoever has them may speak on a link, nobody else.
+
+Theory of operation: links are encrypted and authenticated by CURVE (ZMQ's CurveZMQ, by libsodium).
+All replicas of a deployment have one key pair, and all its coordinators another. A coordinator
+must know the replicas' public key before it can say anything, and finds out by it whether a replica
+answers; a replica asks its `gate` whether the other side's public key is the coordinators'. A
+recorded conversation is of no use to whoever plays it again: both sides make new keys for each
+connection. Frames are encrypted in ZMQ's I/O thread, so that no event loop waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import zmq
+
+DOMAIN: Final = "baton"
+"""ZMQ asks a gate about connections of this name, and with one set refuses them without a gate."""
+OVERHEAD_BYTES: Final = 33
+"""What encryption adds to a part. Source: MESSAGE of CurveZMQ (ZMQ's RFC 26)."""
+_KEY_CHARS: Final = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetKeys:
+    """The secret halves of both pairs, in Z85."""
+
+    replica_secret: bytes = field(repr=False)
+    coordinator_secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for secret in (self.replica_secret, self.coordinator_secret):
+            if len(secret) != _KEY_CHARS:
+                raise ValueError(f"a link key has {len(secret)} characters, wanted {_KEY_CHARS}")
+
+    @classmethod
+    def make(cls) -> Self:
+        """New keys, as no other deployment has them."""
+        (_, replica), (_, coordinator) = zmq.curve_keypair(), zmq.curve_keypair()
+        return cls(replica_secret=replica, coordinator_secret=coordinator)
+
+    @classmethod
+    def read(cls, kept: bytes) -> Self:
+        """Keys as `written` has them.
+
+        Raises:
+            ValueError: these are none; the text holds nothing of them.
+        """
+        try:
+            replica, coordinator = json.loads(kept)
+            return cls(replica_secret=replica.encode(), coordinator_secret=coordinator.encode())
+        except (ValueError, TypeError, AttributeError):
+            # Not chained: the cause would show what was read.
+            raise ValueError("the kept link keys cannot be read, wanted a pair of texts") from None
+
+    def written(self) -> bytes:
+        """The keys as bytes that can be kept, and must be kept secret."""
+        pair = [self.replica_secret.decode(), self.coordinator_secret.decode()]
+        return json.dumps(pair).encode()
+
+    @property
+    def coordinator_public(self) -> bytes:
+        """By which a replica knows a coordinator, in Z85."""
+        return zmq.curve_public(self.coordinator_secret)
+
+    def guard(self, socket: zmq.Socket[bytes]) -> None:
+        """Let a link's socket speak with the other end of a link only; before bind or connect."""
+        if socket.type == zmq.ROUTER:
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self.replica_secret)
+            socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        else:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(self.replica_secret))
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self.coordinator_secret)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self.coordinator_public)
