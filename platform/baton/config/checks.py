@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from baton.config.addresses import ip_address, is_host
 from baton.config.build import Builder
 from baton.config.checks_observability import check_observability
+from baton.config.checks_security import check_security
 from baton.config.checks_service import check_scaling, check_service
 from baton.config.derive import sim_settings
 from baton.config.leaves import did_you_mean
@@ -77,6 +78,7 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
     yield from check_scaling(seen)
     yield from check_observability(seen)
 
+    yield from check_security(seen)
 
 def _names(root: Section, key: str) -> tuple[str, ...]:
     entry = root.entries.get(key)

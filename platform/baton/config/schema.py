@@ -30,6 +30,7 @@ from baton.config.schema_observability import ObservabilityConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
 from baton.config.schema_service import AdmissionConfig, SloConfig, TenantConfig
+from baton.config.schema_security import SecurityConfig
 from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
 from baton.domain.fleet import Role
@@ -289,7 +290,7 @@ class ServerConfig:
 
     NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
-            "tls": "end TLS in a proxy in front of the endpoint, remove it",
+            "tls": "here; it is security.tls, move it there",
             "extra": "arguments cannot be passed on to vLLM's API server, remove it",
         }
     )
@@ -322,6 +323,7 @@ class DeploymentConfig:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     @property
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     def model_name(self) -> str:
         """The name of the model that is served; for now there is exactly one."""
         (name,) = self.models
