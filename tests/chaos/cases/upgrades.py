@@ -1,0 +1,365 @@
+"""Everything is replaced while requests are served: configuration, engines, baton itself; and back.
+
+Simulated engines in real time behind everything that a user starts. What clients saw is compared
+with what engines would have said undisturbed: nobody may notice anything but a pause.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import baton
+from baton.serving.names import CONTROLLER, INGRESS
+from tests.chaos.case import (
+    Bound,
+    Engines,
+    Figure,
+    Outcome,
+    at_least,
+    at_most,
+    case,
+    exactly,
+)
+from tests.chaos.clients import POOLS, START_S, Clients, outcome, served, steady
+from tests.chaos.other_baton import FAILS_TO_START, other_baton
+from tests.chaos.parts import Parts, environment, parts
+
+_COMMAND_S = 280.0
+_QUICK = {"admission.timeouts.drain": "4s"}
+"""How long streams run on where a replica drains, before they are moved: half of them are."""
+_BAKE = ("--bake", "6s")
+FAILURE = 1
+USAGE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a command of `baton` came to."""
+
+    code: int
+    took_s: float
+    told: Mapping[str, Any]
+    """What it printed, where it succeeded."""
+    said: str
+    """Of its errors."""
+
+
+def asked(up: Parts, *command: str, python: str = sys.executable) -> Done:
+    """Run a command on the deployment; its options are those that it was started by."""
+    options = up.deployment.options if command[0] == "apply" else ()
+    line = [python, "-m", "baton.cli.main", *command[:1], *options, *command[1:], "-o", "json"]
+    began_s = time.monotonic()
+    done = subprocess.run(line, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    return Done(
+        code=done.returncode,
+        took_s=round(time.monotonic() - began_s, 1),
+        told=json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {},
+        said=done.stderr,
+    )
+
+
+def applied(up: Parts, *sets: str, more: Sequence[str] = _BAKE) -> Done:
+    """Apply what it was started by, with some keys set otherwise."""
+    options = [word for one in sets for word in ("--set", one)]
+    return asked(up, "apply", *options, *more)
+
+
+def pids(up: Parts, *names: str) -> dict[str, list[int]]:
+    """Processes by what they are."""
+    return {name: up.replicas(name) for name in names or (*POOLS, CONTROLLER, INGRESS)}
+
+
+@contextmanager
+def deployed(
+    folder: Path, name: str, *, ingresses: int = 1, settings: Mapping[str, object] | None = None
+) -> Iterator[tuple[Parts, Clients]]:
+    """A deployment with clients."""
+    doors = {"server.replicas.min": ingresses, "server.replicas.max": ingresses}
+    with parts(folder, **_QUICK, **doors, **(settings or {})) as up:
+        up.whole(POOLS, ingresses=ingresses, within_s=START_S)
+        with served(up, steady(name)) as clients:
+            yield up, clients
+
+
+def replaced(before: dict[str, list[int]], after: dict[str, list[int]]) -> list[str]:
+    """Deployments none of whose processes is one of those before, and that are as many."""
+    return [
+        name
+        for name, old in before.items()
+        if not set(old) & set(after[name]) and len(old) == len(after[name])
+    ]
+
+
+def told(up: Parts) -> Mapping[str, Any]:
+    """The generation that holds and what is said of the last rollout, once somebody says it."""
+    status = up.status()
+    return {"generation": status["generation"], **status.get("rollout", {})}
+
+
+# -------------------------------------------------------------------- F15
+
+
+@case(
+    "F15",
+    "bad configurations applied under load: refused, each with its reason, and nothing has changed",
+    engines=Engines.SIMULATED,
+    minutes=2.0,
+)
+def bad_configurations(folder: Path) -> Outcome:
+    """One that cannot be read, one of a key that needs a restart, one that processes refuse."""
+    bad = folder / "bad.yaml"
+    bad.write_text("slo: {default: {ttft: soon}}\n")
+    with deployed(folder, "F15") as (up, clients):
+        before = pids(up)
+        tries = {
+            "cannot be read": asked(up, "apply", "-c", str(bad)),
+            "would need a restart": applied(up, "transfer.lease=2m", "slo.default.ttft=5s"),
+            "a policy that cannot be loaded": applied(up, "router.policy=no_such:thing"),
+            "keys that are not there": applied(up, "tenants.acme.keys_file=/no/such/file"),
+        }
+        clients.for_s(2.0)
+        same, holds = pids(up) == before, told(up)
+    codes = {name: done.code for name, done in tries.items()}
+    wanted = dict.fromkeys(tries, FAILURE) | {"cannot be read": USAGE}
+    silent = [name for name, done in tries.items() if "error: " not in done.said]
+    bounds = [
+        exactly("exit codes", str(codes), str(wanted)),
+        exactly("refusals without a reason", len(silent), 0),
+        exactly("generation that holds", holds["generation"], 0),
+        exactly("every process goes on", same, True),  # noqa: FBT003 - a figure
+    ]
+    return outcome(clients.exchanges, bounds, {name: done.took_s for name, done in tries.items()})
+
+
+@case(
+    "F15-two",
+    "two ingresses: a configuration holds in both, or in none; a pool is replaced behind both",
+    engines=Engines.SIMULATED,
+    minutes=3.0,
+)
+def two_ingresses(folder: Path) -> Outcome:
+    """Live keys, a refusal, an engine option, and back to the first of them."""
+    with deployed(folder, "F15-two", ingresses=2) as (up, clients):
+        before = pids(up)
+        live = applied(up, "slo.default.ttft=5s", "admission.max_queue=500")
+        both = _generations(up)
+        refused = applied(up, "router.policy=no_such:thing")
+        kept = _generations(up)
+        rolled = applied(
+            up, "slo.default.ttft=5s", "admission.max_queue=500", "model.engine.max_num_seqs=200"
+        )
+        after = pids(up)
+        back = asked(up, "rollback", *_BAKE)
+        at_last = _generations(up)
+        clients.for_s(2.0)
+    bounds = [
+        exactly("generations after a live change", str(both), "[1, 1]"),
+        exactly("and after one that is refused", str(kept), "[1, 1]"),
+        exactly("exit codes", str([d.code for d in (live, refused, rolled, back)]), "[0, 1, 0, 0]"),
+        exactly("pools replaced", str(replaced(before, after)), str(sorted(POOLS, reverse=True))),
+        exactly("generations after the way back", str(at_last), "[3, 3]"),
+    ]
+    figures: dict[str, Figure] = {
+        "live change, s": live.told.get("took_s"),
+        "both pools, s": rolled.told.get("took_s"),
+        "back, s": back.told.get("took_s"),
+    }
+    return outcome(clients.exchanges, bounds, figures)
+
+
+def _generations(up: Parts) -> list[object]:
+    return [one["generation"] for one in up.status()["ingresses"]]
+
+
+# -------------------------------------------------------------------- F16
+
+
+@case(
+    "F16",
+    "engines of both pools replaced under load, decode first: no request fails, all tokens right",
+    engines=Engines.SIMULATED,
+    minutes=2.5,
+)
+def rolling_upgrade_of_engines(folder: Path) -> Outcome:
+    """An option of the engines changes."""
+    with deployed(folder, "F16") as (up, clients):
+        before = pids(up)
+        done = applied(up, "model.engine.max_num_seqs=200")
+        after, holds = pids(up), told(up)
+        clients.for_s(2.0)
+    bounds = [
+        exactly("exit code", done.code, 0),
+        exactly("order", str(done.told.get("replaced")), "['decode', 'prefill']"),
+        *_only_pools_replaced(before, after),
+        exactly("generation that holds", holds["generation"], 1),
+        exactly("the rollout is", holds.get("state"), "done"),
+    ]
+    return outcome(clients.exchanges, bounds, _figures(done))
+
+
+@case(
+    "F16-layout",
+    "engines whose KV blocks look otherwise replace both pools: no pair of an old and a new one",
+    engines=Engines.SIMULATED,
+    minutes=2.5,
+)
+def rolling_upgrade_of_the_layout(folder: Path) -> Outcome:
+    """Blocks of 32 tokens instead of 16: old and new replicas cannot read each other's."""
+    with deployed(folder, "F16-layout") as (up, clients):
+        before = pids(up)
+        done = applied(up, "model.engine.block_size=32")
+        after = pids(up)
+        links = up.deployment.ask("links")["links"]
+        clients.for_s(2.0)
+    broken = sum(row["broken_handoffs"] for row in links)
+    bounds = [
+        exactly("exit code", done.code, 0),
+        *_only_pools_replaced(before, after),
+        exactly("handoffs that broke", broken, 0),
+    ]
+    return outcome(clients.exchanges, bounds, _figures(done))
+
+
+def _only_pools_replaced(
+    before: dict[str, list[int]], after: dict[str, list[int]]
+) -> Iterator[Bound]:
+    yield exactly("pools replaced", str(sorted(replaced(before, after))), str(sorted(POOLS)))
+    others = all(before[name] == after[name] for name in (CONTROLLER, INGRESS))
+    yield exactly("controller and ingress go on", others, True)  # noqa: FBT003 - a figure
+
+
+def _figures(done: Done) -> dict[str, Figure]:
+    why = done.told.get("why") or [done.said.strip().splitlines()[-1] if done.said else ""]
+    return {"took, s": done.took_s, "why": "; ".join(why)}
+
+
+@case(
+    "F16-rollback",
+    "new engines that do not start: the old ones serve on by the old configuration, exit code 1",
+    engines=Engines.SIMULATED,
+    minutes=2.5,
+)
+def engines_that_do_not_start(folder: Path) -> Outcome:
+    """The engine has an option that its process ends with."""
+    ours = other_baton(folder / "same", edits=FAILS_TO_START)
+    with (
+        environment(PYTHONPATH=str(ours.source)),
+        deployed(folder, "F16-rollback") as (up, clients),
+    ):
+        before = pids(up)
+        done = applied(up, "model.engine.max_num_seqs=13", "slo.default.ttft=5s")
+        after, holds = pids(up), told(up)
+        history = asked(up, "history").told["generations"]
+        clients.for_s(2.0)
+    fates = [str(one["fate"]) for one in history]
+    bounds = [
+        exactly("exit code", done.code, FAILURE),
+        exactly("it says why", "no engine starts with 13" in done.said, True),  # noqa: FBT003
+        exactly("every process goes on", after == before, True),  # noqa: FBT003
+        exactly("generation that holds", holds["generation"], 2),
+        exactly("history", str(fates), "['started', 'taken back', 'applied']"),
+    ]
+    return outcome(clients.exchanges, bounds, _figures(done))
+
+
+@case(
+    "F16-goodput",
+    "new engines that are too slow for what is promised: noticed on the first, and taken back",
+    engines=Engines.SIMULATED,
+    minutes=3.0,
+)
+def engines_that_are_too_slow(folder: Path) -> Outcome:
+    """A token takes 200 ms where 60 ms are promised; they start and answer like the others."""
+    promised = {"slo.default.tpot": "60ms"}
+    with deployed(folder, "F16-goodput", settings=promised) as (up, clients):
+        clients.for_s(10.0)
+        before = pids(up)
+        done = applied(up, "pools.decode.engine.sim.decode_step=200ms", more=("--bake", "20s"))
+        after, holds = pids(up), told(up)
+        clients.for_s(2.0)
+    kept = len(set(before["decode"]) & set(after["decode"]))
+    bounds = [
+        exactly("exit code", done.code, FAILURE),
+        exactly("it says why", "missed an objective on new replicas" in done.said, True),  # noqa: FBT003
+        exactly("generation that holds", holds["generation"], 2),
+        exactly("decode replicas at last", len(after["decode"]), POOLS["decode"]),
+        exactly("prefill replicas go on", before["prefill"] == after["prefill"], True),  # noqa: FBT003
+    ]
+    figures = _figures(done) | {"decode replicas that were never replaced": kept}
+    return outcome(clients.exchanges, bounds, figures)
+
+
+# -------------------------------------------------------------------- baton itself
+
+
+@case(
+    "F16-code",
+    "another version of baton replaces all of it under load, from an environment of its own",
+    engines=Engines.SIMULATED,
+    minutes=3.5,
+)
+def another_version_of_baton(folder: Path) -> Outcome:
+    """Replicas, controller and ingress; ingresses last. Then a configuration by the new version."""
+    new = other_baton(folder / "new", version="99.0.0")
+    python = str(new.python(folder / "env"))
+    with deployed(folder, "F16-code") as (up, clients):
+        before = pids(up)
+        refused = asked(up, "apply", "--set", "slo.default.ttft=5s", python=python)
+        done = asked(up, "upgrade", *_BAKE, python=python)
+        after = pids(up)
+        runs = up.status()["baton"]
+        later = asked(up, "apply", "--set", "slo.default.ttft=5s", python=python)
+        clients.for_s(2.0)
+        holds = told(up)
+    bounds = [
+        exactly("a configuration of the new version before, exit code", refused.code, FAILURE),
+        exactly("exit code", done.code, 0),
+        exactly("replaced", str(sorted(replaced(before, after))), str(sorted(before))),
+        exactly("version that runs", runs, new.version),
+        exactly("and after", later.code, 0),
+        exactly("generation that holds", holds["generation"], 1),
+    ]
+    return outcome(clients.exchanges, bounds, _figures(done))
+
+
+@case(
+    "F16-code-bad",
+    "another version of baton whose replicas do not start: the old one serves on, exit code 1",
+    engines=Engines.SIMULATED,
+    minutes=2.5,
+)
+def a_bad_version_of_baton(folder: Path) -> Outcome:
+    """Nothing of it ever serves."""
+    edits = {
+        "serving/replica.py": (
+            "        self._config, self._pool = config, pool\n",
+            '        raise RuntimeError("this version does not start")\n',
+        )
+    }
+    new = other_baton(folder / "new", version="99.0.1", edits=edits)
+    python = str(new.python(folder / "env"))
+    with deployed(folder, "F16-code-bad") as (up, clients):
+        before = pids(up)
+        done = asked(up, "upgrade", *_BAKE, python=python)
+        after = pids(up)
+        runs = up.status()["baton"]
+        still = applied(up, "slo.default.ttft=5s")
+        clients.for_s(2.0)
+    bounds = [
+        exactly("exit code", done.code, FAILURE),
+        exactly("it says why", "this version does not start" in done.said, True),  # noqa: FBT003
+        exactly("every process goes on", after == before, True),  # noqa: FBT003
+        exactly("version that runs", runs, baton.__version__),
+        exactly("a configuration of the old version can be applied", still.code, 0),
+        at_least("requests meanwhile", len(clients.exchanges), 50),
+        at_most("seconds until it was given up", done.took_s, 120.0),
+    ]
+    return outcome(clients.exchanges, bounds, _figures(done))
