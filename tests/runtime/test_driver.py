@@ -12,8 +12,8 @@ from baton.control.pairs import ProbeOptions
 from baton.domain.cache import CacheUpdate
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError, NoCapacity, QueueFull
-from baton.domain.events import CacheChanged, ReplicaJoined, StepProduced
-from baton.domain.fleet import Role
+from baton.domain.events import CacheChanged, LoadReported, ReplicaJoined, StepProduced
+from baton.domain.fleet import Load, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.domain.request import FinishReason, Phase, Request
 from baton.policy.placement import Disaggregate
@@ -113,6 +113,21 @@ async def test_a_link_that_refuses_a_leg_sends_the_request_elsewhere() -> None:
     outside.refuse_with["m0"] = LegFailure.OVERLOADED
     driver.on_request(request("r"))
     assert [replica_id for replica_id, _ in outside.submitted] == ["m1"]
+    driver.close()
+
+
+async def test_a_leg_that_never_left_is_not_looked_for_in_reports() -> None:
+    """A replica counts the legs that reach it; the next one must not stay unseen for this one."""
+    driver, outside = rig()
+    for name in ("m0", "m1"):
+        driver.on_event(ReplicaJoined(facts=replica_facts(name)))
+    outside.refuse_with["m0"] = LegFailure.OVERLOADED
+    driver.on_request(request("refused"))
+    outside.refuse_with.clear()
+    driver.on_request(request("taken"))
+    assert [replica_id for replica_id, _ in outside.submitted] == ["m1", "m0"]
+    driver.on_event(LoadReported(replica_id="m0", load=Load(), received_legs=1))
+    assert driver.fleet().replicas["m0"].unseen_legs == 0
     driver.close()
 
 

@@ -160,7 +160,12 @@ class Driver:
             log_event(_LOG, logging.DEBUG, "leg_sent", _told(command, failure))
         if failure is not None:
             self._events.append(
-                LegFailed(replica_id=command.replica_id, leg_id=command.leg.leg_id, failure=failure)
+                LegFailed(
+                    replica_id=command.replica_id,
+                    leg_id=command.leg.leg_id,
+                    failure=failure,
+                    sent=False,
+                )
             )
 
     def _set_timer(self) -> None:

@@ -115,6 +115,7 @@ class VirtualIngress:
                     replica_id=command.replica_id,
                     leg_id=leg.leg_id,
                     failure=LegFailure.UNREACHABLE,
+                    sent=False,
                 )
             )
             return
