@@ -20,10 +20,14 @@ from baton.domain.request import Request
 from baton.simulator.engine.blocks import expect
 from baton.simulator.engines import EngineSettings, engine_of, wiring
 from baton.simulator.ingress import VirtualIngress
-from baton.simulator.replica import VirtualReplica, World
+from baton.simulator.replica import VirtualReplica
 from baton.simulator.reporting import Reporting
 from baton.simulator.timeline import Timeline
 from baton.simulator.transfers import Transfers
+from baton.simulator.world import World
+
+LIVENESS_S = 2.0
+"""How long a replica may say nothing before its session ends; as the fleet link has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,20 @@ class VirtualFleet:
     def kill(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
         """A replica dies now."""
         self.replicas.pop(replica_id).die(reason)
+
+    def freeze(self, replica_id: str, for_s: float, *, liveness_s: float = LIVENESS_S) -> None:
+        """A replica's process is stopped for so long; its sessions end after `liveness_s` of it."""
+        replica = self.replicas[replica_id]
+        replica.freeze()
+
+        def thaw() -> None:
+            if replica.thaw():
+                for ingress in self.ingresses:
+                    ingress.join(replica, self._latency_s())
+
+        if for_s > liveness_s:
+            self.timeline.after(liveness_s, replica.break_off)
+        self.timeline.after(for_s, thaw)
 
     def retire(self, replica_id: str, on_gone: Callable[[], None] | None = None) -> None:
         """A replica takes no new work from now on, and leaves when it has ended what it has."""

@@ -45,6 +45,15 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Freeze:
+    """A replica's process is stopped, and goes on later."""
+
+    at_s: float
+    replica_id: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetRole:
     """A replica is meant for something else from now on; what runs there runs on."""
 
@@ -62,5 +71,5 @@ class SetBandwidth:
     bytes_per_s: float
 
 
-Happening = Start | Stop | StopReplica | Kill | SetRole | SetBandwidth
+Happening = Start | Stop | StopReplica | Kill | Freeze | SetRole | SetBandwidth
 """Whatever is to happen to a replica that does not live at that time does not happen."""

@@ -7,6 +7,10 @@ amid a jump may end it earlier: an end that was put off the calendar so is told 
 ignored. A replica behaves as a replica host of the live body does: an abort is confirmed after each
 output of its leg, a leg that the engine does not take is said to have failed, a draining replica
 takes none. Once it has `died` it does and says nothing more; what was on its way still arrives.
+
+A *frozen* replica (a stopped process) neither computes nor says anything, and what it is told waits
+until it thaws. Its memory can be read all the while, so pulls from it go on. A session that its
+coordinator has broken off meanwhile is over when it thaws, with all its legs.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, assert_never
+from typing import Protocol
 
 from baton.domain.events import (
     CacheChanged,
@@ -32,13 +36,13 @@ from baton.domain.events import (
 )
 from baton.domain.fleet import Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
-from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, StartPull
 from baton.simulator.engine.port import VirtualEngine
 from baton.simulator.engines import Wiring
-from baton.simulator.reporting import Reporting
+from baton.simulator.fetches import Fetches
+from baton.simulator.freezer import Freezer
 from baton.simulator.tickets import read_ticket
-from baton.simulator.timeline import Timeline
-from baton.simulator.transfers import Pull, Transfers
+from baton.simulator.timeline import Action
+from baton.simulator.world import World
 
 _STEP_S = 0.25
 """No decode step takes longer; by so much may an engine overstep its patience."""
@@ -65,19 +69,6 @@ class Session:
     """Sources of pulls that it has not been told of."""
 
 
-@dataclass(slots=True, kw_only=True)
-class World:
-    """What the replicas of a fleet have in common."""
-
-    timeline: Timeline
-    transfers: Transfers
-    reporting: Reporting
-    by_address: dict[str, VirtualReplica] = field(default_factory=dict)
-    """Those that live, by their side channels."""
-    next_happening_at_s: float = float("inf")
-    """No jump goes beyond: whoever dies then has sent what it had computed."""
-
-
 class VirtualReplica:
     """One life of one replica."""
 
@@ -94,6 +85,8 @@ class VirtualReplica:
         self._world = world
         self._timeline = world.timeline
         self._sessions: list[Session] = []
+        self._broken_off = False
+        self.freezer = Freezer()
         self._owners: dict[str, Session] = {}
         self._ends_at_s: float | None = None
         self._end_number = 0
@@ -101,6 +94,7 @@ class VirtualReplica:
         self._flush_due = False
         self._changed = True
         self._said_at_s = world.timeline.now_s
+        self._fetches = Fetches(self, wires, world)
         world.by_address[facts.side_channel] = self
         world.transfers.network.connect(facts.side_channel, wires.bytes_per_s)
 
@@ -119,6 +113,8 @@ class VirtualReplica:
 
     def beat(self) -> None:
         """Report to everybody, if there is anything to report."""
+        if self.freezer.frozen:
+            return
         reporting, now_s = self._world.reporting, self._timeline.now_s
         silent = now_s - self._said_at_s < reporting.silence_s
         if silent and not (self._changed or self._ends_at_s is not None or reporting.always):
@@ -161,7 +157,7 @@ class VirtualReplica:
     # ------------------------------------------------------------------ what coordinators ask
     def submit(self, session: Session, leg: Leg) -> None:
         """Run a leg, or say why not."""
-        if not self.alive:
+        if not self._hears(session, partial(self.submit, session, leg)):
             return
         session.received_legs += 1
         failure = self._take_in(leg)
@@ -170,7 +166,7 @@ class VirtualReplica:
             self._say(session, failed)
             return
         self._owners[leg.leg_id] = session
-        self._go_on()
+        self.go_on()
 
     def _take_in(self, leg: Leg) -> LegFailure | None:
         if self.draining:
@@ -179,29 +175,29 @@ class VirtualReplica:
 
     def abort(self, session: Session, leg_ids: Sequence[str]) -> None:
         """Stop legs and confirm it."""
-        if not self.alive:
+        if not self._hears(session, partial(self.abort, session, leg_ids)):
             return
         self.engine.abort(leg_ids)
         for leg_id in leg_ids:
             self._owners.pop(leg_id, None)
-        self._after_change()
+        self.after_change()
         self._say(session, LegsAborted(replica_id=self.facts.replica_id, leg_ids=tuple(leg_ids)))
-        self._go_on()
+        self.go_on()
 
     def release(self, ticket: Ticket) -> None:
         """Tell whoever issued a ticket that nobody will pull it."""
-        if self.alive:
+        if self.alive and not self.freezer.holds(partial(self.release, ticket)):
             read = read_ticket(ticket)
-            self._free_source(read.address, read.leg_id)
+            self._fetches.free_source(read.address, read.leg_id)
 
     def sync_cache(self, session: Session) -> None:
         """Say all that is cached."""
-        if self.alive:
+        if self._hears(session, partial(self.sync_cache, session)):
             self._send_snapshot(session)
 
     def check_side_channel(self, session: Session, source_id: str, address: str) -> None:
         """Say whether another engine answers, and has blocks of the same layout."""
-        if not self.alive:
+        if not self._hears(session, partial(self.check_side_channel, session, source_id, address)):
             return
         source = self._world.by_address.get(address)
         ok = source is not None and source.facts.layout == self.facts.layout
@@ -214,7 +210,42 @@ class VirtualReplica:
         )
         self._say(session, checked, late_s=self._wires.setup_s)
 
+    def _hears(self, session: Session, again: Action) -> bool:
+        """Whether what a coordinator says is heard now; a frozen replica hears it `again` later."""
+        if not self.alive or self.freezer.holds(again):
+            return False
+        return session in self._sessions
+
     # ------------------------------------------------------------------ life
+    def freeze(self) -> None:
+        """Do and say nothing until it thaws."""
+        self.freezer.frozen = True
+
+    def break_off(self) -> None:
+        """Coordinators have waited for a frozen replica for long enough: it is lost to them."""
+        if self.alive and self.freezer.frozen:
+            self._broken_off = True
+            lost = ReplicaLost(replica_id=self.facts.replica_id, reason=LossReason.SILENT)
+            for session in self._sessions:
+                session.listener.hear(self, lost)
+
+    def thaw(self) -> bool:
+        """Go on; whether coordinators have broken off, so that sessions must be opened anew."""
+        broken_off, self._broken_off = self._broken_off, False
+        if not self.alive:
+            return False
+        over: tuple[str, ...] = ()
+        if broken_off:
+            over = tuple(self._owners)
+            self._sessions.clear()
+            self._owners.clear()
+        for action in self.freezer.thaw():
+            action()
+        self.engine.abort(over)
+        self.after_change()
+        self.go_on()
+        return broken_off
+
     def drain(self, on_empty: Callable[[], None] | None = None) -> None:
         """Take no new legs; call `on_empty` when nothing is left here of any request."""
         self.draining, self._on_empty = True, on_empty
@@ -238,10 +269,10 @@ class VirtualReplica:
         self._sessions.clear()
 
     # ------------------------------------------------------------------ steps
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Something has changed: compute, or end what is under way earlier."""
         self._changed = True
-        if not self.alive:
+        if not self.alive or self.freezer.frozen:
             return
         if self._ends_at_s is None:
             self._begin()
@@ -250,14 +281,14 @@ class VirtualReplica:
         left_s = self.engine.interrupt(now_s)
         if left_s is not None and now_s + left_s < self._ends_at_s - _SAME_MOMENT_S:
             self._end_in(left_s)
-        self._after_change()
+        self.after_change()
 
     def _begin(self) -> None:
         now_s = self._timeline.now_s
         left_s = self._world.next_happening_at_s - _STEP_S - now_s
         patience_s = max(0.0, min(self._world.reporting.patience_s, left_s))
         took_s = self.engine.begin(now_s, patience_s=patience_s)
-        self._after_change()
+        self.after_change()
         if took_s is not None:
             self._end_in(took_s)
             return
@@ -273,11 +304,13 @@ class VirtualReplica:
     def _on_end(self, number: int) -> None:
         if not self.alive or number != self._end_number:
             return
+        if self.freezer.holds(partial(self._on_end, number)):
+            return
         self._ends_at_s = None
         outputs = self.engine.finish(self._timeline.now_s)
-        self._after_change()
-        self._send_outputs(outputs)
-        self._go_on()
+        self.after_change()
+        self.send_outputs(outputs)
+        self.go_on()
 
     def _watch_expiry(self) -> None:
         """Look again when a lease ends: legs may wait for its blocks."""
@@ -288,9 +321,10 @@ class VirtualReplica:
 
     def _on_expiry(self) -> None:
         self._expiry_watched_s = float("inf")
-        self._go_on()
+        self.go_on()
 
-    def _send_outputs(self, outputs: Iterable[LegOutput]) -> None:
+    def send_outputs(self, outputs: Iterable[LegOutput]) -> None:
+        """Tell coordinators what their legs have produced."""
         shares: dict[Session, list[LegOutput]] = {}
         owners = self._owners
         for output in outputs:
@@ -309,90 +343,25 @@ class VirtualReplica:
             self._say(session, produced)
 
     # ------------------------------------------------------------------ orders of the engine
-    def _after_change(self) -> None:
+    def after_change(self) -> None:
+        """Something has changed in the engine: do what it orders, say what it caches."""
         if not self._flush_due and self.engine.has_cache_news():
             self._flush_due = True
             self._timeline.after(self._world.reporting.cache_every_s, self._flush)
         for order in self.engine.take_orders():
-            match order:
-                case StartPull():
-                    self._pull(order)
-                case LoadBlocks():
-                    self._load_blocks(order)
-                case CancelFetch():
-                    self._world.transfers.cancel(self._key(order.leg_id))
-                case FreeSource():
-                    self._free_source(order.ticket.address, order.ticket.leg_id)
-                case _:
-                    assert_never(order)
+            self._fetches.carry_out(order)
 
-    def _key(self, leg_id: str) -> str:
-        return f"{self.facts.side_channel}/{leg_id}"
-
-    def _pull(self, order: StartPull) -> None:
-        ticket, begun_at_s = order.ticket, self._timeline.now_s
-
-        def done() -> None:
-            if not self.alive:
-                return
-            # The source may have given the blocks up meanwhile: then they are worth nothing.
-            if not self._free_source(ticket.address, ticket.leg_id):
-                failed()
-                return
-            took_s = self._timeline.now_s - begun_at_s
-            self.engine.pull_done(order.leg_id, blocks=order.blocks, took_s=took_s)
-            self._pulled(order)
-
-        def failed() -> None:
-            if not self.alive:
-                return
-            output = self.engine.pull_failed(order.leg_id)
-            self._after_change()
-            self._send_outputs(() if output is None else (output,))
-            self._pulled(order)
-
-        source = self._world.by_address.get(ticket.address)
-        if source is None or not source.engine.holds(ticket.leg_id, self._timeline.now_s):
-            self._timeline.after(0.0, failed)
-            return
-        self._world.transfers.begin(
-            Pull(
-                key=self._key(order.leg_id),
-                source_id=ticket.address,
-                target_id=self.facts.side_channel,
-                moved_bytes=order.blocks * self.facts.kv_block_bytes,
-                setup_s=self._wires.setup_s,
-                done=done,
-                failed=failed,
-            )
-        )
-
-    def _pulled(self, order: StartPull) -> None:
-        """A pull is over, one way or the other."""
+    def pulled(self, source_id: str) -> None:
+        """A pull from a source is over, one way or the other."""
         for session in self._sessions:
-            session.pulled_from.add(order.ticket.engine_id)
-        self._after_change()
-        self._go_on()
-
-    def _load_blocks(self, order: LoadBlocks) -> None:
-        def done() -> None:
-            if self.alive:
-                self.engine.load_done(order.leg_id)
-                self._after_change()
-                self._go_on()
-
-        self._timeline.after(order.blocks * self._wires.host_block_s, done)
-
-    def _free_source(self, address: str, leg_id: str) -> bool:
-        """Have a source free blocks; False when it does not keep them (any more)."""
-        source = self._world.by_address.get(address)
-        if source is None or not source.engine.release(leg_id, self._timeline.now_s):
-            return False
-        source._go_on()  # noqa: SLF001 - another replica: legs may wait for these blocks there
-        return True
+            session.pulled_from.add(source_id)
+        self.after_change()
+        self.go_on()
 
     # ------------------------------------------------------------------ cache
     def _flush(self) -> None:
+        if self.freezer.holds(self._flush):
+            return
         self._flush_due = False
         update = self.engine.take_cache_update() if self.alive else None
         if update is not None and self._world.reporting.cached:
