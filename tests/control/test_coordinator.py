@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
+from baton.control.limits import CoordinatorLimits, RecoveryOptions
 from baton.domain.commands import AbortLegs, Deliver, FailRequest, ReleaseLease, SubmitLeg
 from baton.domain.errors import (
     DeadlineExceeded,
@@ -504,7 +505,7 @@ def test_an_output_from_the_wrong_replica_is_ignored() -> None:
 
 
 def test_an_unconfirmed_abort_is_forgotten_after_its_deadline() -> None:
-    world = World()
+    world = World(replace(LIMITS, recovery=RecoveryOptions(silence_s=inf)))  # nobody looks around
     world.pd()
     world.arrive(request("r"))
     world.cancel("r")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.limits import CoordinatorLimits, RecoveryOptions
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.leg_story import LegEnd
@@ -17,7 +18,13 @@ from baton.domain.request import Phase
 from tests.control.world import LIMITS, World, request
 
 PATIENT = replace(
-    LIMITS, drain_patience_s=5.0, drain_moves=2, stall_s=1e4, first_token_s=1e4, total_s=1e5
+    LIMITS,
+    drain_patience_s=5.0,
+    drain_moves=2,
+    stall_s=1e4,
+    first_token_s=1e4,
+    total_s=1e5,
+    recovery=RecoveryOptions(silence_s=inf),  # replicas say nothing here
 )
 
 

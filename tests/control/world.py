@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
@@ -35,12 +35,18 @@ from baton.domain.events import (
     StepProduced,
     TimePassed,
 )
-from baton.domain.fleet import Load, LossReason, Role
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.fleet import Load, LossReason, ReplicaView, Role, Standing
+from baton.domain.handoff import Decision, Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
 from baton.perf.timing import EngineTiming
 from baton.policy.block_hash import chain, chain_root
-from baton.policy.placement import Disaggregate, Placer
+from baton.policy.placement import (
+    Disaggregate,
+    NoRoute,
+    PlacementQuery,
+    Placer,
+    Surroundings,
+)
 from baton.telemetry.waterfall import waterfall
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer
@@ -71,6 +77,37 @@ def request(  # noqa: PLR0913 - whatever a test cares about
     )
 
 
+class OnlyCountedOn:
+    """A placer whose answers are checked: nobody but those of the best standing gets work."""
+
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+
+    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
+        decision = self._placer.place(query, around)
+        if isinstance(decision, Decision):
+            route = decision.route
+            self._check({route.decode_replica_id, route.prefill_replica_id} - {None}, around)
+        return decision
+
+    def place_decode(
+        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
+    ) -> str | None:
+        target = self._placer.place_decode(query, source, around)
+        self._check({target} - {None}, around)
+        return target
+
+    def _check(self, chosen: set[str | None], around: Surroundings) -> None:
+        ranks = {
+            one: list(Standing).index(view.standing)
+            for one, view in around.fleet.replicas.items()
+            if not view.draining
+        }
+        for one in chosen:
+            assert one in ranks, f"{one} drains"
+            assert ranks[one] == min(ranks.values()), f"{one} is chosen, others are sound"
+
+
 class World:
     """Drives a `Coordinator` by hand; token number i of every request is the integer i."""
 
@@ -87,7 +124,7 @@ class World:
         self.limits = limits
         self.machine = Coordinator(
             limits=limits,
-            placer=policy or placer(disaggregate),
+            placer=OnlyCountedOn(policy or placer(disaggregate)),
             probing=probing,
             rules=rules,
             priors=priors,
@@ -178,10 +215,21 @@ class World:
                 self.pinned.pop(leg_id, None)
         self.tell(TimePassed())
 
-    def confirm_aborts(self) -> None:
+    def live(self, seconds: float, *, frozen: Container[str] = (), beat_s: float = 0.25) -> None:
+        """Let time pass while all but the frozen say how they are, with nothing to do."""
+        for _ in range(round(seconds / beat_s)):
+            for replica_id in tuple(self.alive):
+                if replica_id not in frozen:
+                    self.load(replica_id, Load())
+            self.wait(beat_s)
+
+    def confirm_aborts(self, *, frozen: Container[str] = ()) -> None:
         pending, self.aborting = self.aborting, []
         for replica_id, leg_id in pending:
-            self._abort_now(replica_id, leg_id)
+            if replica_id in frozen:
+                self.aborting.append((replica_id, leg_id))
+            else:
+                self._abort_now(replica_id, leg_id)
 
     # ------------------------------------------------------------ what replicas do
 

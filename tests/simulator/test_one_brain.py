@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.control.coordinator import Coordinator
-from baton.control.limits import CoordinatorLimits
+from baton.control.limits import CoordinatorLimits, RecoveryOptions
 from baton.control.pairs import ProbeOptions
 from baton.domain.commands import (
     AbortLegs,
@@ -25,8 +26,12 @@ from baton.domain.commands import (
 )
 from baton.domain.events import Event, RequestsCancelled
 from baton.domain.fleet import Role
+from baton.domain.recovery import Trouble
+from baton.policy.breakers import BreakerOptions
+from baton.policy.hedging import HedgeOptions
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
+from baton.policy.retry_budget import RetryOptions
 from baton.simulator.engines import EngineSettings
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from baton.simulator.ingress import VirtualIngress
@@ -44,8 +49,16 @@ HASTY = CoordinatorLimits(
     stall_s=0.15,
     total_s=1.5,
     retry_s=0.03,
+    recovery=RecoveryOptions(
+        silence_s=0.6,
+        breaker=BreakerOptions(failures=2, pause_s=0.1),
+        retries=RetryOptions(fraction=0.3, floor=4),
+        hedge=HedgeOptions(factor=1.5, least_s=0.05),
+    ),
 )
 """So that every deadline passes now and then."""
+CALM = replace(HASTY, first_token_s=3.0, stall_s=3.0, total_s=4.0)
+"""So that silence is noticed before streams stall."""
 BEGIN_S = 0.5
 Said = tuple[float, str, object]
 
@@ -91,12 +104,19 @@ def simulated(coordinator: Coordinator, fleet: VirtualFleet) -> VirtualIngress:
     return VirtualIngress(coordinator, fleet.timeline, on_end=lambda _: None)
 
 
-def told(
-    body: Body, engine: EngineSettings, disaggregate: Disaggregate, seed: int, kills: list[float]
+def told(  # noqa: PLR0913 - all that a story is made of
+    body: Body,
+    engine: EngineSettings,
+    disaggregate: Disaggregate,
+    seed: int,
+    *,
+    kills: list[float],
+    freezes: list[float],
+    limits: CoordinatorLimits = HASTY,
 ) -> list[Said]:
-    """What a coordinator orders in this body, while replicas die and return and clients go."""
+    """What a coordinator orders in this body, while replicas die and freeze and clients go."""
     fleet = VirtualFleet(FleetOptions(seed=seed))
-    brain = Watched(HASTY, disaggregate, seed)
+    brain = Watched(limits, disaggregate, seed)
     ingress = body(brain, fleet)
     fleet.ingresses.append(ingress)  # type: ignore[arg-type]  # it is like one
 
@@ -109,6 +129,8 @@ def told(
         role, number = (Role.DECODE, Role.PREFILL)[turn % 2], turn // 2 % 2
         at(at_s, partial(die, fleet, role, number))
         at(at_s + 0.3, partial(join, fleet, engine, role, number))
+    for turn, at_s in enumerate(sorted(freezes)):
+        at(at_s, partial(freeze, fleet, (Role.DECODE, Role.PREFILL)[turn % 2], turn // 2 % 2))
     sent = trace(40, rate_per_s=40, seed=seed, groups=3).asked(start_s=BEGIN_S)
     for number, request in enumerate(sent):
         at(request.arrived_at_s, partial(ingress.send, request))
@@ -129,6 +151,11 @@ def die(fleet: VirtualFleet, role: Role, number: int) -> None:
         fleet.kill(f"{role}-{number}")
 
 
+def freeze(fleet: VirtualFleet, role: Role, number: int) -> None:
+    if f"{role}-{number}" in fleet.replicas:
+        fleet.freeze(f"{role}-{number}", 0.9, liveness_s=0.8)
+
+
 def give_up(ingress: VirtualIngress | LiveIngress, request_id: str) -> None:
     match ingress:
         case LiveIngress():
@@ -143,20 +170,29 @@ def give_up(ingress: VirtualIngress | LiveIngress, request_id: str) -> None:
     st.sampled_from([Disaggregate.AUTO, Disaggregate.ALWAYS]),
     st.integers(0, 99),
     st.lists(st.floats(0.6, 1.8), max_size=4),
+    st.tuples(st.lists(st.floats(0.6, 1.8), max_size=3), st.sampled_from([HASTY, CALM])),
 )
 def test_the_live_driver_and_the_simulator_give_the_same_orders(
-    engine: EngineSettings, disaggregate: Disaggregate, seed: int, kills: list[float]
+    engine: EngineSettings,
+    disaggregate: Disaggregate,
+    seed: int,
+    kills: list[float],
+    frozen: tuple[list[float], CoordinatorLimits],
 ) -> None:
-    live = told(LiveIngress, engine, disaggregate, seed, kills)
-    virtual = told(simulated, engine, disaggregate, seed, kills)
+    freezes, limits = frozen
+    story = partial(told, kills=kills, freezes=freezes, limits=limits)
+    live = story(LiveIngress, engine, disaggregate, seed)
+    virtual = story(simulated, engine, disaggregate, seed)
     for one, other in zip(live, virtual, strict=False):
         assert one == other
     assert len(live) == len(virtual)
 
 
 def test_such_stories_have_every_order_in_them() -> None:
-    said = told(LiveIngress, COUNTED, Disaggregate.ALWAYS, 1, [0.7, 0.71, 0.72, 0.73])
-    said += told(LiveIngress, COUNTED, Disaggregate.ALWAYS, 1, [0.7, 0.8, 1.0])
+    kills = [0.7, 0.71, 0.72, 0.73]
+    said = told(LiveIngress, COUNTED, Disaggregate.ALWAYS, 1, kills=kills, freezes=[])
+    kills = [0.7, 0.8, 1.0]
+    said += told(LiveIngress, COUNTED, Disaggregate.ALWAYS, 1, kills=kills, freezes=[])
     assert {kind for _, kind, _ in said} >= {
         "SubmitLeg",
         "AbortLegs",
@@ -166,3 +202,14 @@ def test_such_stories_have_every_order_in_them() -> None:
         "FailRequest",
         "RecordRequest",
     }
+
+
+def test_such_stories_have_second_tries_for_silence_in_them() -> None:
+    brains: list[Coordinator] = []
+
+    def noted(coordinator: Coordinator, fleet: VirtualFleet) -> VirtualIngress:
+        brains.append(coordinator)
+        return simulated(coordinator, fleet)
+
+    told(noted, COUNTED, Disaggregate.AUTO, 1, kills=[], freezes=[0.8], limits=CALM)
+    assert dict(brains[0].recoveries().second_tries)[Trouble.SILENT] > 0

@@ -9,8 +9,9 @@ already under way may still bring a ticket, and with it blocks to free.
 
 What may fail: a leg (`LegFailed`, or an output that ends in ERROR or ABORT), a replica (whatever
 ran there is placed again, with the tokens already delivered as part of the prompt), and time
-(every phase has a deadline). A request ends exactly once: `RecordRequest` is issued then and only
-then. The invariants are in `check_integrity`.
+(every phase has a deadline). What is done then is in `recovery`, and who is counted on in `health`.
+A request ends exactly once: `RecordRequest` is issued then and only then. The invariants are in
+`check_integrity`.
 """
 
 from __future__ import annotations
@@ -61,9 +62,11 @@ from baton.domain.events import (
     TimePassed,
 )
 from baton.domain.fleet import FleetView, LossReason, ReplicaFacts, Role
+from baton.domain.recovery import Recoveries, Trouble
 from baton.domain.request import Phase, Request
 from baton.perf.fitted import TimingBook
 from baton.perf.timing import EngineTiming
+from baton.policy.breakers import Circuit
 from baton.policy.placement import Placer
 from baton.policy.prefix_index import IndexOptions, PrefixIndex
 from baton.policy.slo_book import NoSuchClass
@@ -105,6 +108,7 @@ class Coordinator:
             knowledge=self.knowledge,
             tenancy=Tenancy(self._rules.tenants, coordinators=coordinators),
         )
+        self._health = self._journeys.health
         self._journeys.waiters.admittance.govern(self._rules)
         self._drains = Drains(limits, self._fleet, self._legs)
         self._reporter = Reporter(self._fleet, self.knowledge, self._journeys.accounts)
@@ -122,6 +126,7 @@ class Coordinator:
             legs=self._legs,
             fleet=self._fleet,
             prober=self._prober,
+            health=self._health,
             probes_pairs=self._probes_pairs,
         )
         self._ignored_arrivals = 0
@@ -149,6 +154,7 @@ class Coordinator:
             self._journeys.waiters.next_at_s(),
             self._prober.next_deadline_at_s() if self._probes_pairs else None,
             self._drains.next_at_s(),
+            self._health.next_at_s(),
         ):
             if at_s is not None and (first_s is None or at_s < first_s):
                 first_s = at_s
@@ -237,6 +243,14 @@ class Coordinator:
         """Legs that were given up and whose replicas have not said yet that they are gone."""
         return self._legs.closing_count()
 
+    def recoveries(self) -> Recoveries:
+        """How often requests were tried again, and why, since the start."""
+        return self._journeys.recovery.totals()
+
+    def circuits(self, now_s: float) -> dict[str, Circuit]:
+        """How far each replica is trusted."""
+        return {one: self._health.circuit(one, now_s) for one in self._fleet.ids}
+
     def take_notices(self) -> tuple[PairNotice, ...]:
         """What an operator should hear of pairs of replicas, since this was last called."""
         return self._prober.take_notices()
@@ -244,6 +258,7 @@ class Coordinator:
     def check_integrity(self) -> None:
         """Raise AssertionError when the machine's own books disagree."""
         self._drains.check_integrity()
+        self._health.check_integrity()
         self._prober.check_integrity()
         self._legs.check_integrity()
         self._journeys.check_integrity()
@@ -252,6 +267,8 @@ class Coordinator:
     def _take(self, event: Event, now_s: float) -> None:
         match event:
             case StepProduced():
+                self._health.heard(event.replica_id, now_s)
+                self._health.stepped(event.replica_id, now_s)
                 self._leg_events.step(event, now_s)
             case RequestArrived() | RequestsRefused() | RequestsCancelled():
                 self._on_client(event, now_s)
@@ -260,6 +277,7 @@ class Coordinator:
             case LegFailed():
                 self._leg_events.failed(event, now_s)
             case LegsAborted():
+                self._health.heard(event.replica_id, now_s)
                 self._leg_events.aborted(event.leg_ids)
             case TimePassed():
                 self._on_time(now_s)
@@ -306,6 +324,7 @@ class Coordinator:
         if error is not None:
             self._journeys.end(entry, Phase.SHED, now_s, reason=error.why, error=error)
         else:
+            self._journeys.recovery.budget.arrived(now_s)
             self._journeys.place(entry, now_s)
 
     def _charge(self, entry: Entry, now_s: float) -> RateLimited | None:
@@ -374,8 +393,10 @@ class Coordinator:
         now_s: float,
     ) -> None:
         replica_id, missing = event.replica_id, False
+        self._health.heard(replica_id, now_s)
         match event:
             case LoadReported():
+                self._health.reported(replica_id, event.load, now_s)
                 received = event.received_legs
                 self._fleet.report(replica_id, event.load, now_s, received_legs=received)
                 missing = self.knowledge.reported(replica_id, event.load, now_s)
@@ -394,6 +415,7 @@ class Coordinator:
             self._on_lost(lost, now_s)
         self._reporter.left(facts.replica_id)
         self._fleet.join(facts, now_s)
+        self._health.joined(facts.replica_id, now_s)
         self.knowledge.joined(facts)
         if self._probes_pairs:
             self._do(self._prober.joined(facts, now_s))
@@ -412,28 +434,30 @@ class Coordinator:
         self._drains.over(event.replica_id)
         self._reporter.left(event.replica_id)
         self._fleet.lose(event.replica_id)
+        self._health.lost(event.replica_id, event.reason, now_s)
         self.knowledge.lost(event.replica_id)
         self._do(self._prober.gone(event.replica_id, now_s))
-        running, closing = self._legs.on_replica(event.replica_id)
+        _, closing = self._legs.on_replica(event.replica_id)
         for gone in closing:
             self._legs.confirm(gone.placed.leg.leg_id)
             self._leg_events.release_orphan(gone, now_s)
-        for placed in running:
-            entry = self._journeys.entries[placed.leg.request_id]
-            why = f"the replica was lost ({event.reason})"
-            self._journeys.broken(entry, event.replica_id, why, now_s)
+        recovery, why = self._journeys.recovery, f"the replica was lost ({event.reason})"
+        for entry in recovery.on_replica(event.replica_id):
+            recovery.broken(entry, event.replica_id, why, now_s, trouble=Trouble.LOST)
 
     def _do(self, commands: Iterable[Command]) -> None:
         self._journeys.commands.extend(commands)
 
     def _on_time(self, now_s: float) -> None:
         self._do(self._prober.time_passed(now_s))
+        for replica_id in self._health.time_passed(now_s):
+            self._journeys.recovery.leave_silent(replica_id, now_s)
         for closing in self._legs.take_overdue(now_s):
-            self._leg_events.release_orphan(closing, now_s)
+            self._leg_events.unconfirmed(closing, now_s)
         for request_id in self._journeys.deadlines.take_due(now_s):
             self._journeys.on_deadline(self._journeys.entries[request_id], now_s)
         for entry in self._drains.due(self._journeys.entries, now_s):
-            self._journeys.move(entry, now_s)
+            self._journeys.recovery.move(entry, now_s)
         retry_at_s = self._journeys.waiters.retry_at_s
         if retry_at_s is not None and retry_at_s <= now_s:
             self._journeys.turns.serve_queue(now_s)

@@ -6,7 +6,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from baton.domain.fleet import FleetView, Load, ReplicaFacts, ReplicaView, Role, Roster
+from baton.domain.fleet import (
+    FleetView,
+    Load,
+    ReplicaFacts,
+    ReplicaView,
+    Role,
+    Roster,
+    Standing,
+)
 
 _MOST_CROWD = 64.0
 """Beyond it the sums say more of reports that are late than of other coordinators."""
@@ -66,6 +74,11 @@ class FleetTable:
         )
 
     @property
+    def has_work(self) -> bool:
+        """Whether a leg of ours runs anywhere."""
+        return any(view.inflight_legs for view in self._views.values())
+
+    @property
     def crowd(self) -> float:
         """How many legs the fleet gets for each of ours: all that are reported, by ours of them."""
         return min(_MOST_CROWD, max(1.0, self._reported_legs / max(1, self._seen_legs)))
@@ -101,6 +114,13 @@ class FleetTable:
             self._put(replica_id, replace(view, draining=True))
             self._roster = None
 
+    def stand(self, replica_id: str, standing: Standing) -> None:
+        """Note whether a replica is counted on; unknown ids are ignored."""
+        view = self._views.get(replica_id)
+        if view is not None and view.standing is not standing:
+            self._put(replica_id, replace(view, standing=standing))
+            self._roster = None
+
     def change_role(self, replica_id: str, role: Role) -> ReplicaView | None:
         """Note what a replica is meant for now: its view; None when it is unknown."""
         if view := self._views.get(replica_id):
@@ -128,6 +148,7 @@ class FleetTable:
                     load=load,
                     load_at_s=now_s,
                     draining=view.draining,
+                    standing=view.standing,
                     inflight_legs=view.inflight_legs,
                     inflight_tokens=view.inflight_tokens,
                     inflight_streams=view.inflight_streams,
@@ -215,6 +236,7 @@ def _with_more(
         load=view.load,
         load_at_s=view.load_at_s,
         draining=view.draining,
+        standing=view.standing,
         inflight_legs=view.inflight_legs + inflight[0],
         inflight_tokens=view.inflight_tokens + inflight[1],
         inflight_streams=view.inflight_streams + inflight[2],

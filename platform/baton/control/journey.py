@@ -1,7 +1,8 @@
-"""What can happen to one request: placed, handed off, streamed, broken, resumed, ended.
+"""What can happen to one request: placed, handed off, streamed, ended.
 
 Each method takes an `Entry` along one edge of the transition table, or several, and appends the
-commands that follow. Which request an event is about is the coordinator's business.
+commands that follow. Which request an event is about is the coordinator's business, and what is
+done when a leg fails that of `recovery`.
 """
 
 from __future__ import annotations
@@ -15,22 +16,19 @@ from baton.control.admittance import Admittance
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
 from baton.control.flows import Flows
+from baton.control.health import Health
 from baton.control.knowledge import Knowledge
 from baton.control.leases import granted, release
 from baton.control.ledger import RUNS, Entry
 from baton.control.leg_running import LegRunning
 from baton.control.legs import LegBook, PlacedLeg
 from baton.control.limits import CoordinatorLimits
+from baton.control.recovery import Recovery
 from baton.control.tenancy import Tenancy
 from baton.control.turns import Turns
 from baton.control.waiters import Waiters
 from baton.domain.commands import Command, Delivery, FailRequest, RecordRequest
-from baton.domain.errors import (
-    BatonError,
-    DeadlineExceeded,
-    EngineFailed,
-    NotResumable,
-)
+from baton.domain.errors import BatonError, DeadlineExceeded
 from baton.domain.handoff import (
     Decision,
     HandoffMode,
@@ -41,6 +39,7 @@ from baton.domain.handoff import (
     Ticket,
 )
 from baton.domain.leg_story import LegEnd
+from baton.domain.recovery import Trouble
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.policy.admission import Admit, Hold, Reason, Shed, Verdict
 from baton.policy.placement import NoRoute, PlacementQuery, Placer
@@ -66,13 +65,17 @@ class Journeys:
         self.entries: dict[str, Entry] = {}
         self.deadlines = Deadlines()
         self.commands: list[Command] = []
-        self._placer = placer
+        self.placer = placer
         self._fleet = fleet
         self._legs = legs
         self.flows = Flows(fleet, knowledge.links)
         self._knowledge = knowledge
         self.accounts = Accounts(fleet, knowledge)
-        self.running = LegRunning(legs=legs, knowledge=knowledge, accounts=self.accounts)
+        self.health = Health(limits.recovery, fleet)
+        self.running = LegRunning(
+            legs=legs, knowledge=knowledge, accounts=self.accounts, health=self.health
+        )
+        self.recovery = Recovery(self, health=self.health, legs=legs, knowledge=knowledge)
         self.waiters = Waiters(
             Admittance(fleet=fleet, knowledge=knowledge, patience_s=limits.first_token_s)
         )
@@ -88,7 +91,7 @@ class Journeys:
         moment first: a replica that refuses at once would otherwise use up every attempt at once.
         """
         query = self._knowledge.query(entry, now_s)
-        decision = self._placer.place(query, self._knowledge.around(now_s))
+        decision = self.placer.place(query, self._knowledge.around(now_s))
         if isinstance(decision, NoRoute):
             self.turns.enqueue(entry, now_s, why=decision.reason)
         elif hold_if_tried and decision.route.decode_replica_id in entry.avoid:
@@ -116,7 +119,7 @@ class Journeys:
         Placement goes by the streams of now, and does not see those that are on their way.
         """
         around = self._knowledge.around(now_s)
-        decision = self._placer.place(replace(query, decode_full=True), around)
+        decision = self.placer.place(replace(query, decode_full=True), around)
         if isinstance(decision, NoRoute) or decision.route.reason is not RouteReason.DEFLECTED:
             return held
         verdict = self.waiters.admittance.ask(entry, query, decision, now_s)
@@ -133,7 +136,8 @@ class Journeys:
         if entry.placed_at_s is None:
             entry.placed_at_s = now_s
         entry.first_token_due_at_s = now_s + self.limits.first_token_s
-        self.wait_until(entry, entry.first_token_due_at_s)
+        hedge_at_s = self.recovery.hedge_at_s(entry, decision)
+        self.wait_until(entry, min(entry.first_token_due_at_s, hedge_at_s))
         if route.mode is HandoffMode.LOCAL:
             replica_id, leg = route.decode_replica_id, entry.next_leg(LegKind.LOCAL)
         else:
@@ -172,7 +176,7 @@ class Journeys:
             entry.generated.extend(output.token_ids)
             if entry.phase is not Phase.DECODE:
                 entry.move(Phase.DECODE)
-                entry.running.spoke(now_s, output.times)
+                self.running.spoke(entry, leg, output, now_s)
                 self._knowledge.prompts.computed(output.leg_id, now_s)
                 # The pull is over: the engines have ended the lease between themselves.
                 entry.lease = None
@@ -208,9 +212,11 @@ class Journeys:
         if output.ticket is None or output.finish in BROKEN:
             # Such an engine can not hand this prompt off: one replica shall run both phases.
             entry.local_only = LocalOnly.HANDOFF_FAILED
-            self.broken(entry, replica_id, f"prefill ended in {output.finish}", now_s)
+            why = f"prefill ended in {output.finish}"
+            trouble = Trouble.FAILED if output.finish in BROKEN else Trouble.HANDOFF
+            self.recovery.broken(entry, replica_id, why, now_s, trouble=trouble)
             return
-        entry.running.spoke(now_s, output.times)
+        self.running.spoke(entry, placed, output, now_s)
         self.running.finish(entry, placed, output, now_s)
         entry.prefill_done_at_s = now_s
         entry.handed_off_blocks = output.ticket.blocks
@@ -222,11 +228,12 @@ class Journeys:
         query = self._knowledge.query(entry, now_s)
         source = self._fleet.get(source_id)
         around = self._knowledge.around(now_s)
-        target = None if source is None else self._placer.place_decode(query, source, around)
+        target = None if source is None else self.placer.place_decode(query, source, around)
         if target is None:
             entry.local_only = LocalOnly.HANDOFF_FAILED
             self.release(entry, now_s)
-            self.resume(entry, "no replica could take the handoff", now_s)
+            why = "no replica could take the handoff"
+            self.recovery.resume(entry, why, now_s, trouble=Trouble.HANDOFF)
             return
         entry.routes[-1] = replace(entry.routes[-1], decode_replica_id=target)
         entry.move(Phase.TRANSFER)
@@ -241,59 +248,13 @@ class Journeys:
         )
         self._knowledge.sent(entry, target, tokens, now_s)
 
-    # -------------------------------------------------------------- trouble
-
-    def broken(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
-        """The running leg is over without a result; there is nothing left to abort."""
-        self.flows.end(entry, now_s, failed=why)
-        self.running.drop(entry, now_s)
-        self._try_elsewhere(entry, replica_id, why, now_s)
-
-    def give_up(self, entry: Entry, why: str, now_s: float) -> None:
-        """Abort the running leg, because its time is over, and go on elsewhere."""
-        if entry.phase is Phase.TRANSFER:
-            entry.local_only = LocalOnly.HANDOFF_FAILED
-            self.flows.end(entry, now_s, failed=why)
-        replica_id = self._abort(entry, LegEnd.GIVEN_UP, now_s)
-        self._try_elsewhere(entry, replica_id, why, now_s)
-
-    def move(self, entry: Entry, now_s: float) -> None:
-        """Take a stream off its replica, which drains, and go on elsewhere; nothing has failed."""
-        replica_id = self._abort(entry, LegEnd.MOVED, now_s)
-        self.resume(entry, f"{replica_id}: it drains", now_s)
-
-    def _try_elsewhere(self, entry: Entry, replica_id: str, why: str, now_s: float) -> None:
-        self.release(entry, now_s)
-        entry.failures += 1
-        entry.avoid |= {replica_id}
-        if entry.failures > self.limits.max_failures:
-            why = f"gave up after {entry.failures} failures, the last on {replica_id}: {why}"
-            self.fail(entry, EngineFailed(entry.request_id, why), now_s)
-        else:
-            self.resume(entry, f"{replica_id}: {why}", now_s)
-
-    def resume(self, entry: Entry, why: str, now_s: float) -> None:
-        """Place again; what was delivered becomes part of the prompt."""
-        if entry.generated and not entry.request.resumable:
-            lost = "its replica was lost after tokens had been sent, and it cannot be carried over"
-            self.fail(entry, NotResumable(entry.request_id, lost), now_s)
-            return
-        entry.resumes += 1
-        entry.resume_reasons.append(why)
-        entry.move(Phase.RESUME)
-        self.place(entry, now_s, hold_if_tried=True)
+    # -------------------------------------------------------------- gone clients
 
     def cancel(self, entry: Entry, now_s: float) -> None:
         """End a request whose client went away."""
         if entry.leg_id is not None:
-            self._abort(entry, LegEnd.CANCELLED, now_s)
+            self.recovery.abort(entry, LegEnd.CANCELLED, now_s)
         self.end(entry, Phase.CANCELLED, now_s, reason="cancelled")
-
-    def _abort(self, entry: Entry, end: LegEnd, now_s: float) -> str:
-        """Begin to close the running leg. Returns its replica."""
-        order = self.running.abort(entry, end, now_s, until_s=now_s + self.limits.abort_s)
-        self.commands.append(order)
-        return order.replica_id
 
     # -------------------------------------------------------------- leases
 
@@ -331,16 +292,18 @@ class Journeys:
         """Act on the deadline that has just passed."""
         if now_s >= entry.total_deadline_at_s:
             if entry.leg_id is not None:
-                self._abort(entry, LegEnd.GIVEN_UP, now_s)
+                self.recovery.abort(entry, LegEnd.GIVEN_UP, now_s)
             why = f"not finished {self.limits.total_s:g} s after it arrived"
             self.fail(entry, DeadlineExceeded(entry.request_id, why), now_s)
         elif entry.phase is Phase.QUEUED:
             self.turns.leave_queue(entry, now_s)
+        elif entry.phase is Phase.PREFILL and now_s < entry.first_token_due_at_s:
+            self.recovery.hedge(entry, now_s)
         elif now_s < (due_at_s := self._transfer_due_at_s(entry, now_s)):
             self.wait_until(entry, due_at_s)
         else:
             assert entry.phase in RUNS, f"no deadline is armed in phase {entry.phase}"
-            self.give_up(entry, f"no progress in phase {entry.phase}", now_s)
+            self.recovery.give_up(entry, now_s)
 
     def _transfer_due_at_s(self, entry: Entry, now_s: float) -> float:
         """When a transfer must be over whose deadline has passed; `now_s` when it must be already.
@@ -403,8 +366,10 @@ class Journeys:
     def reconfigure(self, *, limits: CoordinatorLimits | None, placer: Placer | None) -> None:
         """Go on by others; deadlines that are armed stay as they are."""
         self.limits = limits or self.limits
-        self._placer = placer or self._placer
+        self.placer = placer or self.placer
         self.waiters.admittance.patience_s = self.limits.first_token_s
+        self.recovery.budget.reconfigure(self.limits.recovery.retries)
+        self.health.reconfigure(self.limits.recovery)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books disagree."""
@@ -412,6 +377,7 @@ class Journeys:
         self.accounts.check_integrity(self.entries, running)
         self._knowledge.prompts.check_integrity(running)
         self.waiters.check_integrity()
+        self.recovery.budget.check_integrity()
         self.tenancy.check_integrity(
             Counter(e.tenant.name for e in self.entries.values() if e.charged_tokens is not None)
         )

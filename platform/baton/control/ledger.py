@@ -69,6 +69,10 @@ class Entry:
     failures: int = 0
     resumes: int = 0
     resume_reasons: list[str] = field(default_factory=list)
+    excused: bool = False
+    """It was tried again once for nothing: see `recovery`."""
+    hedged: bool = False
+    """Whether another replica would be quicker was looked at, which is done once."""
     cached_tokens: int | None = None
     first_token_due_at_s: float = float("inf")
     """When the current placement should have brought its first token."""

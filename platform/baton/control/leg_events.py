@@ -6,6 +6,7 @@ Each is for a leg of a request, for one of a probe, or for one that is closing o
 from __future__ import annotations
 
 from baton.control.fleet_table import FleetTable
+from baton.control.health import Health
 from baton.control.journey import BROKEN, Journeys
 from baton.control.ledger import request_of
 from baton.control.legs import ClosingLeg, LegBook
@@ -14,10 +15,19 @@ from baton.domain.commands import Deliver, Delivery
 from baton.domain.errors import EngineFailed
 from baton.domain.events import LegFailed, StepProduced
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
+from baton.domain.recovery import Trouble
 from baton.domain.request import LocalOnly, Phase
 
 NOT_THE_LINK = frozenset({LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFailure.DRAINING})
 """Failures of a decode leg that say nothing of the way its blocks would have taken."""
+
+_TROUBLES = {
+    LegFailure.KV_LOAD_FAILED: Trouble.HANDOFF,
+    LegFailure.OVERLOADED: Trouble.FULL,
+    LegFailure.UNREACHABLE: Trouble.LOST,
+    LegFailure.DRAINING: Trouble.DRAINING,
+}
+"""What others than the engine's own failures mean."""
 
 
 class LegEvents:
@@ -30,6 +40,7 @@ class LegEvents:
         legs: LegBook,
         fleet: FleetTable,
         prober: PairProber,
+        health: Health,
         probes_pairs: bool,
     ) -> None:
         self.ignored = 0
@@ -38,6 +49,7 @@ class LegEvents:
         self._legs = legs
         self._fleet = fleet
         self._prober = prober
+        self._health = health
         self._probes_pairs = probes_pairs
 
     def step(self, event: StepProduced, now_s: float) -> None:
@@ -56,10 +68,10 @@ class LegEvents:
             if placed.leg.kind is LegKind.PREFILL:
                 journeys.take_prefill(entry, output, placed, now_s)
             elif output.finish in BROKEN:
-                why = f"the engine ended it in {output.finish}"
+                why, trouble = f"the engine ended it in {output.finish}", Trouble.FAILED
                 if entry.phase is Phase.TRANSFER:
-                    entry.local_only = LocalOnly.HANDOFF_FAILED
-                journeys.broken(entry, replica_id, why, now_s)
+                    entry.local_only, trouble = LocalOnly.HANDOFF_FAILED, Trouble.HANDOFF
+                journeys.recovery.broken(entry, replica_id, why, now_s, trouble=trouble)
             else:
                 deliveries.append(journeys.take_tokens(entry, output, placed, now_s))
         if deliveries:
@@ -101,7 +113,8 @@ class LegEvents:
         if event.failure in NOT_THE_LINK:
             self._journeys.flows.end(entry, now_s)
         why = f"{event.failure} {event.why}".strip()
-        self._journeys.broken(entry, event.replica_id, why, now_s)
+        trouble = _TROUBLES.get(event.failure, Trouble.FAILED)
+        self._journeys.recovery.broken(entry, event.replica_id, why, now_s, trouble=trouble)
 
     def _late_failure(self, leg_id: str, now_s: float) -> None:
         # Unlike a confirmed abort, a failure says nothing about the blocks the leg was to pull.
@@ -116,6 +129,13 @@ class LegEvents:
         for leg_id in leg_ids:
             if self._legs.confirm(leg_id) is None:
                 self.ignored += 1
+
+    def unconfirmed(self, closing: ClosingLeg, now_s: float) -> None:
+        """A replica did not say in time that a leg is gone: that counts against it."""
+        placed = closing.placed
+        why = "an abort was not confirmed"
+        self._health.failed(placed.replica_id, placed.leg.leg_id, now_s, why)
+        self.release_orphan(closing, now_s)
 
     def release_orphan(self, closing: ClosingLeg, now_s: float) -> None:
         """A leg is gone that was closing: its lease, if it had one, ends with it."""

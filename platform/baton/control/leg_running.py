@@ -1,12 +1,13 @@
 """What the beginning and every end of a leg means for all that keep books of legs.
 
-The book of legs, the accounts, what is known of prompts on their way, and the request's own story
-hear of each leg once when it begins and once when it is over.
+The book of legs, the accounts, what is known of prompts on their way, its replica's circuit, and
+the request's own story hear of each leg once when it begins and once when it is over.
 """
 
 from __future__ import annotations
 
 from baton.control.accounting import Accounts
+from baton.control.health import Health
 from baton.control.knowledge import Knowledge
 from baton.control.ledger import Entry
 from baton.control.legs import LegBook, PlacedLeg
@@ -18,10 +19,13 @@ from baton.domain.leg_story import LegEnd
 class LegRunning:
     """Begins legs and takes in how they go and end."""
 
-    def __init__(self, *, legs: LegBook, knowledge: Knowledge, accounts: Accounts) -> None:
+    def __init__(
+        self, *, legs: LegBook, knowledge: Knowledge, accounts: Accounts, health: Health
+    ) -> None:
         self._legs = legs
         self._knowledge = knowledge
         self._accounts = accounts
+        self._health = health
 
     def begin(
         self, entry: Entry, leg: Leg, *, replica_id: str, tokens: int, now_s: float
@@ -29,6 +33,7 @@ class LegRunning:
         """Send a leg to a replica, which must compute so many tokens of its prompt."""
         entry.leg_began(leg, replica_id, now_s)
         self._legs.begin(leg, replica_id, tokens)
+        self._health.began(replica_id, leg.leg_id, now_s)
         self._knowledge.prompt_sent(leg.leg_id, replica_id, tokens, now_s)
         self._accounts.begun(entry, leg, replica_id)
         return SubmitLeg(replica_id=replica_id, leg=leg)
@@ -41,6 +46,11 @@ class LegRunning:
             entry.cached_tokens = tokens
         if placed.leg.kind is not LegKind.DECODE:  # there, fetched blocks count as cached too
             self._knowledge.computed(entry, placed.replica_id, tokens, now_s)
+
+    def spoke(self, entry: Entry, placed: PlacedLeg, output: LegOutput, now_s: float) -> None:
+        """It gave its first output."""
+        entry.running.spoke(now_s, output.times)
+        self._health.spoke(placed.replica_id, output.leg_id, now_s)
 
     def finish(self, entry: Entry, placed: PlacedLeg, output: LegOutput, now_s: float) -> None:
         """It has done what it was for."""
@@ -76,4 +86,5 @@ class LegRunning:
     ) -> None:
         self._knowledge.prompts.computed(placed.leg.leg_id, now_s)
         self._accounts.leg_over(entry, placed, produced=produced)
+        self._health.over(placed.replica_id, placed.leg.leg_id, now_s, done=end is LegEnd.DONE)
         entry.leg_over(end, now_s)

@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from baton.policy.breakers import BreakerOptions
+from baton.policy.hedging import HedgeOptions
+from baton.policy.retry_budget import RetryOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryOptions:
+    """When a replica is given up, and how often a request may be tried again."""
+
+    silence_s: float = 1.5
+    """A replica on which something runs, and of which nothing was heard for so long, is left; the
+    link says that it lives four times a second. Longer than three segments in a row take that a
+    network loses (0.2 + 0.4 + 0.8 s, TCP's least timeout doubled twice), shorter than the link
+    takes to break the session (2 s)."""
+    breaker: BreakerOptions = field(default_factory=BreakerOptions)
+    retries: RetryOptions = field(default_factory=RetryOptions)
+    hedge: HedgeOptions = field(default_factory=HedgeOptions)
+
+    def __post_init__(self) -> None:
+        if not self.silence_s > 0:
+            raise ValueError(f"recovery: silence_s is {self.silence_s}, wanted more than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +62,4 @@ class CoordinatorLimits:
     """How long streams may go on where a replica drains, before they are moved to others."""
     drain_moves: int = 4
     """Streams that are being moved at a time."""
+    recovery: RecoveryOptions = field(default_factory=RecoveryOptions)

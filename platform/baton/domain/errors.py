@@ -1,11 +1,12 @@
 """The error tree.
 
     BatonError
-    ├── Rejected              refused before any work: come back after `retry_after_s`
+    ├── Rejected              refused with nothing sent: come back after `retry_after_s`
     │   ├── QueueFull         the bounded queue is full
     │   ├── NoCapacity        no replica can take the request
     │   ├── TooLate           it could not be served within what its class is promised
     │   ├── RateLimited       its tenant has used up what it may use for now
+    │   ├── RetriesSpent      it failed, and so do too many for it to be tried again
     │   └── Evicted           taken out of the queue: it waited past its deadline
     ├── EngineFailed          an engine could not go on and no other could take over
     │   └── NotResumable      tokens had reached the client; generation cannot be carried over
@@ -52,6 +53,7 @@ class Cause(StrEnum):
     TOO_LATE = "too_late"
     RATE_LIMITED = "rate_limited"
     EVICTED = "evicted"
+    RETRIES_SPENT = "retries_spent"
     ENGINE_FAILED = "engine_failed"
     NOT_RESUMABLE = "not_resumable"
     PROMPT_TOO_LONG = "prompt_too_long"
@@ -76,7 +78,7 @@ class BatonError(Exception):
 
 
 class Rejected(BatonError):
-    """Refused before any work was done."""
+    """Refused, before any work was done but for `RetriesSpent`; its client has got nothing."""
 
     retryable = True
     http_status = 503
@@ -117,6 +119,12 @@ class RateLimited(Rejected):
     cause = Cause.RATE_LIMITED
     own_doing = True
     http_status = 429
+
+
+class RetriesSpent(Rejected):
+    """It failed before its first token, and so do too many for it to be tried again."""
+
+    cause = Cause.RETRIES_SPENT
 
 
 class Evicted(Rejected):

@@ -16,6 +16,16 @@ class Role(StrEnum):
     MIXED = "mixed"
 
 
+class Standing(StrEnum):
+    """Whether a replica is counted on for new work; the best first."""
+
+    SOUND = "sound"
+    QUARANTINED = "quarantined"
+    """It has failed requests, or was away, and must show first that it is well."""
+    SILENT = "silent"
+    """It should have been heard of by now."""
+
+
 class LossReason(StrEnum):
     """Why a replica is no longer counted on."""
 
@@ -135,6 +145,7 @@ class ReplicaView:
     load_at_s: float
     """When the snapshot arrived."""
     draining: bool = False
+    standing: Standing = Standing.SOUND
     inflight_legs: int = 0
     """Our own legs on it that have not ended."""
     inflight_tokens: int = 0
@@ -150,6 +161,11 @@ class ReplicaView:
         """The replica's id."""
         return self.facts.replica_id
 
+    @property
+    def is_counted_on(self) -> bool:
+        """Whether it gets new work like any other."""
+        return not self.draining and self.standing is Standing.SOUND
+
 
 class Roster(NamedTuple):
     """Replicas that take new work, by what they are meant for."""
@@ -160,8 +176,15 @@ class Roster(NamedTuple):
 
     @staticmethod
     def of(replicas: Mapping[str, ReplicaView]) -> Roster:
-        """The roster of some replicas, ids in order."""
+        """The roster of some replicas, ids in order.
+
+        Those of the best standing that there is: who is not counted on gets work when nobody is.
+        """
         serving = sorted(one for one, view in replicas.items() if not view.draining)
+        for standing in Standing:
+            if found := [one for one in serving if replicas[one].standing is standing]:
+                serving = found
+                break
         is_prefill = {one: replicas[one].facts.role is Role.PREFILL for one in serving}
         return Roster(
             prefill=tuple(one for one in serving if is_prefill[one]),

@@ -32,9 +32,14 @@ class Overruns:
         if self._seen % _MEMORY == 0:
             self._counts = [count / 2 for count in self._counts]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether enough were seen for a quantile to mean anything."""
+        return self._seen >= _LEAST_SEEN
+
     def quantile_s(self, share: float) -> float:
         """What no more than 1 - `share` of them were later than; 0 while too few were seen."""
-        if self._seen < _LEAST_SEEN:
+        if not self.is_known:
             return 0.0
         known = self._known_s.get(share)
         if known is None:

@@ -127,14 +127,14 @@ def place_release(source: ReplicaView, fleet: FleetView) -> str | None:
     """Choose who tells `source` to free a ticket's blocks; None when nobody can.
 
     Engines free a ticket when the pulling side says so, hence any other replica of the same layout
-    will do; one that drains still can.
+    will do; one that drains still can, and so may one that is not counted on.
     """
     candidates = [
         view
         for view in fleet.replicas.values()
         if view.replica_id != source.replica_id and view.facts.layout == source.facts.layout
     ]
-    serving = [view for view in candidates if not view.draining]
+    serving = [view for view in candidates if view.is_counted_on]
     return least_loaded(serving or candidates).replica_id if candidates else None
 
 

@@ -36,7 +36,7 @@ class Shortlist:
             view = None if one is None or one in avoid else fleet.replicas.get(one)
             # Cheaper than to look for it in a thousand ids; the source of a handoff is ruled out
             # by its role, or later, because it cannot pull from itself.
-            if view and not view.draining and (view.facts.role is Role.PREFILL) == prefill:
+            if view and view.is_counted_on and (view.facts.role is Role.PREFILL) == prefill:
                 chosen[view.replica_id] = None
         return chosen
 

@@ -129,7 +129,7 @@ class Ways:
         targets = sorted(decoders, key=_readiness)[:_PAIRS] if holders else []
         for holder_id in holders:
             view = self._around.fleet.replicas.get(holder_id)
-            if view is None or view.draining or holder_id in self._query.avoid:
+            if view is None or not view.is_counted_on or holder_id in self._query.avoid:
                 continue
             if not view.facts.prefix_fetch:
                 continue

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from baton.control.limits import CoordinatorLimits
+from baton.control.limits import CoordinatorLimits, RecoveryOptions
 from baton.control.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.perf.modelled import ModelledTiming
 from baton.perf.timing import EngineTiming
+from baton.policy.hedging import HedgeOptions
 from baton.policy.placement import Placer
 from baton.policy.prefix_index import IndexOptions
+from baton.policy.retry_budget import RetryOptions
 from baton.simulator.engines import EngineSettings
 from baton.simulator.happenings import Happening, SetBandwidth, Start, Stop
 from baton.simulator.reporting import Reporting
@@ -29,6 +31,11 @@ GENEROUS = CoordinatorLimits(
     stall_s=_LONG_S,
     total_s=_LONG_S,
     lease_s=_LONG_S,
+    recovery=RecoveryOptions(
+        silence_s=float("inf"),
+        retries=RetryOptions(floor=10_000_000),
+        hedge=HedgeOptions(factor=None),
+    ),
 )
 """Nothing ends because it is slow: a fleet that is too small shows in its latencies, and not in
 requests that were refused, or taken away from a replica that would have served them. Only where
@@ -140,6 +147,13 @@ def economical(replicas: int, coordinators: int, *, shared: bool = True) -> Repo
     if shared:
         return Reporting(beat_s=beat_s, always=False)
     return Reporting(beat_s=beat_s, always=False, cached=False, cache_every_s=_UNSAID_S)
+
+
+def limits_under(reporting: Reporting, limits: CoordinatorLimits) -> CoordinatorLimits:
+    """The limits, but nobody is blamed for silence where replicas say less than live ones do."""
+    if reporting.always and reporting.beat_s <= _BEAT_S:
+        return limits
+    return replace(limits, recovery=replace(limits.recovery, silence_s=float("inf")))
 
 
 def priors_of(scenario: Scenario) -> Mapping[str, EngineTiming]:

@@ -21,6 +21,7 @@ from baton.policy.scaling.actions import Tick
 from baton.simulator.audience import Audience
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from baton.simulator.happenings import (
+    Freeze,
     Happening,
     Kill,
     SetBandwidth,
@@ -31,7 +32,14 @@ from baton.simulator.happenings import (
 )
 from baton.simulator.membership import Membership
 from baton.simulator.outcome import Outcome
-from baton.simulator.plans import GENEROUS, PoolPlan, Scenario, economical, priors_of
+from baton.simulator.plans import (
+    GENEROUS,
+    PoolPlan,
+    Scenario,
+    economical,
+    limits_under,
+    priors_of,
+)
 from baton.simulator.samples import PoolSample, Sample, Sampler
 from baton.simulator.scaling import ScalingBody
 from baton.simulator.scaling_story import NO_STORY, Scaler, Story, StoryTeller
@@ -118,6 +126,7 @@ class Stage:
         self._index = scenario.index if shared else IndexOptions(mode=IndexMode.EVENTS)
         replicas = len(scenario.replica_ids())
         reporting = scenario.reporting or economical(replicas, scenario.coordinators, shared=shared)
+        self._limits = limits_under(reporting, scenario.limits)
         if scenario.autoscaler is not None:  # which holds still where it has not heard for long
             reporting = replace(reporting, silence_s=min(reporting.silence_s, _SILENCE_S))
         options = FleetOptions(
@@ -153,7 +162,7 @@ class Stage:
         priors = priors_of(scenario)
         for number in range(scenario.coordinators):
             coordinator = Coordinator(
-                limits=scenario.limits,
+                limits=self._limits,
                 rules=scenario.rules,
                 placer=scenario.placer(),
                 index=self._index,
@@ -253,6 +262,8 @@ class Stage:
                 self._members.stop_one(happening.replica_id)
             case Kill():
                 self._members.kill(happening.replica_id)
+            case Freeze():
+                fleet.freeze(happening.replica_id, happening.for_s)
             case SetRole():
                 fleet.replicas[happening.replica_id].change_role(happening.role)
             case SetBandwidth():

@@ -1,0 +1,250 @@
+"""Circuit breakers: which replicas are left alone for a while, for what they did to requests.
+
+Theory of operation. Each replica has a *circuit*:
+
+    CLOSED ──failures in a row, or a trip──▶ OPEN ──its pause is over──▶ HALF_OPEN
+       ▲                                      ▲                             │
+       │                                      └────────a trial failed───────┤
+       └─────────────────────────a trial spoke or was done──────────────────┘
+
+A leg that begins while its replica's circuit is not closed is a *trial*. Half-open, one trial is
+let in at a time. An open circuit lets nobody in; where a fleet has no other replica whoever places
+uses it all the same, and a trial that goes well closes it at once. What becomes of legs that began
+before the circuit opened says nothing new, and is ignored.
+
+A pause is twice as long as the one before, up to a most, until the circuit was closed for as long
+as the longest pause. A replica that is *gone*, or was not heard of, is tripped at once, and may be
+tried as soon as it is back: its absence was the first pause. So a replica that comes and goes is
+left alone for longer each time.
+
+Time is told in seconds with every call and never goes back. Circuits are remembered for a while
+after their replica has gone, a bounded number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+_MOST_DOUBLINGS = 64
+
+
+class Circuit(StrEnum):
+    """How far a replica is trusted."""
+
+    CLOSED = "closed"
+    """It gets work like any other."""
+    OPEN = "open"
+    """It gets none, while there is another."""
+    HALF_OPEN = "half_open"
+    """It gets one request, by which it is judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerOptions:
+    """When a circuit opens, and for how long."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    failures: int = 3
+    """Legs that fail in a row, with none done between them."""
+    pause_s: float = 1.0
+    """The first pause ..."""
+    max_pause_s: float = 30.0
+    """... and the longest."""
+
+    def __post_init__(self) -> None:
+        if self.failures < 1:
+            raise ValueError(f"breaker: failures is {self.failures}, wanted at least 1")
+        if not 0 < self.pause_s <= self.max_pause_s:
+            raise ValueError(
+                f"breaker: pause_s is {self.pause_s} and max_pause_s {self.max_pause_s}, wanted"
+                " 0 < pause_s <= max_pause_s"
+            )
+
+
+@dataclass(slots=True)
+class _State:
+    """What is remembered of one replica."""
+
+    failures: int = 0
+    """In a row, while closed."""
+    trips: int = 0
+    """Without a long time of being closed between them."""
+    open_until_s: float | None = None
+    """None: closed."""
+    closed_at_s: float = float("-inf")
+    trials: set[str] = field(default_factory=set)
+    """Legs that began since it opened and have not ended."""
+    why: str = ""
+    gone_at_s: float | None = None
+    """When its replica left; None while it is there."""
+
+
+class Breakers:
+    """The circuits of one coordinator's replicas; ids that are unknown are of closed circuits."""
+
+    def __init__(self, options: BreakerOptions | None = None, *, most: int = 4096) -> None:
+        self.openings = 0
+        """How often a circuit was opened, so far."""
+        self._options = options or BreakerOptions()
+        self._most = most
+        self._states: dict[str, _State] = {}
+        """Of those replicas of which there is anything to remember."""
+
+    def reconfigure(self, options: BreakerOptions) -> None:
+        """Go on by others; a pause that has begun stays as long as it is."""
+        self._options = options
+
+    # ---------------------------------------------------------------- asked
+
+    def circuit(self, replica_id: str, now_s: float) -> Circuit:
+        """How far a replica is trusted now."""
+        state = self._states.get(replica_id)
+        if state is None or state.open_until_s is None:
+            return Circuit.CLOSED
+        return Circuit.OPEN if now_s < state.open_until_s else Circuit.HALF_OPEN
+
+    def lets_in(self, replica_id: str, now_s: float) -> bool:
+        """Whether a replica may be given a request now."""
+        state = self._states.get(replica_id)
+        if state is None or state.open_until_s is None:
+            return True
+        return now_s >= state.open_until_s and not state.trials
+
+    def why(self, replica_id: str) -> str:
+        """Why a circuit was last opened; empty where it never was."""
+        state = self._states.get(replica_id)
+        return "" if state is None else state.why
+
+    def pausing(self, now_s: float) -> Iterator[tuple[str, float]]:
+        """The replicas with an open circuit, and until when each is."""
+        for replica_id, state in self._states.items():
+            if state.open_until_s is not None and now_s < state.open_until_s:
+                yield replica_id, state.open_until_s
+
+    # ---------------------------------------------------------------- told of legs
+
+    def began(self, replica_id: str, leg_id: str) -> None:
+        """A leg was sent to a replica."""
+        state = self._states.get(replica_id)
+        if state is not None and state.open_until_s is not None:
+            state.trials.add(leg_id)
+
+    def spoke(self, replica_id: str, leg_id: str, now_s: float) -> bool:
+        """A leg gave its first output; whether that closed the circuit.
+
+        It is enough of a trial, and not enough to forgive failures.
+        """
+        state = self._states.get(replica_id)
+        if state is None or leg_id not in state.trials:
+            return False
+        self._close(state, now_s)
+        return True
+
+    def done(self, replica_id: str, leg_id: str, now_s: float) -> bool:
+        """A leg has ended well; whether that closed the circuit."""
+        state = self._states.get(replica_id)
+        if state is not None and state.open_until_s is None:
+            state.failures = 0
+        return self.spoke(replica_id, leg_id, now_s)
+
+    def failed(self, replica_id: str, leg_id: str, now_s: float, why: str) -> bool:
+        """A leg has failed and its replica is to blame; whether that opened the circuit."""
+        state = self._states.get(replica_id)
+        if state is None:
+            state = self._remember(replica_id)
+        if state.open_until_s is None:
+            state.failures += 1
+            if state.failures < self._options.failures:
+                return False
+            why = f"{state.failures} legs failed in a row, the last: {why}"
+        elif leg_id not in state.trials or now_s < state.open_until_s:
+            return False
+        self._open(state, now_s, why, pauses=True)
+        return True
+
+    def over(self, replica_id: str, leg_id: str) -> None:
+        """A leg has ended, in whichever way; to be told after all else of it."""
+        state = self._states.get(replica_id)
+        if state is not None:
+            state.trials.discard(leg_id)
+
+    # ---------------------------------------------------------------- told of replicas
+
+    def end_pauses(self, now_s: float) -> None:
+        """Let every replica be tried now: what opened their circuits was not they."""
+        for state in self._states.values():
+            if state.open_until_s is not None:
+                state.open_until_s = min(state.open_until_s, now_s)
+
+    def trip(self, replica_id: str, now_s: float, why: str, *, pauses: bool = False) -> None:
+        """A replica is gone, frozen or cut off: whatever it did before, it is on trial now.
+
+        With `pauses` it is there, and gets the pause that failures would have earned it.
+        """
+        state = self._states.get(replica_id)
+        if state is None:
+            state = self._remember(replica_id)
+        if state.open_until_s is None or now_s >= state.open_until_s:
+            self._open(state, now_s, why, pauses=pauses)
+
+    def left(self, replica_id: str, now_s: float) -> None:
+        """A replica is no member any more; it may come back."""
+        state = self._states.get(replica_id)
+        if state is not None:
+            state.trials.clear()
+            state.gone_at_s = now_s
+
+    def joined(self, replica_id: str) -> None:
+        """A replica is a member, for the first time or again."""
+        state = self._states.get(replica_id)
+        if state is not None:
+            state.gone_at_s = None
+
+    def forget(self, replica_id: str) -> None:
+        """A replica will not come back."""
+        self._states.pop(replica_id, None)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when a circuit contradicts itself."""
+        assert len(self._states) <= self._most, "more circuits are remembered than may be"
+        for replica_id, state in self._states.items():
+            closed = state.open_until_s is None
+            assert not (closed and state.trials), f"{replica_id}: trials of a closed circuit"
+            assert closed or state.trips, f"{replica_id}: open, and never opened"
+            few = state.failures < self._options.failures
+            assert few or not closed, f"{replica_id}: closed after {state.failures} failures"
+
+    # ---------------------------------------------------------------- inside
+
+    def _open(self, state: _State, now_s: float, why: str, *, pauses: bool) -> None:
+        options = self._options
+        if state.open_until_s is None and now_s - state.closed_at_s >= options.max_pause_s:
+            state.trips = 0
+        doublings = state.trips - (not pauses)
+        pause_s = 0.0
+        if doublings >= 0:
+            # Bounded, for a replica that is lost all day would overflow a float.
+            pause_s = options.pause_s * 2.0 ** min(doublings, _MOST_DOUBLINGS)
+        state.trips += 1
+        state.failures = 0
+        state.open_until_s = now_s + min(pause_s, options.max_pause_s)
+        state.trials.clear()
+        state.why = why
+        self.openings += 1
+
+    def _close(self, state: _State, now_s: float) -> None:
+        state.open_until_s = None
+        state.closed_at_s = now_s
+        state.failures = 0
+        state.trials.clear()
+
+    def _remember(self, replica_id: str) -> _State:
+        if len(self._states) >= self._most:
+            gone = (one for one, state in self._states.items() if state.gone_at_s is not None)
+            del self._states[next(gone, next(iter(self._states)))]
+        state = self._states[replica_id] = _State()
+        return state

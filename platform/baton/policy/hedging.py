@@ -1,0 +1,63 @@
+"""When a request whose first token does not come is better begun again on another replica.
+
+Theory of operation. Placement predicts when the first token will come. When it is later than that
+by a large factor, and later than all but one in a hundred lately were, something is wrong where it
+runs that nobody has reported yet. Then placement is asked once more, without that replica, and the
+leg is given up for another one if that one has *nothing to do before it* and would be done in less
+time than was waited already: how long a silent leg will still take is unknown, and with waiting
+times as spread as these are, as long again is the least to expect.
+
+At no time do two legs of a request run: the silent one is aborted first. See decision 27.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from baton.domain.handoff import Decision
+
+LATEST_OF_HUNDRED = 0.99
+"""Of the first tokens that came lately, those that were no later than what is added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeOptions:
+    """How late is too late, and what makes another replica better."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    factor: float | None = 4.0
+    """So many times what was predicted; None: never."""
+    least_s: float = 1.0
+    """No sooner than this: short predictions err by more than their own length."""
+    spare_queue_s: float = 0.05
+    """A replica with no more than this before the request has spare capacity."""
+
+    def __post_init__(self) -> None:
+        if self.factor is not None and not self.factor > 1:
+            raise ValueError(f"hedge: factor is {self.factor}, wanted more than 1, or none")
+        if not self.least_s > 0:
+            raise ValueError(f"hedge: least_s is {self.least_s}, wanted more than 0")
+
+
+def late_after_s(decision: Decision, overrun_s: float, options: HedgeOptions) -> float | None:
+    """How long after a decision its first token is suspiciously late; None: that is not known.
+
+    `overrun_s` is how much later than predicted the latest of a hundred came lately.
+    """
+    if options.factor is None or not decision.options:
+        return None
+    predicted_s = decision.options[0].ttft_s
+    return max(options.least_s, options.factor * predicted_s + overrun_s)
+
+
+def is_better(
+    other: Decision, *, avoid: frozenset[str], waited_s: float, options: HedgeOptions
+) -> bool:
+    """Whether a decision made now, over none of those to avoid, beats waiting on."""
+    route = other.route
+    if not other.options or {route.prefill_replica_id, route.decode_replica_id} & avoid:
+        return False
+    option = other.options[0]
+    return option.queue_s <= options.spare_queue_s and option.ttft_s < waited_s

@@ -1,0 +1,100 @@
+"""Which replicas have fallen silent: a frozen process, a hung host, a cut cable all look like that.
+
+Theory of operation. Every replica says something four times a second, whatever its engine does: the
+link has a life of its own. One of which nothing was heard for half of `silence_s` is *suspect* and
+gets no new work; after all of `silence_s` it is *silent*, and what runs there is taken elsewhere.
+A word from it ends both.
+
+Somebody looks a few times within `silence_s`, while anything runs anywhere. When a look comes late,
+it is whoever looks that stood still, and nobody else is blamed for that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+_LOOKS = 6
+"""Within `silence_s`: what is noticed is noticed a sixth late at most."""
+_SUSPECT = 0.5
+
+
+class Silences:
+    """Keeps when each replica was last heard of, and when to look next."""
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._heard_at_s: dict[str, float] = {}
+        self._suspects: set[str] = set()
+        self._look_at_s: float | None = None
+
+    def reconfigure(self, silence_s: float) -> None:
+        """Go by another bound from now on."""
+        self._silence_s = silence_s
+        self._suspects.clear()
+        self._look_at_s = None
+
+    @property
+    def look_s(self) -> float:
+        """Between two looks."""
+        return self._silence_s / _LOOKS
+
+    def joined(self, replica_id: str, now_s: float) -> None:
+        """Somebody is there."""
+        self._heard_at_s[replica_id] = now_s
+        self._suspects.discard(replica_id)
+
+    def left(self, replica_id: str) -> None:
+        """Somebody is gone."""
+        self._heard_at_s.pop(replica_id, None)
+        self._suspects.discard(replica_id)
+
+    def heard(self, replica_id: str, now_s: float) -> None:
+        """A replica has said something; strangers are ignored."""
+        if replica_id in self._heard_at_s:
+            self._heard_at_s[replica_id] = now_s
+            self._suspects.discard(replica_id)
+
+    def wake(self, now_s: float) -> None:
+        """Something runs from now on: begin to look, unless that is done already."""
+        if self._look_at_s is None and self._silence_s != float("inf"):
+            self._look_at_s = now_s + self.look_s
+
+    def next_at_s(self) -> float | None:
+        """When to look next; None while nothing runs."""
+        return self._look_at_s
+
+    def look(self, now_s: float, *, runs: bool) -> bool:
+        """Whether it is time to look; to be asked whenever time has passed.
+
+        The next look is arranged while anything `runs`.
+        """
+        due_at_s = self._look_at_s
+        if due_at_s is None or now_s < due_at_s:
+            return False
+        late_s = now_s - due_at_s
+        if late_s > self.look_s:
+            self._excuse(late_s, now_s)
+        bearable_s = _SUSPECT * self._silence_s
+        self._suspects.update(
+            one for one, at_s in self._heard_at_s.items() if now_s - at_s > bearable_s
+        )
+        self._look_at_s = now_s + self.look_s if runs else None
+        return True
+
+    def silent_s(self, replica_id: str, now_s: float) -> float:
+        """For how long a replica has said nothing; 0 of strangers."""
+        return now_s - self._heard_at_s.get(replica_id, now_s)
+
+    def is_suspect(self, replica_id: str) -> bool:
+        """Whether a replica should have been heard of, as of the last look."""
+        return replica_id in self._suspects
+
+    def silent(self, now_s: float) -> Iterator[str]:
+        """Suspects that have said nothing for as long as is borne; to be asked after a look."""
+        for replica_id in sorted(self._suspects):
+            if now_s - self._heard_at_s[replica_id] >= self._silence_s:
+                yield replica_id
+
+    def _excuse(self, late_s: float, now_s: float) -> None:
+        for replica_id, at_s in self._heard_at_s.items():
+            self._heard_at_s[replica_id] = min(now_s, at_s + late_s)
