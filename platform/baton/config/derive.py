@@ -16,8 +16,9 @@ from baton.config.schema import (
     SimTimings,
     TransferConfig,
 )
+from baton.config.schema_recovery import RecoveryConfig
 from baton.config.schema_service import SloObjectives, TenantConfig
-from baton.control.limits import CoordinatorLimits
+from baton.control.limits import CoordinatorLimits, RecoveryOptions
 from baton.control.pairs import ProbeOptions
 from baton.control.service_rules import ServiceRules
 from baton.domain.errors import ConfigInvalid, UnknownAccelerator
@@ -25,8 +26,11 @@ from baton.domain.slo import Slo
 from baton.domain.tenant import DEFAULT_TENANT, RateLimit, Tenant
 from baton.perf.catalogue import accelerator
 from baton.policy.admission import AdmissionOptions
+from baton.policy.breakers import BreakerOptions
+from baton.policy.hedging import HedgeOptions
 from baton.policy.predicted import PredictedOptions
 from baton.policy.prefix_index import IndexMode, IndexOptions
+from baton.policy.retry_budget import RetryOptions
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
 from baton.policy.slo_book import DEFAULT_CLASS, SloBook, SloRule
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
@@ -46,6 +50,17 @@ def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
         total_s=timeouts.total_s,
         drain_patience_s=timeouts.drain_s,
         lease_s=config.transfer.lease_s,
+        recovery=recovery_options(admission.recovery),
+    )
+
+
+def recovery_options(recovery: RecoveryConfig) -> RecoveryOptions:
+    """What every coordinator does about replicas that fail."""
+    return RecoveryOptions(
+        silence_s=recovery.silence_s,
+        breaker=BreakerOptions(failures=recovery.failures, pause_s=recovery.pause_s),
+        retries=RetryOptions(fraction=recovery.retries),
+        hedge=HedgeOptions(factor=recovery.hedge),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from baton.config.bounds import ClassName, Positive, Priority, Share, Wait
 from baton.config.fields import Key
 from baton.config.leaves import Bounds, Condition
+from baton.config.schema_recovery import RecoveryConfig
 from baton.control.limits import CoordinatorLimits
 from baton.domain.slo import NO_SLO
 from baton.domain.tenant import CacheSharing, RateLimit, Tenant
@@ -130,3 +131,4 @@ class AdmissionConfig:
     max_messages: Annotated[int | None, Positive] = None
     """Messages of one request."""
     timeouts: Timeouts = field(default_factory=Timeouts)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
