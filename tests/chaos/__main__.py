@@ -28,7 +28,7 @@ from tests.chaos import results
 from tests.chaos.apart import Ended, run_apart
 from tests.chaos.case import MINUTES, Bound, Case, Outcome, Verdict, exactly, load_cases
 from tests.chaos.report import PAGE, page
-from tests.chaos.results import FILE, AnotherRunError, Line, Run
+from tests.chaos.results import FILE, AnotherRunError, Line, Lines, Run
 
 _ROOT = Path(__file__).resolve().parents[2]
 _QUICK_MINUTES = 2.0
@@ -53,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         _show(chosen, results.read(options.results))
         return 0
-    if options.page:
-        _keep(cases, {}, options.results, options.write_page)
+    if options.page or options.merge:
+        others = results.read(options.merge) if options.merge else {}
+        _keep(cases, others, options.results, options.write_page)
         return 0
     if not chosen:
         sys.stderr.write(f"no case is called {' or '.join(options.case)}: see --list\n")
@@ -75,6 +76,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="write the page again; run nothing")
     parser.add_argument("--minutes", type=float, help="for cases that can be longer or shorter")
     parser.add_argument("--wait", type=float, default=0.0, metavar="S", help="for another's end")
+    parser.add_argument("--merge", type=Path, help="keep the runs of another file of results, too")
     parser.add_argument("--results", type=Path, default=FILE, help="where they are kept")
     parser.add_argument("--write-page", type=Path, default=PAGE, help="where the page is")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -111,7 +113,8 @@ def _run_all(cases: Mapping[str, Case], chosen: Sequence[Case], options: argpars
     for case in chosen:
         sys.stderr.write(f"{case.key}: {case.title}; about {case.minutes:g} min ...\n")
         run = run_case(case, minutes=options.minutes)
-        _keep(cases, {case.key: run}, options.results, options.write_page)
+        line = Line(title=case.title, engines=case.engines, minutes=case.minutes, runs=(run,))
+        _keep(cases, {case.key: line}, options.results, options.write_page)
         verdicts.append(run.verdict)
         sys.stdout.write(f"{case.key}: {run.verdict} in {run.took_s:.0f} s\n")
         for bound in run.bounds:
@@ -198,12 +201,11 @@ def _revision() -> str:
     return f"{str(found['git_sha'])[:10]}{'+' if found['git_dirty'] else ''}"
 
 
-def _keep(cases: Mapping[str, Case], runs: Mapping[str, Run], file: Path, shown: Path) -> None:
+def _keep(cases: Mapping[str, Case], others: Lines, file: Path, shown: Path) -> None:
+    """Add the runs of `others` to what is kept, and write the page."""
     shown.parent.mkdir(parents=True, exist_ok=True)
     with results.only_one(shown.parent, wait_s=_KEEP_S):
-        lines = results.with_declared(results.read(file), cases)
-        for key, run in runs.items():
-            lines[key] = lines[key].after(run)
+        lines = results.with_declared(results.merged(results.read(file), others), cases)
         results.write(lines, file)
         results.write_whole(shown, page(lines, results.read_removals()))
 

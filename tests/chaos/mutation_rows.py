@@ -1,33 +1,15 @@
-"""The protections, where each is, how it is taken away, and the tests that must notice.
-
-`old` is a text that is in its file once. Tests are what pytest is given.
-"""
+"""The protections of the brain: deadlines, recovery, books, bounds, fairness, pairs, scaling."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class Mutation(NamedTuple):
-    """One protection."""
-
-    what: str
-    """What is taken away."""
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
+from tests.chaos.mutation import Mutation
+from tests.chaos.mutation_rows_edges import EDGES
 
 _CONTROL = "platform/baton/control"
 _LINK = "platform/baton/runtime/link"
-_FRONT = "platform/baton/engine/vllm"
 _COORDINATOR = ("tests/control/test_coordinator.py", "tests/control/test_coordinator_placement.py")
 _CONVERSATION = ("tests/runtime/test_link_conversation.py",)
 _LINK_FAULTS = ("tests/runtime/test_link_faults.py",)
-_GATE = ("tests/engine/test_frontend_gate.py",)
-_ACCESS = ("tests/engine/test_frontend_access.py",)
-_KEYS = ("tests/runtime/test_keys.py",)
 
 DEADLINES = (
     Mutation(
@@ -76,6 +58,34 @@ DEADLINES = (
 
 RECOVERY = (
     Mutation(
+        "going on elsewhere when a replica is lost",
+        f"{_CONTROL}/coordinator.py",
+        "recovery.broken(entry, event.replica_id, why, now_s, trouble=Trouble.LOST)",
+        "recovery._journeys.running.drop(entry, now_s)",
+        _COORDINATOR,
+    ),
+    Mutation(
+        "staying away from a replica that has just failed a request",
+        f"{_CONTROL}/recovery.py",
+        "entry.avoid |= {replica_id}",
+        "pass",
+        _COORDINATOR,
+    ),
+    Mutation(
+        "giving a request up that fails everywhere",
+        f"{_CONTROL}/recovery.py",
+        "if entry.failures > self._journeys.limits.max_failures:",
+        "if entry.failures > 10_000:",
+        _COORDINATOR,
+    ),
+    Mutation(
+        "one replica for a prompt whose handoff has failed",
+        f"{_CONTROL}/recovery.py",
+        "entry.local_only, trouble = LocalOnly.HANDOFF_FAILED, Trouble.HANDOFF",
+        "trouble = Trouble.HANDOFF",
+        _COORDINATOR,
+    ),
+    Mutation(
         "the tokens that a resumed stream has already",
         f"{_CONTROL}/ledger.py",
         "return (*prompt, *self.generated) if self.generated else prompt",
@@ -92,6 +102,13 @@ RECOVERY = (
 )
 
 BOOKS = (
+    Mutation(
+        "the abort of what a client has left",
+        f"{_CONTROL}/journey.py",
+        "self.recovery.abort(entry, LegEnd.CANCELLED, now_s)",
+        "self.running.drop(entry, now_s)",
+        _COORDINATOR,
+    ),
     Mutation(
         "the release of blocks that nobody will fetch",
         f"{_CONTROL}/journey.py",
@@ -137,6 +154,13 @@ BOOKS = (
 )
 
 BOUNDS = (
+    Mutation(
+        "the bound on a part of a frame",
+        f"{_LINK}/channel.py",
+        "socket.setsockopt(zmq.MAXMSGSIZE, wire_bytes)",
+        "pass",
+        _CONVERSATION + _LINK_FAULTS,
+    ),
     Mutation(
         "the bound on requests in flight",
         f"{_CONTROL}/coordinator.py",
@@ -185,6 +209,65 @@ BOUNDS = (
         "return Shed(Reason.TOO_LATE, ttft_s, latest_s, ttft_s - latest_s)",
         "pass",
         ("tests/policy/test_admission.py",),
+    ),
+)
+
+TRUST = (
+    Mutation(
+        "keeping requests from a replica that fails them",
+        "platform/baton/policy/breakers.py",
+        "return now_s >= state.open_until_s and not state.trials",
+        "return True",
+        ("tests/policy/test_breakers.py",),
+    ),
+    Mutation(
+        "opening a circuit after failures in a row",
+        "platform/baton/policy/breakers.py",
+        "if state.failures < self._options.failures:",
+        "if True:",
+        ("tests/policy/test_breakers.py",),
+    ),
+    Mutation(
+        "the budget of second tries",
+        "platform/baton/policy/retry_budget.py",
+        "if self._tries + 1 > self.allowed() * (1.0 if carries else _FRESH):",
+        "if False:",
+        ("tests/policy/test_retry_budget.py",),
+    ),
+    Mutation(
+        "asking the budget before a request is tried again",
+        f"{_CONTROL}/recovery.py",
+        "return self.budget.take(now_s, carries=bool(entry.generated))",
+        "return True",
+        ("tests/control/test_recovery.py",),
+    ),
+    Mutation(
+        "leaving a replica that says nothing",
+        f"{_CONTROL}/recovery.py",
+        "self.leave(replica_id, Trouble.SILENT, why, now_s)",
+        "pass",
+        ("tests/control/test_recovery.py",),
+    ),
+    Mutation(
+        "leaving a replica whose engine hangs",
+        f"{_CONTROL}/recovery.py",
+        "if not self._health.is_still(replica_id, now_s, for_s=_ALMOST * stall_s):",
+        "if True:",
+        ("tests/control/test_recovery.py",),
+    ),
+    Mutation(
+        "an honest error for what cannot be carried over",
+        f"{_CONTROL}/recovery.py",
+        "return bool(entry.generated) and not entry.request.resumable",
+        "return False",
+        (*_COORDINATOR, "tests/control/test_recovery.py"),
+    ),
+    Mutation(
+        "one hedge for a request",
+        f"{_CONTROL}/recovery.py",
+        "entry.hedged = True",
+        "pass",
+        ("tests/control/test_recovery.py",),
     ),
 )
 
@@ -257,166 +340,6 @@ PAIRS = (
     ),
 )
 
-LINK = (
-    Mutation(
-        "noticing a replica that says nothing",
-        f"{_LINK}/connection.py",
-        "self._lose(LossReason.SILENT)",
-        "pass",
-        _CONVERSATION + _LINK_FAULTS,
-    ),
-    Mutation(
-        "noticing a coordinator that says nothing",
-        f"{_LINK}/server.py",
-        "self._drop(session, frames.Goodbye(Parting.SILENT))",
-        "pass",
-        _CONVERSATION + _LINK_FAULTS,
-    ),
-    Mutation(
-        "blaming nobody for one's own stall",
-        f"{_LINK}/connection.py",
-        "self._heard_at_s = min(now_s, self._heard_at_s + stalled_s)",
-        "pass",
-        _CONVERSATION + _LINK_FAULTS,
-    ),
-    Mutation(
-        "noticing a step that is missing",
-        f"{_LINK}/connection.py",
-        "if seq != self._next_seq:",
-        "if False:",
-        _CONVERSATION + _LINK_FAULTS,
-    ),
-    Mutation(
-        "ending a session that sends what is no frame",
-        f"{_LINK}/server.py",
-        "self._drop(session, frames.Goodbye(Parting.BAD_FRAME, str(error)))",
-        "pass",
-        _CONVERSATION + _LINK_FAULTS,
-    ),
-    Mutation(
-        "the bound on coordinators of a replica",
-        f"{_LINK}/server.py",
-        "if len(self._sessions) >= self._options.max_coordinators:",
-        "if False:",
-        _CONVERSATION + _LINK_FAULTS,
-    ),
-    Mutation(
-        "knowing the replica that was meant",
-        f"{_LINK}/connection.py",
-        "if facts.replica_id != self.replica_id:",
-        "if False:",
-        _CONVERSATION + _LINK_FAULTS,
-    ),
-    Mutation(
-        "senseless figures of a replica",
-        f"{_LINK}/connection.py",
-        "if is_sane(figures):",
-        "if True:",
-        _CONVERSATION + _LINK_FAULTS,
-    ),
-)
-
-ACCESS = (
-    Mutation(
-        "the list of routes",
-        f"{_FRONT}/frontend_gate.py",
-        "path not in self._paths",
-        "False",
-        _GATE,
-    ),
-    Mutation(
-        "the bound on a body that comes in pieces",
-        f"{_FRONT}/frontend_gate.py",
-        "if self._bytes > self._max_bytes:",
-        "if False:",
-        _GATE,
-    ),
-    Mutation(
-        "the refusal at the door before a body is read",
-        f"{_FRONT}/frontend_gate.py",
-        "if generates and (refusal := self._admit(1, caller)) is not None:",
-        "if False and (refusal := self._admit(1, caller)) is not None:",
-        _GATE,
-    ),
-    Mutation(
-        "the comparison of a key's secret",
-        "platform/baton/runtime/keys.py",
-        "if key is None or not same:",
-        "if key is None:",
-        _KEYS,
-    ),
-    Mutation(
-        "revocation and expiry of a key",
-        "platform/baton/runtime/keys.py",
-        "if state is not KeyState.ACTIVE:",
-        "if False:",
-        _KEYS,
-    ),
-    Mutation(
-        "the refusal of a key that is not known",
-        f"{_FRONT}/frontend_access.py",
-        'return _unauthorized("this API key is not known")',
-        "return DEFAULT_TENANT",
-        _ACCESS,
-    ),
-    Mutation(
-        "the refusal of a caller without a key",
-        f"{_FRONT}/frontend_access.py",
-        "return DEFAULT_TENANT if self.anonymous else _MISSING",
-        "return DEFAULT_TENANT",
-        _ACCESS,
-    ),
-    Mutation(
-        "keeping credentials from vLLM's handlers",
-        f"{_FRONT}/frontend_access.py",
-        "not in _CREDENTIALS",
-        "is not None",
-        _ACCESS,
-    ),
-    Mutation(
-        "taking off headers that are ours to set",
-        f"{_FRONT}/frontend_access.py",
-        "and lower not in _OURS",
-        "and lower is not None",
-        _ACCESS,
-    ),
-    Mutation(
-        "who asks, which a client cannot say for itself",
-        f"{_FRONT}/callers.py",
-        "if name not in OUR_ARGS}",
-        "if name is not None}",
-        ("tests/engine/test_frontend_seam.py", "tests/engine/test_frontend_access.py"),
-    ),
-    Mutation(
-        "a tenant's own cache",
-        f"{_FRONT}/salts.py",
-        'return f"{_OURS}tenant:{cache_scope}"',
-        "return None",
-        ("tests/engine/test_frontend_access.py", "tests/engine/test_frontend_seam.py"),
-    ),
-    Mutation(
-        "salts that look like a tenant's",
-        f"{_FRONT}/salts.py",
-        'return f"{_OURS}shared:{cache_salt}"',
-        "return cache_salt",
-        ("tests/engine/test_frontend_access.py", "tests/engine/test_frontend_seam.py"),
-    ),
-    Mutation(
-        "the token of metrics and console",
-        "platform/baton/serving/access_token.py",
-        'if _has(scope["headers"], wanted.encode()):',
-        "if True:",
-        ("tests/serving/test_metrics_endpoint.py",),
-    ),
-    Mutation(
-        "the console reads only",
-        "platform/baton/console/guard.py",
-        'if scope["method"] != "GET":',
-        "if False:",
-        ("tests/console/test_app.py",),
-    ),
-)
-
 SCALING = (
     Mutation(
         "holding when an observation is no number",
@@ -446,9 +369,9 @@ ROWS: tuple[Mutation, ...] = (
     *RECOVERY,
     *BOOKS,
     *BOUNDS,
+    *TRUST,
     *FAIRNESS,
     *PAIRS,
-    *LINK,
-    *ACCESS,
     *SCALING,
+    *EDGES,
 )

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from benchmarks._provenance import provenance
 from tests.chaos import results
-from tests.chaos.mutation_rows import ROWS, Mutation
+from tests.chaos.mutation import Mutation
+from tests.chaos.mutation_rows import ROWS
 from tests.chaos.report import PAGE, page
 from tests.chaos.results import FILE, MUTATIONS, Catch, Removal, Removals
 
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     folder = Path(tempfile.mkdtemp(prefix="mutations-", dir="/tmp"))
     try:
-        found = [_said(one) for one in Laboratory(folder / "tree").try_all(chosen)]
+        laboratory = Laboratory(folder / "tree")
+        found = [_said(laboratory.try_one(row)) for row in chosen]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     _keep(found)
@@ -87,10 +89,6 @@ class Laboratory:
         """By what is run: None when it passes on the tree as it is."""
         copy_tree(_ROOT, tree)
         self._check_imports()
-
-    def try_all(self, rows: Sequence[Mutation]) -> list[Removal]:
-        """Each by itself."""
-        return [self.try_one(row) for row in rows]
 
     def try_one(self, row: Mutation) -> Removal:
         """Take one protection away, run its tests, put it back."""

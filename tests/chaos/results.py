@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
@@ -88,13 +88,10 @@ class Line:
 
     def after(self, run: Run) -> Line:
         """With one more run; of those before, what is still worth knowing."""
-        whole = self._with((*self.runs, run))
+        whole = replace(self, runs=(*self.runs, run))
         misses = whole.missed_before[-_MISSES_KEPT:]
         kept = [one for one in whole.runs if one is whole.standing or one is run or one in misses]
-        return self._with(tuple(kept))
-
-    def _with(self, runs: tuple[Run, ...]) -> Line:
-        return Line(title=self.title, engines=self.engines, minutes=self.minutes, runs=runs)
+        return replace(self, runs=tuple(kept))
 
 
 Lines = dict[str, Line]
@@ -141,6 +138,19 @@ def with_declared(lines: Lines, cases: Mapping[str, Case]) -> Lines:
         )
         for key, case in cases.items()
     }
+
+
+def merged(lines: Lines, others: Lines) -> Lines:
+    """With the runs of others, in the order in which all began."""
+    whole = dict(lines)
+    for key, other in others.items():
+        known = whole.get(key, replace(other, runs=()))
+        runs = {run.began_at: run for run in (*known.runs, *other.runs)}
+        line = replace(known, runs=())
+        for began_at in sorted(runs):
+            line = line.after(runs[began_at])
+        whole[key] = line
+    return whole
 
 
 def in_order(key: str) -> tuple[str, int, str]:

@@ -87,6 +87,16 @@ def test_a_case_that_is_new_has_a_line_and_one_that_is_gone_has_none() -> None:
     assert after["F2"].runs == ()
 
 
+def test_runs_of_another_file_are_put_among_ours_by_when_they_began() -> None:
+    early, late = (replace(PASSED, began_at=f"2026-11-22T1{hour}:00:00") for hour in (1, 5))
+    ours = {"F1": LINE.after(replace(MISSED, began_at="2026-11-22T13:00:00"))}
+    both = results.merged(ours, {"F1": LINE.after(early).after(late), "F2": LINE.after(early)})
+    assert both["F1"].standing == late
+    assert [run.began_at for run in both["F1"].missed_before] == ["2026-11-22T13:00:00"]
+    assert both["F2"].standing == early
+    assert results.merged(both, both) == both
+
+
 def test_keys_are_sorted_as_people_count() -> None:
     keys = ["F10", "F2-real", "B3-link", "F2", "L1"]
     assert sorted(keys, key=results.in_order) == ["B3-link", "F2", "F2-real", "F10", "L1"]

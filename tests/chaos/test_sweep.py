@@ -1,0 +1,129 @@
+"""Long loads: what is added to a first token, and what is taken off a door's books."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from baton.domain.commands import RequestRecord
+from baton.domain.handoff import LegKind, LegTimes
+from baton.domain.leg_story import LegEnd, LegStory
+from baton.domain.request import Phase
+from tests.chaos.door import Door
+from tests.chaos.history import Ending, Exchange
+from tests.chaos.load import Load
+from tests.chaos.sweep import Sweep, added_s, steadily
+
+RECORD = RequestRecord(
+    request_id="r",
+    outcome=Phase.FINISHED,
+    reason="length",
+    routes=(),
+    decisions=(),
+    prompt_tokens=3,
+    cached_tokens=None,
+    output_tokens=2,
+    resumes=0,
+    arrived_at_s=10.0,
+    first_token_at_s=10.5,
+    last_token_at_s=11.0,
+    ended_at_s=11.0,
+    prefill_done_at_s=None,
+    handed_off_blocks=0,
+)
+LEG = LegStory(
+    leg_id="r#1",
+    kind=LegKind.PREFILL,
+    replica_id="p",
+    placement=0,
+    began_at_s=10.0,
+    first_output_at_s=10.2,
+    last_output_at_s=None,
+    ended_at_s=10.2,
+    prompt_tokens=3,
+    fetched_tokens=0,
+    cached_tokens=None,
+    output_tokens=0,
+    times=LegTimes(0.1, 0.05),
+    end=LegEnd.DONE,
+)
+
+
+def test_added_is_what_engines_do_not_say_that_they_took() -> None:
+    decode = replace(LEG, began_at_s=10.3, times=LegTimes(0.2, 0.1))
+    record = replace(RECORD, legs=(LEG, decode))
+    assert added_s(record) == pytest.approx(0.5 - 0.15 - 0.3)
+
+
+def test_a_leg_after_the_first_token_takes_nothing_off() -> None:
+    later = replace(LEG, began_at_s=10.7, times=LegTimes(5.0, 5.0))
+    assert added_s(replace(RECORD, legs=(LEG, later))) == pytest.approx(0.35)
+
+
+def test_where_an_engine_does_not_say_nothing_is_known() -> None:
+    assert math.isnan(added_s(replace(RECORD, legs=(replace(LEG, times=None),))))
+    assert math.isnan(added_s(replace(RECORD, first_token_at_s=None)))
+
+
+def door(*exchanges: Exchange, records: tuple[RequestRecord, ...]) -> Door:
+    """A door's books, and nothing else of it."""
+    books = SimpleNamespace(
+        exchanges={one.request_id: one for one in exchanges},
+        records=list(records),
+        _ends={one.request_id: None for one in exchanges},
+    )
+    return cast("Door", cast("Any", books))
+
+
+def exchange(name: str, ending: Ending | None = Ending.FINISHED) -> Exchange:
+    made = Exchange(request_id=name, prompt=(1, 2, 3), max_tokens=2, sent_at_s=10.0)
+    made.take((7, 8), 10.5)
+    if ending is not None:
+        made.end(ending, 11.0)
+    return made
+
+
+def test_what_has_ended_is_taken_off_the_books_and_the_rest_stays() -> None:
+    books = door(
+        exchange("r"),
+        exchange("open", None),
+        records=(replace(RECORD, legs=(LEG,)), replace(RECORD, request_id="open")),
+    )
+    sweep = Sweep(books)
+    sweep.take()
+    assert (list(books.exchanges), [one.request_id for one in books.records]) == (["open"],) * 2
+    assert sweep.endings == {"finished": 1}
+    bounds, note = sweep.judged(wanted=lambda _: (7, 8), held={})
+    assert [bound.what for bound in bounds if not bound.held] == [
+        "requests that did not end exactly once"
+    ]
+    assert note == "open: it has not ended"
+
+
+def test_a_wrong_token_and_a_counter_that_stays_are_found_at_the_end() -> None:
+    books = door(exchange("r"), records=(replace(RECORD, legs=(LEG,)),))
+    sweep = Sweep(books)
+    sweep.take()
+    bounds, note = sweep.judged(wanted=lambda _: (7, 9), held={"door: leases": 1.0})
+    assert sum(not bound.held for bound in bounds) == 2
+    assert "r: wrong" in note
+    assert "door: leases is 1" in note
+
+
+async def test_a_long_load_is_sent_piece_by_piece_with_all_requests_different() -> None:
+    asked: list[Exchange] = []
+
+    async def ask(one: Exchange) -> None:
+        asked.append(one)
+
+    await steadily(
+        Load(rate_per_s=2000.0, requests=0, name="x", prompt_tokens=(4, 4)),
+        ask,
+        minutes=0.1 / 60,
+    )
+    assert len(asked) == 200
+    assert len({one.request_id for one in asked}) == 200
