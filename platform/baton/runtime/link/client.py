@@ -142,12 +142,12 @@ class LinkClient:
     def _tick(self) -> None:
         now_s = self._loop.time()
         late_s = now_s - self._tick_due_at_s
-        stalled_s = late_s if late_s > self._options.beat_s else 0.0
+        stalled = late_s > self._options.beat_s
         self._tick_due_at_s = now_s + self._options.beat_s
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
         for connection in tuple(self._connections.values()):
             if self._connections.get(connection.replica_id) is connection:
-                connection.tick(now_s, stalled_s=stalled_s)
+                connection.tick(now_s, stalled=stalled)
 
     async def close(self) -> None:
         """Say goodbye to every replica and free all sockets. Idempotent.

@@ -45,6 +45,7 @@ from baton.runtime.link.codec import BadFrame
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.sanity import is_sane
+from baton.runtime.link.silence import Silence
 from baton.runtime.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
@@ -94,9 +95,10 @@ class ReplicaConnection:
         self._said_something = False
         self._unsent_aborts: dict[str, None] = {}
         self._heard_at_s = 0.0
+        self._silence = Silence(end.options.liveness_s, 0.0)
         self._pause_s = end.options.reconnect_s
         self._retry_at_s = self._loop.time()
-        self.tick(self._retry_at_s, stalled_s=0.0)
+        self.tick(self._retry_at_s, stalled=False)
 
     @property
     def joined(self) -> bool:
@@ -184,10 +186,10 @@ class ReplicaConnection:
 
     # ------------------------------------------------------------------ time
 
-    def tick(self, now_s: float, *, stalled_s: float) -> None:
+    def tick(self, now_s: float, *, stalled: bool) -> None:
         """Do what time asks for: beats, liveness, retries.
 
-        `stalled_s` is for how long this process itself did not run; nobody can be blamed for that.
+        `stalled`: this process itself did not run just before; nobody can be blamed for that.
         """
         match self._state:
             case _State.WAITING:
@@ -199,11 +201,10 @@ class ReplicaConnection:
                     if self._connected:
                         self._say_hello()
             case _State.JOINED:
-                self._tick_joined(now_s, stalled_s)
+                self._tick_joined(now_s, stalled=stalled)
 
-    def _tick_joined(self, now_s: float, stalled_s: float) -> None:
-        self._heard_at_s = min(now_s, self._heard_at_s + stalled_s)
-        if now_s - self._heard_at_s > self._end.options.liveness_s:
+    def _tick_joined(self, now_s: float, *, stalled: bool) -> None:
+        if self._silence.too_long(now_s, stalled=stalled):
             self._lose(LossReason.SILENT)
             return
         if self._unsent_aborts:
@@ -305,6 +306,7 @@ class ReplicaConnection:
 
     def _on_frame(self, frame: frames.FromReplica) -> None:
         self._heard_at_s = self._loop.time()
+        self._silence.broken(self._heard_at_s)
         if isinstance(frame, frames.Welcome):
             self._on_welcome(frame)
         elif isinstance(frame, frames.Goodbye):

@@ -30,6 +30,7 @@ from baton.runtime.link.handler import LinkHandler
 from baton.runtime.link.options import LinkCounters, LinkOptions
 from baton.runtime.link.reports import Reports
 from baton.runtime.link.sessions import LegOwners, Session
+from baton.runtime.link.silence import Silence
 from baton.runtime.log_events import log_event
 
 _LOG = logging.getLogger(__name__)
@@ -202,10 +203,9 @@ class LinkServer:
         late_s = now_s - self._tick_due_at_s
         self._tick_due_at_s = now_s + self._options.beat_s
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
+        stalled = late_s > self._options.beat_s  # this process did not run
         for session in tuple(self._sessions.values()):
-            if late_s > self._options.beat_s:  # this process did not run: nobody else's silence
-                session.heard_at_s = min(now_s, session.heard_at_s + late_s)
-            if now_s - session.heard_at_s > self._options.liveness_s:
+            if session.silence.too_long(now_s, stalled=stalled):
                 self._drop(session, frames.Goodbye(Parting.SILENT))
         self.beat_now()
 
@@ -296,7 +296,7 @@ class LinkServer:
             if not isinstance(decoded, frames.Goodbye):
                 self._tell(peer, self._parting or frames.Goodbye(Parting.NO_SESSION))
         else:
-            session.heard_at_s = self._loop.time()
+            session.silence.broken(self._loop.time())
             self._on_frame(session, decoded)
 
     def _on_bad_frame(self, peer: bytes, session: Session | None, error: BadFrame) -> None:
@@ -320,7 +320,7 @@ class LinkServer:
                 self._drop(other, frames.Goodbye(Parting.REPLACED))
         session = self._sessions.get(peer) or self._open(peer, hello)
         if session is not None:
-            session.heard_at_s = self._loop.time()
+            session.silence.broken(self._loop.time())
             welcome = frames.Welcome(frames.PROTOCOL, hello.session, self._facts)
             self._send(session, codec.encode(welcome))
             if session.wants_cache:  # before the beat, which names the update that it has
@@ -337,7 +337,7 @@ class LinkServer:
             peer=peer,
             coordinator_id=hello.coordinator_id,
             session=hello.session,
-            heard_at_s=self._loop.time(),
+            silence=Silence(self._options.liveness_s, self._loop.time()),
             wants_cache=True,
         )
         self._sessions[peer] = session

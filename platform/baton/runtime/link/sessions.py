@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from baton.runtime.link.silence import Silence
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
@@ -13,7 +15,7 @@ class Session:
     peer: bytes
     coordinator_id: str
     session: str
-    heard_at_s: float
+    silence: Silence
     next_seq: int = 1
     received_legs: int = 0
     wants_cache: bool = False

@@ -1,0 +1,44 @@
+"""When a peer that says nothing is given up."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.runtime.link.silence import Silence
+
+LIVENESS_S = 2.0
+BEAT_S = 0.25
+
+
+def given_up_after_s(stall_s: float) -> float:
+    """How long a dead peer lives on where each look is late by as much."""
+    silence, now_s = Silence(LIVENESS_S, 0.0), 0.0
+    while True:
+        now_s += BEAT_S + stall_s
+        if silence.too_long(now_s, stalled=stall_s > 0):
+            return now_s
+
+
+def test_a_silent_peer_is_given_up_after_its_liveness() -> None:
+    assert LIVENESS_S < given_up_after_s(0.0) <= LIVENESS_S + BEAT_S
+
+
+def test_whoever_says_something_is_not_given_up() -> None:
+    silence = Silence(LIVENESS_S, 0.0)
+    for look in range(100):
+        silence.broken(look * 1.9)
+        assert not silence.too_long((look + 1) * 1.9, stalled=False)
+
+
+@pytest.mark.parametrize("stall_s", [0.3, 0.5, 1.0])
+def test_a_dead_peer_is_given_up_where_every_look_is_late_too(stall_s: float) -> None:
+    assert LIVENESS_S < given_up_after_s(stall_s) <= 1.5 * LIVENESS_S + BEAT_S + stall_s
+
+
+def test_a_process_that_did_not_run_gives_its_peers_time_to_be_heard() -> None:
+    silence = Silence(LIVENESS_S, 0.0)
+    assert not silence.too_long(60.0, stalled=True)
+    assert not silence.too_long(60.9, stalled=False)
+    silence.broken(60.95)
+    assert not silence.too_long(120.0, stalled=True), "anew, since it was heard"
+    assert silence.too_long(121.1, stalled=False)
