@@ -59,9 +59,6 @@ def frozen(*pids: int) -> Iterator[None]:
             os.kill(pid, signal.SIGSTOP)
         yield
     finally:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
         assert guard.stdin is not None
         guard.stdin.close()
         guard.wait(_COMMAND_S)

@@ -42,13 +42,17 @@ async def played(stage: SimStage, load: Load, script: Script) -> list[Exchange]:
 
 
 async def kept(
-    stage: SimStage, exchanges: Sequence[Exchange], barred: Sequence[Barred] = ()
+    stage: SimStage,
+    exchanges: Sequence[Exchange],
+    barred: Sequence[Barred] = (),
+    *,
+    within_s: float = 15.0,
 ) -> History:
     """A run on a stage, when all is quiet again: everything that can be known of it."""
     return History(
         exchanges=exchanges,
         wanted=stage.wanted,
-        counters=await stage.quiet(),
+        counters=await stage.quiet(within_s=within_s),
         records=stage.records(),
         barred=barred,
     )

@@ -73,7 +73,6 @@ class _Way:
     queue: asyncio.Queue[tuple[float, bytes]] = field(
         default_factory=lambda: asyncio.Queue(_QUEUED_PIECES)
     )
-    due_s: float = 0.0
 
 
 class ChaosProxy:
@@ -196,11 +195,9 @@ class ChaosProxy:
         with suppress(OSError):
             while data := await way.reader.read(_PIECE_BYTES):
                 weather = self._weather(up=up)
-                if weather.swallows:
-                    continue
                 late_s = weather.delay_s + self._rng.uniform(0, weather.jitter_s)
-                way.due_s = max(way.due_s, loop.time() + late_s) + self._lost_s(weather)
-                await way.queue.put((way.due_s, self._corrupted(data, weather)))
+                due_s = loop.time() + late_s + self._lost_s(weather)
+                await way.queue.put((due_s, self._corrupted(data, weather)))
         await way.queue.join()
 
     def _lost_s(self, weather: Weather) -> float:

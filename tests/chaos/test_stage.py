@@ -10,7 +10,7 @@ from baton.domain.fleet import Role
 from baton.runtime.link.options import LinkOptions
 from tests.chaos import faults
 from tests.chaos.history import Ending, Exchange, History, judged
-from tests.chaos.load import HttpClient, Load, open_loop
+from tests.chaos.load import HttpClient, Load, one_by_one, open_loop
 from tests.chaos.proxy import Weather
 from tests.chaos.stage import SimPlan, sim_stage
 
@@ -19,7 +19,7 @@ _PAIR = (Role.PREFILL, Role.DECODE)
 
 
 async def test_requests_are_served_and_nothing_is_held_or_left_running() -> None:
-    async with sim_stage(SimPlan(roles=_PAIR)) as stage:
+    async with sim_stage(SimPlan(roles=_PAIR, proxied=True)) as stage:
         pids = [replica.pid for replica in stage.replicas.values()]
         exchanges = await open_loop(_FEW, stage.doors[0].ask)
         history = History(
@@ -29,6 +29,7 @@ async def test_requests_are_served_and_nothing_is_held_or_left_running() -> None
             counters=await stage.quiet(),
         )
         assert all(record.prefill_done_at_s is not None for record in stage.records())
+        assert stage.side_channels["prefill-0"].connections >= len(exchanges), "pulls went past it"
     bounds, note = judged(history)
     assert all(bound.held for bound in bounds), note
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
@@ -96,6 +97,9 @@ async def test_a_coordinator_in_a_process_of_its_own_is_killed_and_the_other_ser
             exchanges = await open_loop(_FEW, living.ask)
             assert judged(History(exchanges=exchanges, wanted=stage.wanted))[1] == ""
             assert len(await other.records()) == 20
+            left = Exchange(request_id="left", prompt=(3, 4), max_tokens=4000)
+            await one_by_one([left], living.ask, deadline_s=0.3)
+            assert not any((await stage.quiet(within_s=5)).values()), "its client has left"
             cut = Exchange(request_id="cut", prompt=(3, 4), max_tokens=2000)
             async with asyncio.TaskGroup() as group:
                 group.create_task(dying.ask(cut))

@@ -1,0 +1,301 @@
+"""Faults of replicas, transfers and networks, while clients stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from baton.control.limits import CoordinatorLimits
+from baton.domain.fleet import Role
+from baton.domain.request import Phase
+from tests.chaos import faults
+from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case, exactly
+from tests.chaos.history import Barred, Exchange, History, longest_first_token_s, longest_stall
+from tests.chaos.load import HttpClient, Load, open_loop
+from tests.chaos.playing import in_phase, kept, legs_at, outcome, played, resumed
+from tests.chaos.stage import SETTINGS, SimPlan, SimStage, sim_stage
+
+_P, _D = Role.PREFILL, Role.DECODE
+_LIVENESS_S = 2.0
+"""After which a link takes a silent replica for dead, by default."""
+_FROZEN_S = 10.0
+_LEASE_S = 40.0
+"""A lease of 30 s, and a little."""
+_STREAMS = Load(rate_per_s=50, requests=1000)
+"""50 a second for 20 s; about 33 streams at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A replica that was killed under load."""
+
+    name: str
+    at_s: float
+    lost_at_s: float
+    """When the last door had noticed."""
+
+
+# -------------------------------------------------------------------- F1, F2: replicas killed
+
+
+@case(
+    "F1",
+    "SIGKILL a decode replica mid-stream at 50 requests/s, three times",
+    engines=Engines.SIMULATED,
+    minutes=1,
+)
+def decode_killed(_: Path) -> Outcome:
+    """The stream goes on; no token is lost or comes twice; nothing hangs."""
+    return asyncio.run(_decode_killed())
+
+
+async def _decode_killed() -> Outcome:
+    kills: list[Kill] = []
+    async with sim_stage(SimPlan(roles=(_P, _P, _D, _D, _D), doors=2)) as stage:
+
+        async def kill_three() -> None:
+            for _ in range(3):
+                await asyncio.sleep(5.0)
+                kills.append(await _kill(stage, stage.busiest(_D)))
+                await stage.grow(_D)
+
+        exchanges = await played(stage, _STREAMS, kill_three)
+        history = await kept(stage, exchanges)
+    return outcome(history, _bounds_of_kills(kills, exchanges, stage), _figures_of(kills))
+
+
+@case(
+    "F2",
+    "SIGKILL a prefill replica while blocks are pulled from it, three times",
+    engines=Engines.SIMULATED,
+    minutes=1,
+)
+def prefill_killed(_: Path) -> Outcome:
+    """What was in transfer is computed again or placed elsewhere; the text is right."""
+    return asyncio.run(_prefill_killed())
+
+
+async def _prefill_killed() -> Outcome:
+    kills, moving = list[Kill](), list[int]()
+    slow = replace(SETTINGS, transfer_setup_s=0.25)  # so that there is always one under way
+    async with sim_stage(SimPlan(roles=(_P, _P, _D, _D), doors=2, settings=slow)) as stage:
+
+        async def kill_three() -> None:
+            for _ in range(3):
+                await asyncio.sleep(5.0)
+                moving.append(in_phase(stage, Phase.TRANSFER))
+                kills.append(await _kill(stage, stage.busiest(_P)))
+                await stage.grow(_P)
+
+        exchanges = await played(stage, _STREAMS, kill_three)
+        history = await kept(stage, exchanges)
+    bounds = (
+        at_least("transfers under way at a kill, fewest", min(moving), 1),
+        at_least("requests that a kill set back", resumed(stage.records()), 1),
+        at_most(
+            "longest first token, s (a transfer's deadline is 2)",
+            longest_first_token_s(exchanges),
+            3.0,
+        ),
+    )
+    return outcome(history, bounds, _figures_of(kills))
+
+
+async def _kill(stage: SimStage, name: str) -> Kill:
+    at_s = stage.kill(name)
+    for door in stage.doors:
+        await door.until(lambda d=door: d.lost_at_s(name, since_s=at_s) is not None)  # type: ignore[misc]
+    lost_s = [door.lost_at_s(name, since_s=at_s) or at_s for door in stage.doors]
+    await stage.forget(name)
+    return Kill(name, at_s, max(lost_s))
+
+
+def _bounds_of_kills(
+    kills: Sequence[Kill], exchanges: Sequence[Exchange], stage: SimStage
+) -> tuple[Bound, ...]:
+    beyond = [_beyond_detection_s(kill, exchanges) for kill in kills]
+    return (
+        at_most("longest stall beyond detection, s", max(beyond), 0.5),
+        at_most("longest detection, s", max(one.lost_at_s - one.at_s for one in kills), 1.0),
+        at_least("streams that a kill cut", resumed(stage.records()), 10),
+    )
+
+
+def _beyond_detection_s(kill: Kill, exchanges: Sequence[Exchange]) -> float:
+    """The longest that a stream waited for its next token after its replica was known lost."""
+    ends = (b for one in exchanges for a, b in one.gaps() if a <= kill.at_s <= b)
+    return max((end - kill.lost_at_s for end in ends), default=0.0)
+
+
+def _figures_of(kills: Sequence[Kill]) -> dict[str, Figure]:
+    return {
+        "kills": len(kills),
+        "detection_max_s": max(one.lost_at_s - one.at_s for one in kills),
+    }
+
+
+# -------------------------------------------------------------------- F3: replicas frozen
+
+
+@case(
+    "F3",
+    "SIGSTOP a prefill replica for 10 s at 50 requests/s",
+    engines=Engines.SIMULATED,
+    minutes=1,
+)
+def prefill_frozen(_: Path) -> Outcome:
+    """Deadlines fire, others take over, and it is used again when it goes on."""
+    return asyncio.run(_frozen(_P))
+
+
+@case(
+    "F3-decode",
+    "SIGSTOP a decode replica for 10 s at 50 requests/s",
+    engines=Engines.SIMULATED,
+    minutes=1,
+)
+def decode_frozen(_: Path) -> Outcome:
+    """Its streams go on elsewhere, and it is used again when it goes on."""
+    return asyncio.run(_frozen(_D))
+
+
+async def _frozen(role: Role) -> Outcome:
+    barred, noticed, back = list[Barred](), list[float](), list[float]()
+    async with sim_stage(SimPlan(roles=(_P, _P, _D, _D), doors=2)) as stage:
+
+        async def freeze() -> None:
+            await asyncio.sleep(5.0)
+            name = stage.busiest(role)
+            since_s = time.monotonic()
+            with faults.frozen(stage.replicas[name].pid):
+                await asyncio.sleep(_FROZEN_S)
+            thawed_s = time.monotonic()
+            for door in stage.doors:
+                await door.until(lambda d=door: d.view(name) is not None)  # type: ignore[misc]
+            lost_s = [door.lost_at_s(name, since_s=since_s) for door in stage.doors]
+            noticed.extend(at_s - since_s for at_s in lost_s if at_s is not None)
+            back.append(time.monotonic() - thawed_s)
+            if None not in lost_s:
+                from_s = max(at_s for at_s in lost_s if at_s is not None)
+                barred.append(
+                    Barred(replica_id=name, from_s=from_s, to_s=thawed_s, why="it fell silent")
+                )
+
+        exchanges = await played(stage, _STREAMS, freeze)
+        # What lay in its socket is computed when it goes on, for nobody: kept until a lease ends.
+        history = await kept(stage, exchanges, barred, within_s=_LEASE_S)
+    (bar,) = barred or [Barred(replica_id="", from_s=0.0, to_s=0.0, why="it was not noticed")]
+    after = legs_at(stage.records(), bar.replica_id, since_s=bar.to_s)
+    stall = longest_stall(exchanges)
+    bounds = (
+        exactly("doors that noticed", len(noticed), len(stage.doors)),
+        at_most("longest until it was noticed, s", max(noticed, default=99.0), _LIVENESS_S + 0.75),
+        at_most("longest stall of a stream, s", stall.took_s if stall else 0.0, 3.5),
+        at_most("longest first token, s", longest_first_token_s(exchanges), 3.5),
+        at_most("until it was back after SIGCONT, s", max(back), 3.0),
+        at_least("legs that it got after it was back", after, 1),
+    )
+    return outcome(history, bounds, {"resumed": resumed(stage.records())})
+
+
+# -------------------------------------------------------------------- F7: a coordinator killed
+
+
+@case(
+    "F7-sim",
+    "SIGKILL one of two coordinators at 50 requests/s, without Ray",
+    engines=Engines.SIMULATED,
+    minutes=1,
+)
+def coordinator_killed(_: Path) -> Outcome:
+    """Its own streams are cut; nothing of the other's is, and replicas free what it held."""
+    return asyncio.run(_coordinator_killed())
+
+
+async def _coordinator_killed() -> Outcome:
+    async with sim_stage(SimPlan(doors=0, fronts=2)) as stage:
+        first, other = stage.fronts.values()
+        async with HttpClient(first.url) as dying, HttpClient(other.url) as living:
+            loads = [
+                replace(_STREAMS, rate_per_s=25, requests=n, name=f"at-{n}") for n in (100, 400)
+            ]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(open_loop(loads[0], dying.ask))
+                running = group.create_task(open_loop(loads[1], living.ask))
+                await asyncio.sleep(3.0)
+                killed_s = stage.kill_front(first.name)
+                aborted_s = await _aborted_at_s(stage) - killed_s
+        history = History(
+            exchanges=running.result(), wanted=stage.wanted, counters=await stage.quiet()
+        )
+    bounds = (at_most("until its engines' work was aborted, s", aborted_s, 5.0),)
+    return outcome(history, bounds)
+
+
+async def _aborted_at_s(stage: SimStage) -> float:
+    """When every replica serves one coordinator only, and has aborted all work of the other."""
+    async with asyncio.timeout(30):
+        while {await one.sessions() for one in stage.replicas.values()} != {(1, 0)}:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return time.monotonic()
+
+
+# -------------------------------------------------------------------- F17: drains
+
+
+@case(
+    "F17",
+    "drain a decode and a prefill replica at 50 requests/s: what runs there ends there",
+    engines=Engines.SIMULATED,
+    minutes=1,
+)
+def drained(_: Path) -> Outcome:
+    """Nothing new comes, nothing is cut, and it is free as soon as its streams have ended."""
+    return asyncio.run(_drained(CoordinatorLimits(), moved=False))
+
+
+@case(
+    "F17-moved",
+    "the same with streams that outlast the drain's patience: they are moved",
+    engines=Engines.SIMULATED,
+    minutes=1,
+)
+def drained_and_moved(_: Path) -> Outcome:
+    """A replica is free after the patience and a little, and no token is lost."""
+    return asyncio.run(_drained(CoordinatorLimits(drain_patience_s=0.2), moved=True))
+
+
+async def _drained(limits: CoordinatorLimits, *, moved: bool) -> Outcome:
+    barred, took_s = list[Barred](), list[float]()
+    async with sim_stage(SimPlan(roles=(_P, _P, _D, _D, _D), doors=2, limits=limits)) as stage:
+
+        async def drain_two() -> None:
+            for role in (_D, _P):
+                await asyncio.sleep(5.0)
+                name = stage.busiest(role)
+                began_s = time.monotonic()
+                known_s = await stage.drain(name)
+                barred.append(Barred(replica_id=name, from_s=known_s, why="its drain"))
+                took_s.append(await _freed_s(stage, name, began_s))
+                await stage.stop(name)
+
+        exchanges = await played(stage, _STREAMS, drain_two)
+        history = await kept(stage, exchanges, barred)
+    moves = resumed(stage.records())
+    # A stream of 96 tokens lasts about 0.9 s.
+    bounds = (
+        at_most("longest until a drained replica was free, s", max(took_s), 1.5 if moved else 5.0),
+        at_least("streams moved", moves, 1) if moved else exactly("streams moved", moves, 0),
+    )
+    return outcome(history, bounds, {"free_after_max_s": max(took_s), "moved": moves})
+
+
+async def _freed_s(stage: SimStage, name: str, began_s: float) -> float:
+    """How long until a replica holds nothing for anybody."""
+    async with asyncio.timeout(60):
+        while any((await stage.replicas[name].held()).values()):  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.02)
+    return time.monotonic() - began_s

@@ -1,0 +1,190 @@
+"""Faults of what is between replicas, while clients stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from baton.domain.commands import RequestRecord
+from baton.domain.fleet import Role
+from baton.domain.handoff import HandoffMode
+from baton.policy.placement import Disaggregate
+from tests.chaos import faults
+from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case
+from tests.chaos.faults import NotPossibleError
+from tests.chaos.history import Exchange, longest_stall
+from tests.chaos.load import Load
+from tests.chaos.playing import kept, nothing, outcome, played, resumed
+from tests.chaos.proxy import FAIR, ChaosProxy, Weather
+from tests.chaos.stage import SETTINGS, SimPlan, SimStage, sim_stage
+
+_P, _D = Role.PREFILL, Role.DECODE
+
+# -------------------------------------------------------------------- F5: transfers slow
+
+
+@case(
+    "F5",
+    "transfers at a hundredth of their bandwidth: placement goes local, and comes back",
+    engines=Engines.SIMULATED,
+    minutes=2,
+)
+def transfers_slow(_: Path) -> Outcome:
+    """The link's estimate rises and requests avoid it."""
+    return asyncio.run(_transfers_slow())
+
+
+async def _transfers_slow() -> Outcome:
+    load = Load(rate_per_s=12, requests=1080, prompt_tokens=(800, 1600), output_tokens=(16, 48))
+    marks: list[float] = []
+    # One decodes for everybody, so that prompts are better computed elsewhere.
+    plan = SimPlan(
+        roles=(_P, _P, _D),
+        disaggregate=Disaggregate.AUTO,
+        settings=replace(SETTINGS, prefill_tokens_per_s=30_000.0, transfer_bytes_per_s=25e9),
+    )
+    async with sim_stage(plan) as stage:
+        (decode,) = stage.named(_D)
+
+        async def slow_down() -> None:
+            await asyncio.sleep(10.0)
+            marks.append(time.monotonic())
+            await stage.replicas[decode].order("slow transfers", 100.0)
+            await asyncio.sleep(20.0)
+            marks.append(time.monotonic())
+            await stage.replicas[decode].order("slow transfers", 1.0)
+
+        exchanges = await played(stage, load, slow_down)
+        history = await kept(stage, exchanges)
+    slow_s, fast_s = marks
+    records = stage.records()
+    before = _local_share(records, slow_s - 8, slow_s)
+    during = _local_share(records, slow_s + 5, fast_s)
+    after = _local_share(records, fast_s + 10, fast_s + 60)
+    bounds = (
+        at_most("share placed local before", before, 0.5),
+        at_least("share placed local from 5 s after the slowdown on", during, 0.95),
+    )
+    figures: dict[str, Figure] = {
+        "share_local_before": before,
+        "share_local_during": during,
+        "share_local_from_10_s_after_the_end": after,
+    }
+    return outcome(history, bounds, figures)
+
+
+def _local_share(records: Sequence[RequestRecord], from_s: float, to_s: float) -> float:
+    """Of the requests that came in a time, how many were first placed on one replica."""
+    modes = [one.routes[0].mode for one in records if from_s <= one.arrived_at_s < to_s]
+    return modes.count(HandoffMode.LOCAL) / max(1, len(modes))
+
+
+# -------------------------------------------------------------------- F14: packets lost
+
+
+@case(
+    "F14",
+    "one packet in ten lost each way between doors, prefill and decode replicas",
+    engines=Engines.SIMULATED,
+    minutes=1,
+)
+def packets_lost(_: Path) -> Outcome:
+    """Slower, and otherwise as ever."""
+    try:
+        return asyncio.run(_packets_lost())
+    except NotPossibleError as why:
+        bound = Bound(what="a network that loses packets", got=str(why), wanted="one", held=False)
+        return Outcome(bounds=(bound,), note="this machine cannot lose packets")
+
+
+async def _packets_lost() -> Outcome:
+    with faults.lossy_network(0.1) as network:
+        # Links of 0, 1, 2 lose packets, and what 3 pulls from 0 or 1.
+        plan = SimPlan(roles=(_P, _P, _D, _D), doors=2, network=network, inside=(0, 1, 2))
+        async with sim_stage(plan) as stage:
+            exchanges = await played(stage, Load(rate_per_s=50, requests=1000), nothing)
+            history = await kept(stage, exchanges)
+        dropped = network.dropped()
+    bounds = (at_least("packets lost on the way in", dropped, 500),)
+    figures: dict[str, Figure] = {
+        "lost_by": network.by,
+        "resumed": resumed(stage.records()),
+        "sessions_lost": sum(door.link.counters.sessions_lost for door in stage.doors),
+    }
+    return outcome(history, bounds, figures)
+
+
+# -------------------------------------------------------------------- N1: every weather
+
+
+_WEATHERS = {
+    "late": Weather(delay_s=0.05, jitter_s=0.1),
+    "lossy": Weather(loss=0.1),
+    "narrow": Weather(bytes_per_s=100_000),
+    "dripping": Weather(drip_bytes=200, drip_s=0.002),
+    "stalled": Weather(stalled=True),
+    "black hole": Weather(swallows=True),
+}
+_WEATHER_S = 4.0
+_FAIR_S = 3.0
+
+
+@case(
+    "N1",
+    "links and side channels of a prefill and a decode replica: late, lossy, narrow, dripping,"
+    " stalled, swallowed, reset, half open",
+    engines=Engines.SIMULATED,
+    minutes=2,
+)
+def weathers(_: Path) -> Outcome:
+    """Slower, and nothing lost."""
+    return asyncio.run(_weathers())
+
+
+async def _weathers() -> Outcome:
+    load = Load(rate_per_s=30, requests=1800)
+    began: dict[str, float] = {}
+    async with sim_stage(SimPlan(roles=(_P, _P, _D, _D), proxied=True)) as stage:
+
+        async def change() -> None:
+            ill = _ways_to(stage, stage.named(_P)[0], stage.named(_D)[0])
+            for name, weather in _WEATHERS.items():
+                began[name] = time.monotonic()
+                for proxy in ill:
+                    proxy.set_weather(up=weather, down=weather)
+                await asyncio.sleep(_WEATHER_S)
+                for proxy in ill:
+                    proxy.set_weather(up=FAIR, down=FAIR)
+                    if weather.swallows:
+                        proxy.reset()  # what was swallowed is missing in the middle of a stream
+                await asyncio.sleep(_FAIR_S)
+            for name, breaks in (("reset", ChaosProxy.reset), ("half open", ChaosProxy.half_open)):
+                began[name] = time.monotonic()
+                for proxy in ill:
+                    breaks(proxy)
+                await asyncio.sleep(_FAIR_S + _WEATHER_S)
+
+        exchanges = await played(stage, load, change)
+        history = await kept(stage, exchanges)
+    figures: dict[str, Figure] = {
+        f"longest_stall_{name.replace(' ', '_')}_s": _longest_from(exchanges, at_s)
+        for name, at_s in began.items()
+    }
+    stall = longest_stall(exchanges)
+    bounds = (at_most("longest stall of a stream, s", stall.took_s if stall else 0.0, 3.5),)
+    return outcome(history, bounds, figures)
+
+
+def _ways_to(stage: SimStage, *names: str) -> list[ChaosProxy]:
+    links = [proxy for (_, name), proxy in stage.links.items() if name in names]
+    return [*links, *(stage.side_channels[name] for name in names)]
+
+
+def _longest_from(exchanges: Sequence[Exchange], from_s: float) -> float:
+    """The longest stall that began while a weather lasted, or just after."""
+    to_s = from_s + _WEATHER_S + _FAIR_S
+    gaps = (b - a for one in exchanges for a, b in one.gaps() if from_s - 0.1 <= a < to_s - 0.1)
+    return max(gaps, default=0.0)
