@@ -42,3 +42,37 @@ def test_nothing_is_joined_where_nothing_runs(
         local_state()
     with pytest.raises(NotRunning), join(None):
         pytest.fail("something was joined")
+
+
+class Asked(Joined):
+    """Answers without anybody to ask."""
+
+    def ask(self, deployment: str, method: str, *arguments: object) -> list[object]:
+        return [{"up_s": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("note", "told"),
+    [
+        (None, None),
+        (b"not JSON", None),
+        (
+            b'{"what": "apply", "state": "under way", "why": "", "at_s": 5.0}',
+            {"what": "apply", "state": "under way", "why": "", "age_s": 7.0},
+        ),
+    ],
+)
+def test_a_status_says_how_far_the_last_rollout_is_where_that_is_known(
+    monkeypatch: pytest.MonkeyPatch, note: bytes | None, told: object
+) -> None:
+    monkeypatch.setattr("baton.serving.joined.load", lambda _name: note)
+    monkeypatch.setattr("baton.serving.joined.wall_s", lambda: 12.0)
+    assert Asked(None).status().get("rollout") == told
+
+
+def test_a_store_that_does_not_answer_costs_no_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_name: str) -> bytes:
+        raise ConnectionError("no store")
+
+    monkeypatch.setattr("baton.serving.joined.load", gone)
+    assert "rollout" not in Asked(None).status()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.serving.serve_control import DeploymentState, _why, deployment_state
+from baton.serving.serve_control import DeploymentState, _why, deployment_state, present
 
 if TYPE_CHECKING:
     from ray.serve.schema import DeploymentDetails
@@ -63,6 +63,15 @@ def test_what_serve_complains_of_is_told_only_while_something_is_wrong() -> None
     assert deployment_state(details(1, "STARTING", message="all is well")).message == ""
     bad = details(1, "STARTING", status="UNHEALTHY", message="no GPU")
     assert deployment_state(bad).message == "no GPU"
+
+
+def test_replicas_are_told_by_their_ids_and_those_that_stop_are_not() -> None:
+    found = present(details(2, "RUNNING", "STARTING", "STOPPING", "UPDATING", "RECOVERING"))
+    assert (found.target, found.ready, found.starting) == (
+        2,
+        frozenset({"r0", "r3", "r4"}),
+        frozenset({"r1"}),
+    )
 
 
 _STATES = st.sampled_from([str(state.value) for state in common.ReplicaState])

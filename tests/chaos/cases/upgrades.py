@@ -32,7 +32,7 @@ from tests.chaos.clients import POOLS, START_S, Clients, outcome, served, steady
 from tests.chaos.other_baton import FAILS_TO_START, other_baton
 from tests.chaos.parts import Parts, environment, parts
 
-_COMMAND_S = 280.0
+_COMMAND_S = 420.0
 _QUICK = {"admission.timeouts.drain": "4s"}
 """How long streams run on where a replica drains, before they are moved: half of them are."""
 _BAKE = ("--bake", "6s")
