@@ -166,6 +166,28 @@ def test_rare_outcomes_are_told_before_there_are_any() -> None:
     }
 
 
+def test_second_tries_are_told_by_what_was_wrong_and_circuits_by_pool_and_state() -> None:
+    at = World()
+    at.pd(decode=2)
+    told = Told(at)
+    assert told(c.SECOND_TRIES)["failed",] == 0
+    for number in range(3):
+        at.arrive(request(f"r{number}"))
+    for leg_id in tuple(at.legs):
+        at.fail_leg(leg_id, LegFailure.ENGINE_ERROR)
+    tries = told(c.SECOND_TRIES)
+    assert (tries["failed",], tries["lost",]) == (3, 0)
+    assert told(c.SECOND_TRIES_REFUSED) == {(): 0}
+    assert told(c.CIRCUITS) == {
+        ("prefill", "closed"): 0,
+        ("prefill", "open"): 1,
+        ("prefill", "half_open"): 0,
+        ("decode", "closed"): 2,
+        ("decode", "open"): 0,
+        ("decode", "half_open"): 0,
+    }
+
+
 # ------------------------------------------------------------------------------- links
 
 

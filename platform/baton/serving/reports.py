@@ -155,6 +155,7 @@ def _row(view: ReplicaView, at_s: float) -> dict[str, object]:
         "role": str(facts.role),
         "engine": f"{facts.engine} {facts.engine_version}",
         "draining": view.draining,
+        "standing": str(view.standing),
         "running_requests": load.running_requests,
         "queued_requests": load.queued_requests,
         "pulling_requests": load.pulling_requests,

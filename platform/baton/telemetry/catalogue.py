@@ -236,6 +236,24 @@ PLACEMENTS = _counter(
     Label.REASON,
 )
 RESUMES = _counter(_IN, "baton_resumes_total", "Streams that went on elsewhere.")
+SECOND_TRIES = _counter(
+    _IN,
+    "baton_second_tries_total",
+    "Requests tried again on another replica, by what was wrong with the first.",
+    Label.REASON,
+)
+SECOND_TRIES_REFUSED = _counter(
+    _IN,
+    "baton_second_tries_refused_total",
+    "Requests that failed and were not tried again, since too many were lately.",
+)
+CIRCUITS = _gauge(
+    _IN,
+    "baton_circuits",
+    "Replicas by how far this ingress trusts them: closed, open, or half_open, on trial.",
+    Label.POOL,
+    Label.STATE,
+)
 TTFT_RATIO = _histogram(
     "baton_ttft_prediction_ratio",
     "Predicted over actual time to first token; above 1 the prediction was too long.",

@@ -27,6 +27,7 @@ from baton.domain.demand import AdmissionOutcome, CoordinatorReport, Tally
 from baton.domain.handoff import HitSource
 from baton.domain.request import Phase
 from baton.domain.tenant import DEFAULT_TENANT
+from baton.policy.breakers import Circuit
 from baton.policy.links import LinkCounts, LinkState
 from baton.telemetry import catalogue as c
 from baton.telemetry.families import Families
@@ -78,6 +79,7 @@ class IngressCollector:
         for row in self._coordinator.admissions():
             found.add(c.ADMISSIONS, row.requests, row.slo_class, row.outcome, row.reason)
         self._add_present(found, report)
+        self._add_recovery(found, now_s)
         self._add_knowledge(found, now_s)
         self._add_links(found, now_s)
         found.add(c.UNJOINED, self._facts.unjoined())
@@ -112,6 +114,18 @@ class IngressCollector:
             found.add(c.IN_FLIGHT, phases[phase], phase)
         found.add(c.HELD_REQUESTS, report.held)
         found.add(c.SLACK, report.slack_s)
+
+    def _add_recovery(self, found: Families, now_s: float) -> None:
+        recoveries = self._coordinator.recoveries()
+        for trouble, tries in recoveries.second_tries:
+            found.add(c.SECOND_TRIES, tries, trouble)
+        found.add(c.SECOND_TRIES_REFUSED, recoveries.refused)
+        replicas, circuits = self._coordinator.fleet(now_s).replicas, Counter[tuple[str, str]]()
+        for replica_id, circuit in self._coordinator.circuits(now_s).items():
+            circuits[replicas[replica_id].facts.pool, circuit] += 1
+        for pool in {view.facts.pool for view in replicas.values()}:
+            for state in Circuit:
+                found.add(c.CIRCUITS, circuits[pool, state], pool, state)
 
     def _add_knowledge(self, found: Families, now_s: float) -> None:
         knowledge = self._coordinator.knowledge

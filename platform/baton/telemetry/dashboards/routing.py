@@ -29,6 +29,7 @@ from baton.telemetry.dashboards.promql import (
 )
 
 _POOL: Final = "pool"
+_STATE: Final = "state"
 
 
 def board() -> Board:
@@ -40,6 +41,7 @@ def board() -> Board:
         choices=(JOB, CLASS, POOL),
         rows=(
             Row(title="Who runs what, and why?", panels=(*_placements(), *_door())),
+            Row(title="Which replicas are counted on?", panels=tuple(_recovery())),
             Row(title="How right are the predictions?", panels=tuple(_predictions())),
             Row(title="What do caches save?", panels=tuple(_cache())),
             Row(title="Engines", panels=(*_engines(), *_steps(), *_processes())),
@@ -116,6 +118,38 @@ def _door() -> Iterator[Panel]:
         unit=Unit.COUNT,
         width=6,
         steps=NONE_IS_GOOD,
+    )
+
+
+def _recovery() -> Iterator[Panel]:
+    yield Panel(
+        title="Second tries, by what was wrong",
+        about="Requests that went on elsewhere. `lost` and `silent`: processes or hosts. `failed`,"
+        " `stalled`, `late`, `still`: engines. `handoff`: links. `refused`: more fail than may be"
+        " tried again, and their clients were told so.",
+        shape=Shape.STACK,
+        queries=(
+            Query(expr=total(rate(c.SECOND_TRIES), "reason"), legend="{{reason}}"),
+            Query(expr=total(rate(c.SECOND_TRIES_REFUSED)), legend="refused"),
+        ),
+        unit=Unit.REQUESTS_PER_S,
+        width=12,
+    )
+    yield Panel(
+        title="Replicas that are not trusted",
+        about="`open`: failed what they were given, and get nothing for a while. `half_open`: get"
+        " one request, by which they are judged. The most that any ingress counts.",
+        shape=Shape.LINES,
+        queries=(
+            Query(
+                expr=largest(
+                    series(c.CIRCUITS, **IN_POOL, state="=~open|half_open"), _POOL, _STATE
+                ),
+                legend="{{pool}} {{state}}",
+            ),
+        ),
+        unit=Unit.COUNT,
+        width=12,
     )
 
 
