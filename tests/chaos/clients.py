@@ -96,7 +96,7 @@ AUTOSCALED = {"autoscaler.policy": "slo", "autoscaler.interval": "1s"}
 """A window of rates is fifteen ticks."""
 WINDOW_S = 15.0
 POOLS = {"prefill": 2, "decode": 2}
-START_S = 90.0
+START_S = 180.0
 
 
 def steady(name: str, *, seed: int = 0, minutes: float = 10.0) -> Load:

@@ -136,8 +136,12 @@ def _engine() -> tuple[str, SimSettings]:
 
 @contextmanager
 def parts(folder: Path, **settings: object) -> Iterator[Parts]:
-    """Simulated engines by `baton up`, found by nobody else's commands; ended in good order."""
-    with environment(XDG_RUNTIME_DIR=str(folder)), running(CONFIG, folder, **settings) as up:
+    """Simulated engines by `baton up`, found by nobody else's commands; ended in good order.
+
+    Ray has its workers be nice to everybody else on a machine, which on a busy one starves them.
+    """
+    own = environment(XDG_RUNTIME_DIR=str(folder), RAY_worker_niceness="0")
+    with own, running(CONFIG, folder, **settings) as up:
         yield Parts(deployment=up)
 
 

@@ -62,16 +62,16 @@ def the_controller_dies(folder: Path) -> Outcome:
     with parts(folder, **AUTOSCALED) as up:
         up.whole(POOLS, within_s=START_S)
         baton = up.deployment
-        baton.ask("apply", *baton.options, "--set", "admission.timeouts.drain=50s", within_s=120)
+        baton.ask("apply", *baton.options, "--set", "admission.timeouts.drain=50s", within_s=180)
         baton.ask("scale", "decode", "3", "--for", "30m")
-        up.whole(POOLS | {"decode": 3}, within_s=60)
+        up.whole(POOLS | {"decode": 3}, within_s=150)
         with served(up, steady("F6")) as clients:
             clients.for_s(62.0)  # what was used is noted every half a minute
             before = _known(up)
             (pid,) = up.replicas(CONTROLLER)
             faults.kill(pid)
             killed_s = time.monotonic()
-            back_s = up.until(lambda s: s["up_s"] < time.monotonic() - killed_s, within_s=60)
+            back_s = up.until(lambda s: s["up_s"] < time.monotonic() - killed_s, within_s=150)
             clients.for_s(WINDOW_S + 8.0)
             after, ticks = _known(up), baton.ask("explain", "scale", "-n", "100")["ticks"]
             ended = sum(one.ending is not None for one in clients.exchanges)
@@ -125,7 +125,7 @@ def serves_controller_dies(folder: Path) -> Outcome:
             up.deployment.wait_for(lambda s: _wants(s, "decode") == 2, 60)
             up.deployment.ask("scale", "decode", "3")
             scaled_s = time.monotonic() - killed_s
-            up.whole(POOLS | {"decode": 3}, within_s=60)
+            up.whole(POOLS | {"decode": 3}, within_s=150)
             clients.for_s(2.0)
         grown = {name: up.replicas(name) for name in pids}
     kept = all(set(pids[name]) <= set(grown[name]) for name in pids)
@@ -177,7 +177,7 @@ def an_ingress_dies(folder: Path) -> Outcome:
                 lambda: scraped(targets, "baton_coordinators") <= len(targets), 30.0
             )
             short.for_s(8.0)
-            whole_s = up.whole(POOLS, ingresses=2, within_s=90)
+            whole_s = up.whole(POOLS, ingresses=2, within_s=180)
             short.stop()
         quiet_s = until(lambda: scraped(targets, "baton_live_legs", "baton_held_leases") == 0, 60)
     sent = [*short.exchanges, *streams.exchanges]
@@ -214,7 +214,7 @@ def a_node_dies(folder: Path) -> Outcome:
         with node(up, cpus=4, log=folder / "node.log") as raylet:
             for pool, replicas in wanted.items():
                 up.deployment.ask("scale", pool, str(replicas))
-            up.whole(wanted, within_s=120)
+            up.whole(wanted, within_s=180)
             there = _on_node(up, raylet)
             with served(up, steady("F8")) as clients:
                 clients.for_s(3.0)
@@ -222,7 +222,7 @@ def a_node_dies(folder: Path) -> Outcome:
                 faults.kill(raylet)
                 ended_s = until(lambda: not living(chain(*there.values())), 30)
                 clients.for_s(5.0)
-                up.whole(wanted, within_s=120)
+                up.whole(wanted, within_s=180)
                 whole_s = time.monotonic() - began_s
                 clients.for_s(2.0)
     lost = sum(map(len, there.values()))
@@ -281,7 +281,7 @@ class Order:
             pids = [self.up.serve_controller()] if "Serve" in kind else self.up.replicas(kind)
             self._lose(self.rng.choice(pids), kind, ingress=kind == INGRESS)
         clients.for_s(self.rng.uniform(1.0, 4.0))
-        back_s = self.up.whole(self.pools, ingresses=2, within_s=120)
+        back_s = self.up.whole(self.pools, ingresses=2, within_s=180)
         self.slowest_s = max(self.slowest_s, back_s)
         assert len(self.done) == number + 1
 
@@ -290,7 +290,7 @@ class Order:
         for pool in self.pools:
             self.pools[pool] += 1
             self.up.deployment.ask("scale", pool, str(self.pools[pool]))
-        self.up.whole(self.pools, ingresses=2, within_s=120)
+        self.up.whole(self.pools, ingresses=2, within_s=180)
 
     def _lose(self, pid: int, kind: str, *, ingress: bool) -> None:
         if ingress:

@@ -35,6 +35,8 @@ def _offset() -> float:
 class _Moved(datetime.datetime):
     """A datetime whose now is moved."""
 
+    __slots__ = ()  # as large as the real one, which native code compiled against
+
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Self:
         """The time, moved."""
