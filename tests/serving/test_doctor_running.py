@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from baton.domain.errors import ClusterFailed, NotRunning, TimedOut
 from baton.serving.doctor_facts import Unknown
 from baton.serving.doctor_running import RunningNow, nothing_runs, running_checks
+from baton.serving.doctor_security import OpenPort, check_ray_door, open_ports
 from baton.serving.doctor_verdicts import Check, Verdict
 
 VIEW: dict[str, Any] = {
@@ -40,6 +45,7 @@ STATUS: dict[str, Any] = {
     },
 }
 LINK: dict[str, Any] = {"source_id": "p-1", "target_id": "d-1", "state": "ok", "why": ""}
+UNASKED: dict[str, Any] = {"ports": (), "store": "127.0.0.1:6379", "door": Unknown("no")}
 NODES = {"10.0.0.1": {"vllm": "0.32.0"}}
 
 
@@ -49,6 +55,8 @@ def running(
     links: tuple[dict[str, Any], ...] | Unknown = (LINK,),
     metrics: str | Unknown | None = "",
     nodes: dict[str, Any] | Unknown = NODES,
+    ports: tuple[OpenPort, ...] | Unknown = (),
+    door: str | Unknown = "guarded",
     **status: object,
 ) -> RunningNow:
     return RunningNow(
@@ -58,6 +66,9 @@ def running(
         links=links,
         metrics=metrics,
         nodes=nodes,
+        ports=ports,
+        store="127.0.0.1:6379",
+        door=door,
     )
 
 
@@ -203,7 +214,7 @@ def test_ingresses_that_do_not_tell_their_generation_are_not_suspected() -> None
 
 
 def test_where_the_controller_does_not_answer_the_rest_is_skipped() -> None:
-    now = RunningNow(endpoint="http://h:1", status=Unknown("no answer"), nodes={})
+    now = RunningNow(endpoint="http://h:1", status=Unknown("no answer"), nodes={}, **UNASKED)
     first, second, *rest = running_checks(now)
     assert (first.verdict, first.found) == (Verdict.FAIL, "no answer")
     assert second.verdict is Verdict.PASS
@@ -211,7 +222,7 @@ def test_where_the_controller_does_not_answer_the_rest_is_skipped() -> None:
 
 
 def test_every_list_has_the_same_checks_whatever_is_found() -> None:
-    blind = RunningNow(endpoint=None, status=Unknown("no"), nodes={})
+    blind = RunningNow(endpoint=None, status=Unknown("no"), nodes={}, **UNASKED)
     nothing = NotRunning("nothing runs", "start one")
     lists = [
         running_checks(running()),
@@ -228,3 +239,57 @@ def test_nothing_that_runs_is_no_failure_and_a_cluster_that_refuses_us_is_one() 
     assert {one.verdict for one in nothing} == {Verdict.SKIP}
     refused, *_ = nothing_runs(ClusterFailed("it refuses the token", "name its token"))
     assert (refused.verdict, refused.fix) == (Verdict.FAIL, "name its token")
+
+
+# ---------------------------------------------------------------------- who could come in
+
+
+STATS = OpenPort(address="0.0.0.0", port=8404, program="haproxy")  # noqa: S104 - what is looked for
+
+
+def test_a_port_that_others_reach_is_named_with_its_program() -> None:
+    found = check("open ports", running(ports=(STATS,)))
+    assert found.verdict is Verdict.FAIL
+    assert found.found == "0.0.0.0:8404 (haproxy)"
+    assert "firewall" in found.fix
+
+
+def test_the_endpoint_and_the_metrics_may_be_open() -> None:
+    ports = (replace(STATS, port=1), replace(STATS, port=9400))
+    found = check("open ports", running(ports=ports))
+    assert (found.verdict, found.found) == (
+        Verdict.PASS,
+        "only 0.0.0.0:1, 0.0.0.0:9400, as configured",
+    )
+
+
+def test_a_deployment_elsewhere_is_not_said_to_have_no_open_ports() -> None:
+    assert check("open ports", running(ports=Unknown("elsewhere"))).verdict is Verdict.SKIP
+
+
+@pytest.mark.parametrize(
+    ("door", "store", "verdict"),
+    [
+        ("open", "10.0.0.7:6379", Verdict.FAIL),
+        ("open", "127.0.0.1:6379", Verdict.WARN),
+        ("guarded", "10.0.0.7:6379", Verdict.PASS),
+        ("RpcError: unavailable", "10.0.0.7:6379", Verdict.SKIP),
+        (Unknown("nothing came"), "10.0.0.7:6379", Verdict.SKIP),
+    ],
+)
+def test_a_ray_that_asks_nobody_for_a_token_is_said(
+    door: str | Unknown, store: str, verdict: Verdict
+) -> None:
+    found = check_ray_door(door, store)
+    assert found.verdict is verdict
+    assert ("RAY_AUTH_MODE=token" in found.fix) is (door == "open")
+
+
+def test_listening_sockets_are_found_unless_they_are_for_this_machine_alone() -> None:
+    here = socket.create_server(("127.0.0.1", 0))
+    everywhere = socket.create_server(("0.0.0.0", 0))  # noqa: S104 - what is looked for
+    state = SimpleNamespace(pid=os.getpid(), run_dir="/nowhere")
+    with here, everywhere:
+        ports = {one.port for one in open_ports(state)}  # type: ignore[arg-type]  # all it reads
+        assert everywhere.getsockname()[1] in ports
+        assert here.getsockname()[1] not in ports

@@ -29,6 +29,7 @@ from typing import cast
 
 import psutil
 
+from baton.config.schema_security import TlsConfig
 from baton.domain.errors import ClusterFailed
 from baton.serving import reaper, serve_control
 from baton.serving.cluster_state import (
@@ -49,6 +50,7 @@ from baton.serving.data_path import (
     port_is_free,
     serve_environment,
 )
+from baton.serving.front_guard import guard_front, unguard_front
 
 _LOGGER = logging.getLogger(__name__)
 NAMESPACE = "baton"
@@ -74,6 +76,7 @@ class ClusterSettings:
     longest_stream_s: float = 600.0
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further variables for every process of the cluster."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
 
 def say_nothing(_line: str) -> None:
@@ -148,6 +151,7 @@ class LocalCluster:
             address, session_name = _init_ray(run_dir, settings)
         self._progress("starting Ray Serve")
         self._serve_started = True
+        scheme = "http" if settings.tls.cert_file is None else "https"
         _start_serve(host, settings.http_port)
         self._state = ClusterState(
             name=run_dir.name,
@@ -156,7 +160,7 @@ class LocalCluster:
             pid_started_ticks=process_ticks(os.getpid()),
             address=address,
             namespace=NAMESPACE,
-            http_url=f"http://{_reachable(host)}:{settings.http_port}",
+            http_url=f"{scheme}://{_reachable(host)}:{settings.http_port}",
             data_path=data_path,
             run_dir=str(run_dir),
             session_name=session_name,
@@ -178,6 +182,7 @@ class LocalCluster:
         os.environ.update(
             serve_environment(front)
             | local_ray_environment(token_file)
+            | guard_front(os.environ, run_dir, data_path, self._settings.tls)
             | dict(self._settings.environment)
         )
         _refuse_late_environment()
@@ -197,6 +202,7 @@ class LocalCluster:
             )
         if "ray" in sys.modules:
             _within(_RAY_SHUTDOWN_S, "stop-ray", _shutdown_ray)
+        os.environ.update(unguard_front(run_dir))
         left = reaper.reap(str(run_dir), grace_s=2.0)
         if left:
             _LOGGER.error("processes of %s could not be ended: %s", run_dir, sorted(left))

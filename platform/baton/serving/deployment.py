@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,10 +16,12 @@ import httpx
 from baton.config.schema import DeploymentConfig
 from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
 from baton.serving.app import build_app
+from baton.serving.built import encoded, first_built
+from baton.serving.certificates import CertificateWatch
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
-from baton.serving.front import front_is_direct
-from baton.serving.live_config import forget_all
+from baton.serving.front import front_is_direct, own_client
+from baton.serving.live_config import BUILT, forget_all, save
 from baton.serving.names import APP, CONTROLLER, INGRESS
 from baton.serving.packing import unpacked
 from baton.serving.preflight import check_cluster
@@ -86,6 +89,7 @@ class LocalDeployment:
         self._config = config
         self._progress = progress
         self._cluster = LocalCluster(cluster_settings(config), progress=progress)
+        self._certificates: CertificateWatch | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -115,6 +119,7 @@ class LocalDeployment:
         self._cluster.start()
         check_cluster(self._config, warn=self._progress)
         forget_all()
+        save(BUILT, encoded(first_built(self._config)))
         from ray import serve
 
         target = serve.RunTarget(
@@ -128,9 +133,15 @@ class LocalDeployment:
         )
         self._await_application(until_s, timeout_s)
         self._await_health(until_s, timeout_s)
+        self._certificates = CertificateWatch(
+            self._config.security.tls, Path(self._cluster.state.run_dir)
+        )
+        self._certificates.start()
 
     def stop(self) -> None:
         """End everything that was started. Idempotent."""
+        if self._certificates is not None:
+            self._certificates.stop()
         self._cluster.stop(serve_timeout_s=_STOP_S)
 
     def _await_application(self, until_s: float, timeout_s: float) -> None:
@@ -164,7 +175,7 @@ class LocalDeployment:
 
     def _await_health(self, until_s: float, timeout_s: float) -> None:
         self._progress("waiting until the endpoint is healthy")
-        with httpx.Client(base_url=self.state.http_url, timeout=5.0) as client:
+        with own_client(self.state.http_url) as client:
             while time.monotonic() < until_s:
                 try:
                     if client.get("/health").is_success and front_is_direct(self.state):
@@ -187,6 +198,7 @@ def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
         http_port=config.server.port,
         cpus=_logical_cpus(config),
         longest_stream_s=config.admission.timeouts.total_s,
+        tls=config.security.tls,
     )
 
 

@@ -25,6 +25,7 @@ import httpx
 from baton.config.derive import key_files
 from baton.config.schema import DeploymentConfig
 from baton.serving.data_path import choose_data_path, port_is_free
+from baton.serving.front import own_client
 from baton.serving.preflight_facts import (
     PortListener,
     available_memory_bytes,
@@ -205,6 +206,8 @@ def secret_files(config: DeploymentConfig) -> tuple[FileFact, ...]:
     ]
     if (token_file := config.observability.token_file) is not None:
         found.append(file_fact("observability.token_file", Path(token_file)))
+    if (key_file := config.security.tls.key_file) is not None:
+        found.append(file_fact("security.tls.key_file", Path(key_file)))
     return tuple(found)
 
 
@@ -226,7 +229,8 @@ def file_fact(what: str, path: Path) -> FileFact:
 def answers_health(url: str) -> str:
     """Why `/health` of an endpoint does not say that it is well; empty when it does."""
     try:
-        answer = httpx.get(f"{url}/health", timeout=_HTTP_S)
+        with own_client(url) as client:
+            answer = client.get("/health", timeout=_HTTP_S)
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
     return "" if answer.is_success else f"it answers {answer.status_code}"

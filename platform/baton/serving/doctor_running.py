@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from baton.domain.errors import BatonError, NotRunning
+from baton.serving.cluster_state import ClusterState
 from baton.serving.doctor_facts import Unknown, answers_at, answers_health, within
+from baton.serving.doctor_security import (
+    OpenPort,
+    check_open_ports,
+    check_ray_door,
+    open_ports,
+)
 from baton.serving.doctor_verdicts import Check, Topic
 from baton.serving.joined import Joined
 from baton.serving.preflight import TESTED, node_version_findings
 from baton.serving.preflight_facts import cluster_facts
+from baton.serving.ray_context import control_store
+from baton.serving.ray_door import ray_door
 
 Told = dict[str, Any]
 Progress = Callable[[str], None]
@@ -19,6 +28,8 @@ _ASK_S = 65.0
 """Each question has a deadline of half of it."""
 _NODES_S = 65.0
 _HTTP_S = 6.0
+_PORTS_S = 10.0
+_DOOR_S = 25.0
 _OLD_LOAD_S = 5.0
 """Replicas report four times a second."""
 _FEW = 3
@@ -36,6 +47,8 @@ _NAMES = (
     "reports",
     "placement policy",
     "nodes",
+    "open ports",
+    "Ray's door",
 )
 
 
@@ -53,6 +66,12 @@ class RunningNow:
     """Why nothing answers at its metrics' URL; empty when something does; None: it has none."""
     nodes: Mapping[str, Mapping[str, str | None]] | Unknown
     """Versions of packages by node."""
+    ports: tuple[OpenPort, ...] | Unknown
+    """Of its processes, where others may reach them."""
+    store: str
+    """Address of Ray's control store."""
+    door: str | Unknown
+    """How that store meets somebody without a token."""
 
 
 def running_now(deployment: Joined, progress: Progress) -> RunningNow:
@@ -62,6 +81,7 @@ def running_now(deployment: Joined, progress: Progress) -> RunningNow:
     status = within(_ASK_S, "the deployment", deployment.status)
     links = within(_ASK_S, "its links", deployment.links)
     url = _metrics_url(status)
+    store = control_store()
     return RunningNow(
         endpoint=endpoint,
         health=_health(endpoint),
@@ -69,7 +89,16 @@ def running_now(deployment: Joined, progress: Progress) -> RunningNow:
         links=links if isinstance(links, Unknown) else tuple(cast("list[Told]", links["links"])),
         metrics=None if url is None else within(_HTTP_S, url, lambda: answers_at(url)),
         nodes=within(_NODES_S, "its nodes", lambda: cluster_facts(tuple(TESTED)).versions),
+        ports=_ports(deployment.state),
+        store=store,
+        door=within(_DOOR_S, store, lambda: ray_door(store)),
     )
+
+
+def _ports(state: ClusterState | None) -> tuple[OpenPort, ...] | Unknown:
+    if state is None:
+        return Unknown("its processes run elsewhere: look there with 'baton doctor'")
+    return within(_PORTS_S, "its processes", lambda: open_ports(state))
 
 
 def _health(endpoint: str | None) -> str | Unknown:
@@ -126,6 +155,10 @@ def running_checks(running: RunningNow) -> Iterator[Check]:
     yield check_reports(told)
     yield check_policy(told)
     yield check_nodes(running.nodes)
+    yield check_open_ports(
+        running.ports, endpoint=running.endpoint, metrics=_metrics_url(running.status)
+    )
+    yield check_ray_door(running.door, running.store)
 
 
 def check_endpoint(running: RunningNow) -> Check:

@@ -10,20 +10,36 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import httpx
+
 from baton.serving.cluster_state import ClusterState
 from baton.serving.data_path import DataPath
 
 _ASK_S = 2.0
+_OWN_S = 5.0
 _NO_SERVERS = frozenset({"FRONTEND", "BACKEND"})
+
+
+def own_client(url: str) -> httpx.Client:
+    """A client for this machine's own endpoint, by which nothing secret may be sent.
+
+    It does not look at certificates: they are for the name by which clients know the endpoint.
+    """
+    return httpx.Client(base_url=url, timeout=_OWN_S, verify=False)  # noqa: S501 - see above
 
 
 def front_is_direct(state: ClusterState) -> bool:
     """Whether requests go straight to an ingress replica; the classic proxy has no other way."""
     if state.data_path is not DataPath.HAPROXY:
         return True
+    sockets = admin_sockets(Path(state.run_dir))
+    return any(direct_server_is_up(ask_haproxy(path, "show stat")) for path in sockets)
+
+
+def admin_sockets(run_dir: Path) -> list[Path]:
+    """By which the HAProxies of a deployment of this machine are told things."""
     # Serve puts a folder named by the node between our folder and the socket.
-    sockets = Path(state.run_dir).glob("h/**/a.sock")
-    return any(direct_server_is_up(_show_stat(path)) for path in sockets)
+    return sorted(run_dir.glob("h/**/a.sock"))
 
 
 def direct_server_is_up(stat: str) -> bool:
@@ -37,14 +53,14 @@ def direct_server_is_up(stat: str) -> bool:
     )
 
 
-def _show_stat(path: Path) -> str:
-    """HAProxy's answer to `show stat`; empty while it is not there."""
+def ask_haproxy(path: Path, command: str) -> str:
+    """HAProxy's answer to a command; empty while it is not there."""
     answer = b""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_ASK_S)
             connection.connect(str(path))
-            connection.sendall(b"show stat\n")
+            connection.sendall(f"{command}\n".encode())
             while part := connection.recv(65536):
                 answer += part
     except OSError:

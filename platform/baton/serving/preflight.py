@@ -6,7 +6,7 @@ Checks are pure functions of gathered facts; `check_machine` and `check_cluster`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.config.derive import key_files
@@ -14,6 +14,7 @@ from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
 from baton.domain.errors import CannotStart, ConfigInvalid
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.runtime.key_files import load_ring
+from baton.serving.data_path import is_loopback
 from baton.serving.engines import TINY
 from baton.serving.preflight_facts import (
     ClusterFacts,
@@ -22,6 +23,9 @@ from baton.serving.preflight_facts import (
     cluster_facts,
     machine_facts,
 )
+from baton.serving.preflight_security import door_findings, open_findings, tls_findings
+from baton.serving.ray_context import control_store
+from baton.serving.ray_door import ray_door
 
 _GIB = 1024**3
 RAY_BYTES = int(0.6 * _GIB)
@@ -70,7 +74,10 @@ def check_cluster(config: DeploymentConfig, *, warn: Callable[[str], None] | Non
     Raises:
         CannotStart: with everything that stands in the way.
     """
-    _judge(judge_cluster(config, cluster_facts(tuple(TESTED))), warn)
+    store = control_store()
+    door = "guarded" if is_loopback(store) else ray_door(store)
+    found = judge_cluster(config, cluster_facts(tuple(TESTED)))
+    _judge(replace(found, errors=(*found.errors, *door_findings(store, door))), warn)
 
 
 def _judge(findings: Findings, warn: Callable[[str], None] | None) -> None:
@@ -92,8 +99,9 @@ def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
             *memory_findings(config, facts.available_memory_bytes),
             *gpu_findings(config, facts.gpus),
             *key_findings(config),
+            *tls_findings(config),
         ),
-        warnings=(*untested, *keyless_findings(config)),
+        warnings=(*untested, *keyless_findings(config), *open_findings(config)),
     )
 
 

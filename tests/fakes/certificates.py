@@ -1,0 +1,59 @@
+"""Certificates that sign themselves, for servers and clients of tests."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from baton.config.schema_security import TlsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+
+    cert: Path
+    key: Path
+
+    def tls(self, **more: object) -> TlsConfig:
+        return TlsConfig(cert_file=str(self.cert), key_file=str(self.key), **more)  # type: ignore[arg-type]
+
+    def trusted(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.cert))
+
+
+def make_pair(folder: Path, name: str) -> Pair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = datetime.datetime.now(datetime.UTC)
+    named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(named)
+        .issuer_name(named)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(here, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pair = Pair(folder / f"{name}.crt", folder / f"{name}.pem")
+    pair.cert.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    pair.key.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return pair

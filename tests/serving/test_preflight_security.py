@@ -1,0 +1,105 @@
+"""What is said before a start about certificates, and about what would be open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.config import DeploymentConfig, load_config
+from baton.serving.doctor_facts import secret_files
+from baton.serving.preflight_security import door_findings, open_findings, tls_findings
+from tests.fakes.certificates import Pair, make_pair
+
+PUBLIC = "server.host=0.0.0.0"
+KEYED = "tenants.acme.keys_file=acme.keys"
+
+
+def config(folder: Path, *sets: str) -> DeploymentConfig:
+    path = folder / "baton.yaml"
+    path.write_text(
+        "version: 1\nmodel: {source: tiny, max_len: 4096}\npools: {main: {role: mixed}}\n"
+    )
+    return load_config([path], env={}, sets=list(sets)).config
+
+
+def with_tls(folder: Path, cert: Path, key: Path, *sets: str) -> DeploymentConfig:
+    files = (f"security.tls.cert_file={cert}", f"security.tls.key_file={key}")
+    return config(folder, *files, *sets)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return make_pair(tmp_path, "server")
+
+
+def test_a_certificate_with_its_key_is_good(tmp_path: Path, pair: Pair) -> None:
+    authorities = f"security.tls.client_ca_file={pair.cert}"
+    assert tls_findings(with_tls(tmp_path, pair.cert, pair.key, authorities)) == ()
+    assert tls_findings(config(tmp_path)) == ()
+
+
+def test_a_file_that_is_not_there_is_named_by_its_key(tmp_path: Path, pair: Pair) -> None:
+    (line,) = tls_findings(with_tls(tmp_path, pair.cert, tmp_path / "none.pem"))
+    assert line.startswith(f"security.tls.key_file: {tmp_path}/none.pem cannot be read")
+    authorities = f"security.tls.client_ca_file={tmp_path}/no-ca.pem"
+    (line,) = tls_findings(with_tls(tmp_path, pair.cert, pair.key, authorities))
+    assert line.startswith(f"security.tls.client_ca_file: {tmp_path}/no-ca.pem cannot be read")
+
+
+def test_the_key_of_another_certificate_is_refused(tmp_path: Path, pair: Pair) -> None:
+    other = make_pair(tmp_path, "other")
+    (line,) = tls_findings(with_tls(tmp_path, pair.cert, other.key))
+    assert "no certificate and its key" in line
+
+
+def test_what_is_no_certificate_is_refused_and_not_shown(tmp_path: Path, pair: Pair) -> None:
+    text = tmp_path / "text.pem"
+    text.write_text("the-merger-closes-on-friday")
+    (line,) = tls_findings(with_tls(tmp_path, text, pair.key))
+    assert "no certificate and its key" in line
+    authorities = f"security.tls.client_ca_file={text}"
+    (line,) = tls_findings(with_tls(tmp_path, pair.cert, pair.key, authorities))
+    assert "holds no certificates" in line
+    assert "merger" not in line
+
+
+def test_a_private_key_that_others_may_read_is_found(tmp_path: Path, pair: Pair) -> None:
+    pair.key.chmod(0o644)
+    found = secret_files(with_tls(tmp_path, pair.cert, pair.key))
+    assert [(one.what, one.mode) for one in found] == [("security.tls.key_file", 0o644)]
+
+
+def test_an_endpoint_for_this_machine_alone_may_be_as_it_is(tmp_path: Path) -> None:
+    assert open_findings(config(tmp_path)) == ()
+    assert open_findings(config(tmp_path, KEYED)) == ()
+
+
+def test_whoever_reaches_an_endpoint_without_keys_is_served_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    (line,) = open_findings(config(tmp_path, PUBLIC))
+    assert "0.0.0.0:8000 is served without a key" in line
+
+
+def test_keys_in_clear_are_said_unless_they_are_refused_or_encrypted(
+    tmp_path: Path, pair: Pair
+) -> None:
+    (line,) = open_findings(config(tmp_path, PUBLIC, KEYED))
+    assert "in clear" in line
+    assert open_findings(config(tmp_path, PUBLIC, KEYED, "security.tls.required=true")) == ()
+    assert open_findings(with_tls(tmp_path, pair.cert, pair.key, PUBLIC, KEYED)) == ()
+
+
+@pytest.mark.parametrize(
+    ("store", "door", "refused"),
+    [
+        ("10.0.0.7:6379", "open", True),
+        ("127.0.0.1:6379", "open", False),
+        ("10.0.0.7:6379", "guarded", False),
+    ],
+)
+def test_a_ray_that_lets_everybody_in_is_not_deployed_on(
+    store: str, door: str, *, refused: bool
+) -> None:
+    assert bool(door_findings(store, door)) is refused
