@@ -27,6 +27,7 @@ from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, Gate, answer
 from baton.runtime.key_files import editing
 from baton.runtime.keys import mint
+from baton.runtime.link.options import LinkOptions
 from baton.serving.ingress import Ingress, IngressBody
 from baton.telemetry.catalogue import (
     ADMISSIONS,
@@ -94,7 +95,7 @@ def gate(body: IngressBody) -> Gate:
 @asynccontextmanager
 async def an_ingress(*sets: str) -> AsyncIterator[IngressBody]:
     """With its metrics, and without vLLM, Ray or any replica."""
-    body = IngressBody(config(*sets), app="app", coordinator_id="c")
+    body = IngressBody(config(*sets), app="app", coordinator_id="c", link=LinkOptions())
     await body.telemetry.start("127.0.0.1")
     try:
         yield body

@@ -19,6 +19,7 @@ from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.roles import known_role
 from baton.serving.access_token import TokenFile
 from baton.serving.engines import ReplicaSite, build_engine, devices
+from baton.serving.link_keys import link_options
 from baton.serving.metadata import LINK_ADDRESS, METRICS_ADDRESS, REPLICA_ID
 from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
 from baton.serving.own_side_channel import OWN_DEADLINE_S, OwnSideChannel
@@ -86,11 +87,13 @@ class EngineReplica:
             reserve_ports=self._ports.reserve,
         )
         series = CollectorRegistry()
+        link = await asyncio.to_thread(link_options)
         engine = await asyncio.to_thread(build_engine, config, site, series=series)
         self._host = ReplicaHost(
             engine,
             bind=f"tcp://{host}:0",
             options=host_options(config, pool),
+            link=link,
         )
         self._facts = facts = await self._host.start()
         self._side_channel = own_side_channel(engine, facts)

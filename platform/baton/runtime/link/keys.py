@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import zmq
 
@@ -65,7 +65,7 @@ class FleetKeys:
         """By which a replica knows a coordinator, in Z85."""
         return zmq.curve_public(self.coordinator_secret)
 
-    def guard(self, socket: zmq.Socket[bytes]) -> None:
+    def guard(self, socket: zmq.Socket[Any]) -> None:
         """Let a link's socket speak with the other end of a link only; before bind or connect."""
         if socket.type == zmq.ROUTER:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
