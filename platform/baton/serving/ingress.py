@@ -29,11 +29,13 @@ from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, Front
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
+from baton.runtime.link.options import LinkOptions
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
 from baton.serving.front_door import FrontDoor, frontend_limits
 from baton.serving.ingress_telemetry import IngressTelemetry
+from baton.serving.link_keys import link_options
 from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Membership
 from baton.serving.metadata import METRICS_ADDRESS
@@ -56,7 +58,9 @@ class IngressBody:
     is there to be spoken to: a frontend takes seconds to import.
     """
 
-    def __init__(self, config: DeploymentConfig, *, app: str, coordinator_id: str) -> None:
+    def __init__(
+        self, config: DeploymentConfig, *, app: str, coordinator_id: str, link: LinkOptions
+    ) -> None:
         self._config = config
         self._coordinator_id = coordinator_id
         self._clock = MonotonicClock()
@@ -65,7 +69,7 @@ class IngressBody:
         self._door = FrontDoor(config)
         self._shares = OwnShares(coordinator_id)
         self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
-        self._link = LinkClient(coordinator_id, self._on_link_event)
+        self._link = LinkClient(coordinator_id, self._on_link_event, options=link)
         rules, rng = service_rules(config), router_rng(config, coordinator_id)
         self._placer = build_placer(config, rng)
         self._coordinator = Coordinator(
@@ -312,7 +316,10 @@ class Ingress:
 
         generations = Generations()
         live = await asyncio.to_thread(generations.newest, self._config)
-        self._body = IngressBody(live.config, app=app_name(), coordinator_id=replica_name())
+        link = await asyncio.to_thread(link_options)
+        self._body = IngressBody(
+            live.config, app=app_name(), coordinator_id=replica_name(), link=link
+        )
         app = await self._body.start(node_address())
         holder = self._holder = ConfigHolder(live, self._body.switch_to)
         self._body.telemetry.generation = lambda: holder.live.generation
