@@ -1,0 +1,261 @@
+"""Strangers at the links of a fleet that serves, and what it costs to keep them out."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import statistics
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from baton.domain.events import Event, ReplicaJoined, StepProduced
+from baton.domain.fleet import Role
+from baton.domain.handoff import LegOutput
+from baton.runtime.link import codec, frames
+from baton.runtime.link.client import LinkClient
+from baton.runtime.link.keys import FleetKeys
+from baton.runtime.link.options import LinkOptions
+from tests.chaos.case import Engines, Outcome, at_least, at_most, case, exactly
+from tests.chaos.load import Load
+from tests.chaos.playing import kept, outcome, played
+from tests.chaos.stage import SimPlan, SimStage, sim_stage
+from tests.fakes.link_rig import coordinating, hosting
+from tests.fakes.scripted_engine import make_leg
+
+_HANDSHAKE_S = 1.0
+_STREAMS = Load(rate_per_s=50, requests=750)
+"""50 a second for 15 s."""
+
+Visit = Callable[[str], Coroutine[None, None, None]]
+"""What somebody does at an address."""
+
+# -------------------------------------------------------------------- S1: at the links
+
+
+@case(
+    "S1",
+    "strangers at links under load: no key, wrong keys, garbage, silence, a recording",
+    engines=Engines.SIMULATED,
+    minutes=1,
+)
+def strangers_at_links(_: Path) -> Outcome:
+    """They hear nothing, are hung up on, and no stream notices them."""
+    return asyncio.run(_strangers_at_links())
+
+
+async def _strangers_at_links() -> Outcome:
+    keys, strangers = FleetKeys.make(), Strangers()
+    link = LinkOptions(keys=keys, handshake_s=_HANDSHAKE_S)
+    prefill, decode = Role.PREFILL, Role.DECODE
+    plan = SimPlan(roles=(prefill, prefill, decode, decode), doors=2, link=link)
+    async with sim_stage(plan) as stage:
+        spoken = await _recorded_hello(stage, link)
+
+        async def come() -> None:
+            until_s = time.monotonic() + 14.0
+            while time.monotonic() < until_s:
+                async with asyncio.TaskGroup() as group:
+                    for replica in stage.replicas.values():
+                        for visit in (
+                            strangers.in_clear,
+                            strangers.with_other_keys,
+                            strangers.with_a_key_of_its_own(keys),
+                            *(strangers.with_bytes(said) for said in (b"\0" * 4096, spoken, b"")),
+                        ):
+                            group.create_task(visit(replica.address))
+
+        exchanges = await played(stage, _STREAMS, come)
+        history = await kept(stage, exchanges)
+        lost = sum(door.link.counters.sessions_lost for door in stage.doors)
+    bounds = (
+        at_least("visits of strangers", strangers.came, 100),
+        exactly("frames that strangers were sent", strangers.heard_frames, 0),
+        exactly("connections that were not hung up on within a handshake + 2 s", strangers.kept, 0),
+        exactly("sessions that were lost", lost, 0),
+    )
+    return outcome(history, bounds, {"recording_bytes": len(spoken)})
+
+
+class Strangers:
+    """Those who come, and what they were told."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.heard_frames = 0
+        self.kept = 0
+
+    async def in_clear(self, address: str) -> None:
+        """As a coordinator of before, or another deployment's without keys."""
+        await self._speak(address, lambda _socket: None)
+
+    async def with_other_keys(self, address: str) -> None:
+        """As a coordinator of another deployment."""
+        await self._speak(address, FleetKeys.make().guard)
+
+    def with_a_key_of_its_own(self, keys: FleetKeys) -> Visit:
+        """Knowing the replicas' public key, and not the coordinators' secret one."""
+
+        def guard(socket: zmq.Socket[Any]) -> None:
+            replace(keys, coordinator_secret=FleetKeys.make().coordinator_secret).guard(socket)
+
+        return lambda address: self._speak(address, guard)
+
+    async def _speak(self, address: str, guard: Callable[[zmq.Socket[Any]], None]) -> None:
+        self.came += 1
+        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.setsockopt(zmq.LINGER, 0)
+            guard(peer)
+            peer.connect(address)
+            for frame in (
+                frames.Hello(frames.PROTOCOL, "stranger", "s"),
+                frames.Submit(make_leg("theirs")),
+            ):
+                await peer.send_multipart(codec.encode(frame))
+            self.heard_frames += bool(await peer.poll(500))
+
+    def with_bytes(self, said: bytes) -> Visit:
+        """With these bytes, or with none: then it waits."""
+
+        async def visit(address: str) -> None:
+            self.came += 1
+            host, _, port = address.removeprefix("tcp://").rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(said)
+            try:
+                async with asyncio.timeout(_HANDSHAKE_S + 2.0):
+                    while await reader.read(65_536):
+                        pass
+            except TimeoutError:
+                self.kept += 1
+            except ConnectionError:
+                pass  # hung up on, too
+            finally:
+                writer.close()
+
+        return visit
+
+
+async def _recorded_hello(stage: SimStage, link: LinkOptions) -> bytes:
+    """What a good coordinator says until it has joined, as whoever listens in hears it."""
+    replica = next(iter(stage.replicas.values()))
+    host, _, port = replica.address.removeprefix("tcp://").rpartition(":")
+    said = bytearray()
+    pumps: list[asyncio.Task[None]] = []
+
+    async def pump(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: bytearray
+    ) -> None:
+        while data := await reader.read(65_536):
+            seen += data
+            writer.write(data)
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(host, int(port))
+        pumps.append(asyncio.create_task(pump(reader, back, said)))
+        pumps.append(asyncio.create_task(pump(there, writer, bytearray())))
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+    address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with coordinating("recorded", link=link) as (client, log):
+        client.connect(replica.name, address)
+        await log.wait_joined(timeout_s=10)
+    server.close()
+    for task in pumps:
+        task.cancel()
+    await asyncio.gather(*pumps, return_exceptions=True)
+    return bytes(said)
+
+
+# -------------------------------------------------------------------- S2: what a frame costs
+
+
+_FRAMES = 3000
+_OUTPUTS = 64
+_AHEAD = 50
+"""Frames that may be on their way."""
+_TURNS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU time of one frame, both ends together, microseconds."""
+
+    all_us: float
+    """Of all threads."""
+    loop_us: float
+    """Of the thread that runs both event loops: what others have to wait for."""
+
+
+@case("S2", "what guarding links costs, by frames of 64 outputs", engines=Engines.NONE, minutes=1)
+def cost_of_frames(_: Path) -> Outcome:
+    """Both ways in one run, turn by turn; medians are compared."""
+    guarded, clear = list[Cost](), list[Cost]()
+    keys = FleetKeys.make()
+    for _turn in range(_TURNS):
+        clear.append(asyncio.run(_per_frame(None)))
+        guarded.append(asyncio.run(_per_frame(keys)))
+    all_us = [statistics.median(one.all_us for one in costs) for costs in (clear, guarded)]
+    loop_us = [statistics.median(one.loop_us for one in costs) for costs in (clear, guarded)]
+    return Outcome(
+        bounds=(
+            at_most("CPU of a guarded frame to one in clear", all_us[1] / all_us[0], 1.5),
+            at_most("of that, on the event loop", loop_us[1] / loop_us[0], 1.1),
+        ),
+        figures={
+            "clear_us": round(all_us[0], 1),
+            "guarded_us": round(all_us[1], 1),
+            "clear_loop_us": round(loop_us[0], 1),
+            "guarded_loop_us": round(loop_us[1], 1),
+            "frames": _FRAMES,
+            "turns": _TURNS,
+        },
+    )
+
+
+async def _per_frame(keys: FleetKeys | None) -> Cost:
+    """Both ends in this process: sending, encrypting, decrypting, decoding."""
+    link, steps = LinkOptions(keys=keys), 0
+    some, joined = asyncio.Event(), asyncio.Event()
+
+    def on_event(event: Event) -> None:
+        nonlocal steps
+        match event:
+            case ReplicaJoined():
+                joined.set()
+            case StepProduced():
+                steps += 1
+                some.set()
+
+    async with hosting(link=link) as (host, engine):
+        client = LinkClient("c", on_event, options=link)
+        client.connect("decode-1", host.address)
+        async with asyncio.timeout(120):
+            await joined.wait()
+            for number in range(_OUTPUTS):
+                client.submit("decode-1", make_leg(f"leg-{number}"))
+            await engine.watch.until(lambda: len(engine.running) == _OUTPUTS)
+            began_s, loop_s = _cpu_s(), time.thread_time()
+            for step in range(_FRAMES):
+                engine.emit(*(LegOutput(f"leg-{n}", (step,)) for n in range(_OUTPUTS)))
+                while steps + _AHEAD < step:
+                    some.clear()
+                    await some.wait()
+            while steps < _FRAMES:
+                some.clear()
+                await some.wait()
+            cost = Cost(
+                (_cpu_s() - began_s) / _FRAMES * 1e6, (time.thread_time() - loop_s) / _FRAMES * 1e6
+            )
+        await client.close()
+    return cost
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
