@@ -347,6 +347,9 @@ COORDINATORS = _gauge(_RE, "baton_coordinators", "Coordinators that are connecte
 LINK_FRAMES = _counter(
     _RE, "baton_link_frames_total", "Frames of the fleet link, by what became of them.", Label.STATE
 )
+LINK_STRANGERS = _counter(
+    _RE, "baton_link_strangers_total", "Connections to the fleet link that were no coordinator's."
+)
 # ------------------------------------------------------------------- controller: pools
 POOL_REPLICAS = _gauge(
     _CO, "baton_pool_replicas", "Replicas: want, ready, starting, draining.", Label.POOL,

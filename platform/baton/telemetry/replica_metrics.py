@@ -71,3 +71,4 @@ def _add_frames(found: Families, link: LinkCounters) -> None:
     found.add(c.LINK_FRAMES, link.frames_out, Frame.SENT)
     found.add(c.LINK_FRAMES, link.bad_frames, Frame.BAD)
     found.add(c.LINK_FRAMES, link.dropped_frames, Frame.DROPPED)
+    found.add(c.LINK_STRANGERS, link.strangers)
