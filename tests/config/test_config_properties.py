@@ -41,10 +41,11 @@ from baton.config.schema import (
     SimTimings,
     TransferConfig,
 )
+from baton.config.schema_allow import AllowConfig
 from baton.config.schema_observability import MetricsConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
-from baton.config.schema_service import AdmissionConfig, SloClassConfig, TenantConfig, Timeouts
+from baton.config.schema_service import SloClassConfig, TenantConfig, Timeouts
 from baton.config.tree import format_path
 from baton.config.units import Unit, format_quantity
 from baton.domain.errors import ConfigInvalid
@@ -109,6 +110,7 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (ServerConfig, "replicas"): counts("min", "max"),
     (ServerConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "front.example"]),
     (ServerConfig, "port"): st.integers(1, 10_000),
+    (AllowConfig, "media_domains"): st.none() | st.just(["media.example", "10.1.2.3"]),
     (MetricsConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "localhost"]),
     (MetricsConfig, "port"): st.integers(10_001, 19_999),
     (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fe80::1"]),
@@ -132,8 +134,6 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (AutoscalerConfig, "policy"): st.sampled_from(["slo", "hpa", "own.scaling:make"]),
     (AutoscalerConfig, "gpu_budget"): st.none() | st.integers(256 * 9, 10**6),
     (AutoscalerConfig, "scale_to_zero"): st.just(value=False),
-    (AdmissionConfig, "max_tokens"): st.none() | st.integers(2_000, 10**6),
-    (AdmissionConfig, "default_max_tokens"): st.none() | st.integers(1, 2_000),
 }
 """Keys that other keys set bounds to; everything else is drawn from the schema alone."""
 SIM_ENGINE = st.fixed_dictionaries(

@@ -268,12 +268,12 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
         ("autoscaler: {policy: slow}", "autoscaler.policy: got 'slow', wanted 'slo', 'static'"),
         ("autoscaler: {interval: 10ms}", "autoscaler.interval: got '10ms', wanted a duration"),
         (
-            "admission: {default_max_tokens: 4096}",
-            "admission.default_max_tokens: got 4096, wanted less than max_len of 'tiny', 4096",
+            "server: {allow: {media_domains: [a.example, 'https://b.example']}}",
+            "server.allow.media_domains: got 'https://b.example', wanted a host name",
         ),
         (
-            "admission: {default_max_tokens: 9, max_tokens: 8}",
-            "admission.default_max_tokens: got 9, wanted at most admission.max_tokens, 8",
+            "server: {allow: {media_domains: ['--trust-remote-code']}}",
+            "server.allow.media_domains: got '--trust-remote-code', wanted a host name",
         ),
         ("router: {deflect: {streams: 1.1}}", "router.deflect.streams: got 1.1, wanted a number"),
         ("admission: {policy: none}", "admission.policy: got 'none', wanted 'predicted' or"),
@@ -289,7 +289,9 @@ def test_what_cannot_be_is_refused_with_its_place(refuse: Refuse, text: str, fin
     [
         "autoscaler: {gpu_budget: 3}",
         "autoscaler: {scale_to_zero: true}\ntenants: {default: {anonymous: true}}",
-        "admission: {default_max_tokens: 8, max_tokens: 8}",
+        "admission: {default_max_tokens: 9, max_tokens: 8}",
+        "admission: {default_max_tokens: null, max_n: null}",
+        "server: {allow: {media_domains: [a.example, 10.0.0.1]}}",
         "tenants: {a: {slo: default, classes: [default]}}",
     ],
 )

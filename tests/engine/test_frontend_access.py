@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baton.domain.tenant import DEFAULT_TENANT
-from baton.engine.vllm.callers import CALLER_ARG, Caller, caller_of, with_caller
+from baton.engine.vllm.callers import CALLER_ARG, Caller, caller_of, session_of, with_caller
 from baton.engine.vllm.frontend_access import Access, passed_on
 from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.salts import scoped_salt
@@ -139,11 +139,38 @@ def test_vllm_sees_no_credentials_and_nothing_that_is_ours_to_say() -> None:
         (b"x-baton-", b"x"),
         (b"x-request-disconnect-disabled", b"x"),
         (b"x-request-timeout-seconds", b"1"),
+        (b"X-Vllm-Priority", b"-9"),
+        (b"X-data-parallel-rank", b"7"),
     ]
     assert passed_on([*dropped, *kept]) == kept
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 429, 503, 504])
+@pytest.mark.parametrize("value", [b"a", b"x" * 128, b"6f1c-9.A_b:c/d=e@f+g"])
+def test_a_client_may_name_its_request(value: bytes) -> None:
+    assert passed_on([(b"X-Request-Id", value)]) == [(b"X-Request-Id", value)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[b""], [b"x" * 129], [b"a b"], [b"a\tb"], [b"\xff"], [b"a", b"a"], [b'a"b'], [b"%0a"]],
+)
+def test_what_is_not_one_short_word_is_no_name_of_a_request(values: list[bytes]) -> None:
+    assert passed_on([(b"x-request-id", value) for value in values]) == []
+
+
+def test_a_session_is_its_tenant_s_own_and_short() -> None:
+    acme, beta = Caller("acme"), Caller("beta")
+    assert session_of(acme, None) is session_of(acme, "") is None
+    assert session_of(acme, "s") == "acme/s"
+    assert session_of(acme, "s") != session_of(beta, "s")
+    long = session_of(acme, "s" * 4_000_000)
+    assert long is not None
+    assert len(long) < 100
+    assert long != session_of(acme, "s" * 3_999_999)
+    assert session_of(acme, "s" * 128) == "acme/" + "s" * 128
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 408, 429, 431, 503, 504])
 def test_every_refusal_has_a_word_of_its_own_in_every_dialect(status: int) -> None:
     problem = Problem(status=status, message="m")
     for dialect in Dialect:

@@ -294,6 +294,50 @@ async def test_the_limit_counts_what_arrives(size: int, status: int) -> None:
     assert client.status == status
 
 
+async def test_a_head_that_can_be_read_in_two_ways_ends_at_the_gate() -> None:
+    for path in (CHAT, "/health", "/v1/nowhere"):
+        client = Client(path, headers=[(b"host", b"a"), (b"host", b"b")])
+        await client.ask(gate(never))
+        assert client.status == 400
+        assert (b"connection", b"close") in client.said[0]["headers"]
+
+
+async def test_a_body_that_drips_in_is_given_up_and_the_connection_with_it() -> None:
+    async def app(_scope: Scope, receive: Any, send: Any) -> None:  # noqa: ANN401
+        try:
+            while (await receive())["more_body"]:
+                pass
+        except Exception:  # noqa: BLE001 - as frameworks do
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send(chunk(b"bad body", more=False))
+
+    door = gate(app)
+    door.limits = FrontendLimits(max_body_s=0.01)
+    client = Client()
+    client.body = [{"type": "http.request", "body": b"{", "more_body": True}]
+    async with asyncio.timeout(5):
+        await client.ask(door)
+    assert client.status == 408
+    assert json.loads(client.text)["error"]["type"] == "RequestTimeoutError"
+    assert (b"connection", b"close") in client.said[0]["headers"]
+
+
+async def test_once_its_body_is_there_a_request_may_take_as_long_as_it_likes() -> None:
+    async def app(_scope: Scope, receive: Any, send: Any) -> None:  # noqa: ANN401
+        await receive()
+        gone = asyncio.create_task(receive())
+        done, _ = await asyncio.wait([gone], timeout=0.03)
+        gone.cancel()
+        await send({"type": "http.response.start", "status": 500 if done else 200, "headers": []})
+        await send(chunk(b"", more=False))
+
+    door = gate(app)
+    door.limits = FrontendLimits(max_body_s=0.01)
+    client = Client()
+    await client.ask(door)
+    assert client.status == 200
+
+
 async def test_requests_do_not_see_each_others_exchange() -> None:
     both = asyncio.Barrier(2)
 

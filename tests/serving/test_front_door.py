@@ -17,10 +17,11 @@ from baton.domain.errors import ConfigInvalid
 from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_errors import Problem
+from baton.engine.vllm.frontend_settings import Brought
 from baton.runtime.key_files import editing
 from baton.runtime.keys import mint
 from baton.serving import front_door
-from baton.serving.front_door import FrontDoor, frontend_limits
+from baton.serving.front_door import FrontDoor, brought, frontend_limits
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -71,6 +72,20 @@ def test_what_one_request_may_ask_for_is_as_configured() -> None:
     )
     assert (limits.max_n, limits.max_body_bytes, limits.max_messages) == (3, 65536, 5)
     assert (limits.max_tokens, limits.default_max_tokens) == (9, 7)
+
+
+def test_what_a_request_may_bring_along_is_nothing_unless_it_is_said() -> None:
+    assert brought(config()) == Brought()
+    told = brought(
+        config(
+            "server.allow.chat_templates=true",
+            "server.allow.media_domains=[media.example]",
+            "server.allow.prompt_embeds=true",
+        )
+    )
+    assert told == Brought(
+        chat_templates=True, media_domains=("media.example",), prompt_embeds=True
+    )
 
 
 async def test_without_tenants_everybody_is_let_in_whatever_they_send() -> None:

@@ -24,6 +24,7 @@ from baton.config.schema import (
     SideChannel,
     TransferConfig,
 )
+from baton.config.schema_allow import AllowConfig
 from baton.config.schema_routing import Policy, RouterConfig
 from baton.config.schema_service import AdmissionConfig, Timeouts
 from baton.config.seen import Seen
@@ -77,8 +78,8 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
     yield from check_service(seen)
     yield from check_scaling(seen)
     yield from check_observability(seen)
-
     yield from check_security(seen)
+
 
 def _names(root: Section, key: str) -> tuple[str, ...]:
     entry = root.entries.get(key)
@@ -238,6 +239,11 @@ def _endpoint(seen: Seen) -> Iterator[Finding]:
     if server is not None and not is_host(server.host):
         what = f"got {server.host!r}, wanted a host name or an IP address"
         yield seen.wrong(("server", "host"), what)
+    allow = seen.get(AllowConfig, "server", "allow")
+    for domain in (allow and allow.media_domains) or ():
+        if not is_host(domain):
+            what = f"got {domain!r}, wanted a host name or an IP address, without a scheme"
+            yield seen.wrong(("server", "allow", "media_domains"), what)
     side_channel = seen.get(SideChannel, "transfer", "side_channel")
     if side_channel is not None and side_channel.bind != "private":
         bind = side_channel.bind

@@ -1,4 +1,4 @@
-"""What must agree among classes, tenants, limits and scaling."""
+"""What must agree among classes, tenants and scaling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from baton.config.derive import devices_of
 from baton.config.leaves import did_you_mean
 from baton.config.schema_scaling import AutoscalerConfig
-from baton.config.schema_service import AdmissionConfig, SloConfig, TenantConfig
+from baton.config.schema_service import SloConfig, TenantConfig
 from baton.config.seen import Seen
 from baton.config.tree import Finding, Path
 from baton.domain.tenant import DEFAULT_TENANT
@@ -15,7 +15,7 @@ from baton.policy.slo_book import DEFAULT_CLASS
 
 
 def check_service(seen: Seen) -> Iterator[Finding]:
-    """Classes, tenants, and how much a request may ask for."""
+    """Classes and tenants."""
     slo = seen.get(SloConfig, "slo")
     if slo is not None and DEFAULT_CLASS in slo.classes:
         what = f"there is one already, put what it says under slo.{DEFAULT_CLASS}"
@@ -24,7 +24,6 @@ def check_service(seen: Seen) -> Iterator[Finding]:
         tenant = seen.get(TenantConfig, "tenants", name)
         if tenant is not None:
             yield from _tenant(seen, name, tenant, slo)
-    yield from _tokens(seen)
 
 
 def _tenant(
@@ -49,20 +48,6 @@ def _known(seen: Seen, path: Path, asked: str, known: tuple[str, ...]) -> Iterat
     if asked not in known:
         wanted = did_you_mean(asked, known) or f", wanted one of {', '.join(known)}"
         yield seen.wrong(path, f"no class {asked!r}{wanted}")
-
-
-def _tokens(seen: Seen) -> Iterator[Finding]:
-    admission = seen.get(AdmissionConfig, "admission")
-    if admission is None or admission.default_max_tokens is None:
-        return
-    path, got = ("admission", "default_max_tokens"), admission.default_max_tokens
-    if admission.max_tokens is not None and got > admission.max_tokens:
-        what = f"got {got}, wanted at most admission.max_tokens, {admission.max_tokens}"
-        yield seen.wrong(path, what)
-    for name, model in seen.models().items():
-        if model.max_len_tokens is not None and got >= model.max_len_tokens:
-            what = f"got {got}, wanted less than max_len of {name!r}, {model.max_len_tokens}"
-            yield seen.wrong(path, what)
 
 
 def check_scaling(seen: Seen) -> Iterator[Finding]:

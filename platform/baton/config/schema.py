@@ -26,6 +26,7 @@ from baton.config.bounds import (
 )
 from baton.config.fields import Key, NotYet, SecretRef
 from baton.config.leaves import Bounds
+from baton.config.schema_allow import AllowConfig
 from baton.config.schema_observability import ObservabilityConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
@@ -302,6 +303,7 @@ class ServerConfig:
     ] = FrontendKind.PYTHON
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
+    allow: AllowConfig = field(default_factory=AllowConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,12 +122,14 @@ class AdmissionConfig:
     max_queue_wait_s: Annotated[float, Wait] = _LIMITS.queue_wait_s
     max_body_bytes: Annotated[int, Bounds(low=1024)] = 4 * 1024 * 1024
     max_prompt_tokens: Annotated[int | None, Positive] = None
-    max_n: Annotated[int | None, Positive] = None
-    """Answers to one request; null leaves it to vLLM."""
+    max_n: Annotated[int | None, Positive] = 128
+    """Answers to one request, and prompts in one batch; null leaves it to vLLM, which gives up to
+    16,384. Source: OpenAI's API takes as many."""
     max_tokens: Annotated[int | None, Positive] = None
     """Tokens that a request may ask for; null for as many as the context holds."""
-    default_max_tokens: Annotated[int | None, Positive] = None
-    """Of a request that does not say; null for as many as the context holds."""
+    default_max_tokens: Annotated[int | None, Positive] = 4096
+    """At most, of a request that does not say, so that none runs to the end of a long context by
+    accident; null for as many as the context holds."""
     max_messages: Annotated[int | None, Positive] = None
     """Messages of one request."""
     timeouts: Timeouts = field(default_factory=Timeouts)

@@ -17,6 +17,7 @@ from baton.config.schema import DeploymentConfig
 from baton.domain.tenant import CacheSharing
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_limits import FrontendLimits
+from baton.engine.vllm.frontend_settings import Brought
 from baton.runtime.key_files import KeyFiles, KeyNotice, load_ring
 from baton.runtime.keys import Known, Unknown
 from baton.telemetry.logs import log_event
@@ -36,6 +37,16 @@ def frontend_limits(config: DeploymentConfig) -> FrontendLimits:
         max_tokens=admission.max_tokens,
         default_max_tokens=admission.default_max_tokens,
         max_messages=admission.max_messages,
+    )
+
+
+def brought(config: DeploymentConfig) -> Brought:
+    """What a request may bring along."""
+    allow = config.server.allow
+    return Brought(
+        chat_templates=allow.chat_templates,
+        media_domains=allow.media_domains or (),
+        prompt_embeds=allow.prompt_embeds,
     )
 
 

@@ -33,7 +33,7 @@ from baton.runtime.link.options import LinkOptions
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
-from baton.serving.front_door import FrontDoor, frontend_limits
+from baton.serving.front_door import FrontDoor, brought, frontend_limits
 from baton.serving.ingress_telemetry import IngressTelemetry
 from baton.serving.link_keys import link_options
 from baton.serving.live_config import Generations, LiveConfig
@@ -259,6 +259,7 @@ class IngressBody:
             served_name=name,
             extra={"revision": model.revision} if model.revision else {},
             routes=tuple(str(route) for route in self._config.server.routes),
+            allow=brought(self._config),
             limits=frontend_limits(self._config),
             access=self._door.access(self._config),
         )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
+from baton.engine.kept_handlers import kept_handlers
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_gate import AsgiApp, Gate
 from baton.engine.vllm.frontend_limits import FrontendLimits
@@ -169,6 +170,9 @@ def _import_vllm(settings: FrontendSettings, facts: FleetFacts) -> Namespace:
     """Import everything heavy, and parse the server's arguments."""
     # Read by vLLM when it would first report usage to its makers.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    from baton.engine.vllm import frontend_llm, seam  # noqa: F401 - to have it imported
+    # Read with each fetch: a host that media may come from could name another that they may not.
+    os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
+    with kept_handlers():
+        from baton.engine.vllm import frontend_llm, seam  # noqa: F401 - to have it imported
 
     return frontend_llm.server_args(settings.argv(max_len_tokens=facts.max_len_tokens))

@@ -9,6 +9,7 @@ taken off again at the seam.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import NamedTuple
 
 from baton.domain.tenant import DEFAULT_TENANT
@@ -17,6 +18,7 @@ from baton.domain.trace_context import TraceContext
 CALLER_ARG = "baton_caller"
 TRACE_ARG = "baton_trace"
 OUR_ARGS = frozenset({CALLER_ARG, TRACE_ARG})
+MAX_SESSION_CHARS = 128
 
 
 class Caller(NamedTuple):
@@ -29,6 +31,19 @@ class Caller(NamedTuple):
 
 
 ANYBODY = Caller()
+
+
+def session_of(caller: Caller, session_id: str | None) -> str | None:
+    """A client's session as it is known to all others: its own, whatever another tenant calls its.
+
+    Placement remembers sessions by the ten thousand, so a long name is kept as its digest.
+    """
+    if not session_id:
+        return None
+    if len(session_id) > MAX_SESSION_CHARS:
+        digest = sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()
+        session_id = f"sha256:{digest}"
+    return f"{caller.tenant}/{session_id}"  # a tenant's name has no slash
 
 
 def with_caller(

@@ -32,9 +32,15 @@ _OURS = frozenset(
         # Ray Serve's own, between its proxy and a replica.
         b"x-request-disconnect-disabled",
         b"x-request-timeout-seconds",
+        # vLLM's, for whoever runs its engines: here that is us.
+        b"x-data-parallel-rank",
+        b"x-vllm-priority",
     }
 )
+_REQUEST_ID = b"x-request-id"
 _OUR_PREFIX = b"x-baton-"
+MAX_REQUEST_ID_CHARS = 128
+_REQUEST_IDS = re.compile(rb"[A-Za-z0-9._:/=@+-]+")
 _CLASS = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -78,8 +84,12 @@ class Access:
 
 
 def passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """What vLLM may see of a request's headers: no credentials, and nothing that is ours to say."""
-    return [
+    """What vLLM may see of a request's headers: no credentials, and nothing that is ours to say.
+
+    A client may name its request, so that it finds it again in logs and records. What would not be
+    one short word there is no name, and the request gets one of vLLM's making.
+    """
+    kept = [
         (name, value)
         for name, value in headers
         if (lower := name.lower()) not in _CREDENTIALS
@@ -87,6 +97,14 @@ def passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
         and lower not in TRACE_HEADERS
         and not lower.startswith(_OUR_PREFIX)
     ]
+    request_ids = [value for name, value in kept if name.lower() == _REQUEST_ID]
+    if not request_ids or (len(request_ids) == 1 and _is_request_id(request_ids[0])):
+        return kept
+    return [(name, value) for name, value in kept if name.lower() != _REQUEST_ID]
+
+
+def _is_request_id(value: bytes) -> bool:
+    return len(value) <= MAX_REQUEST_ID_CHARS and _REQUEST_IDS.fullmatch(value) is not None
 
 
 def _known(found: Known | Unknown) -> str | Problem:

@@ -26,10 +26,13 @@ _OPENAI_TYPES: Mapping[int, str] = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
+    408: "RequestTimeoutError",
     413: "RequestTooLargeError",
     429: "RateLimitError",
+    431: "BadRequestError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
+    505: "BadRequestError",
 }
 _COME_BACK = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 _ANTHROPIC_TYPES: Mapping[int, str] = {
@@ -37,10 +40,13 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "overloaded_error",
     504: "timeout_error",
+    505: "invalid_request_error",
 }
 # Sooner than any queue empties, and what a client that reads only the status would wait anyway.
 _LEAST_WAIT_S = 1
@@ -55,6 +61,8 @@ class Problem:
     retry_after_s: float | None = None
     challenge: str | None = None
     """How to prove who asks, where that was not done."""
+    close: bool = False
+    """Nothing more is read from this client's connection."""
 
     @classmethod
     def of(cls, error: BatonError) -> Problem:
@@ -79,7 +87,7 @@ class Problem:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Response headers besides content type and length."""
-        if self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        if self.close or self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             # Otherwise the server would go on reading a body that may have no end.
             return [(b"connection", b"close")]
         if self.challenge is not None:

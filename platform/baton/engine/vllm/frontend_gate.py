@@ -2,8 +2,10 @@
 
 Theory of operation: a request whose exact path is not listed is answered with 404 before anything
 of vLLM's sees it, so that routes which a new vLLM brings are closed until someone opens them.
+A head that can be read in two ways (`frontend_http`) ends there as well.
 Then come who asks, how large the body is, and whether the fleet takes anything at all. A body is
-looked at once more when it is complete (`frontend_limits`), still before vLLM parses it.
+looked at once more when it is complete (`frontend_limits`), still before vLLM parses it; one that
+drips in for too long is given up.
 Each request gets an `Exchange`, reachable through a context variable from the engine client deep
 inside vLLM's handlers. Its response is held back until the first token
 (or the complete response, or an error) is there. So a request that fails before its first token is
@@ -24,6 +26,7 @@ from baton.domain.trace_context import TraceContext
 from baton.engine.vllm.callers import ANYBODY, Caller
 from baton.engine.vllm.frontend_access import Access, passed_on
 from baton.engine.vllm.frontend_errors import INTERNAL, Dialect, Problem, in_dialect
+from baton.engine.vllm.frontend_http import broken_head
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_traces import trace_context
 
@@ -188,6 +191,9 @@ class Gate:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
+        if (broken := broken_head(scope)) is not None:
+            await answer(send, broken, _dialect(path))
+            return
         # The raw path tells `/v1/%63hat` from `/v1/chat`; servers may leave it out.
         if path not in self._paths or scope.get("raw_path") not in (None, path.encode()):
             await answer(send, Problem(status=404, message="not found"), Dialect.OPENAI)
@@ -255,6 +261,8 @@ class _BoundedBody:
         self._max_bytes = limits.max_body_bytes
         self._bytes = 0
         self._chunks: list[bytes] = []
+        self._complete = False
+        self._due_at_s = asyncio.get_running_loop().time() + limits.max_body_s
 
     @property
     def too_large(self) -> Problem:
@@ -269,14 +277,30 @@ class _BoundedBody:
         )
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        if self._complete:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._due_at_s):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise self._refusal(self._too_slow) from error
         if message["type"] == "http.request":
             problem = self._take(message)
-            if problem is not None and self.exchange is not None:
-                # The app may turn the exception into an answer of its own, which is then replaced.
-                self.exchange.problem = problem
-                raise _BodyRefused
+            if problem is not None:
+                raise self._refusal(problem)
         return message
+
+    @property
+    def _too_slow(self) -> Problem:
+        limit_s = self._limits.max_body_s
+        message = f"the request body was not complete within {limit_s:g} s"
+        return Problem(status=408, message=message, close=True)
+
+    def _refusal(self, problem: Problem) -> _BodyRefused:
+        if self.exchange is not None:
+            # The app may turn the exception into an answer of its own, which is then replaced.
+            self.exchange.problem = problem
+        return _BodyRefused()
 
     def _take(self, message: Message) -> Problem | None:
         chunk: bytes = message.get("body", b"")
@@ -286,6 +310,7 @@ class _BoundedBody:
         self._chunks.append(chunk)
         if message.get("more_body"):
             return None
+        self._complete = True
         body, self._chunks = b"".join(self._chunks), []
         return self._limits.broken_by(self._path, body)
 

@@ -22,6 +22,9 @@ MOST_MESSAGES = 10_000
 """Where no limit is set. vLLM takes 0.6 s for so many on one of its routes, growing faster than
 linear (6.3 s for 100,000); conversations have tens."""
 
+MAX_NAME_CHARS = 256
+"""Of a request: logs, records and every frame of its tokens carry it."""
+
 # `{},` is the shortest message.
 _MIN_MESSAGE_BYTES = 3
 _MESSAGE_KEYS: Mapping[str, str] = {
@@ -44,6 +47,8 @@ class FrontendLimits:
     """What one request may ask for; None where nothing but the model limits it."""
 
     max_body_bytes: int = 4 * 1024 * 1024
+    max_body_s: float = 60.0
+    """From a request's head to the last byte of its body."""
     max_n: int | None = None
     """Answers to one prompt, and prompts of one batch."""
     max_tokens: int | None = None
@@ -105,6 +110,13 @@ class FrontendLimits:
             return None
         prompts = _items(body, "prompt")
         return self.too_many_answers(len(prompts)) if _is_batch(prompts) else None
+
+
+def bad_name(request_id: str) -> Problem | None:
+    """Why a request cannot be called that; a client may say so in its body, too."""
+    if len(request_id) > MAX_NAME_CHARS:
+        return _bad(f"the request id is longer than {MAX_NAME_CHARS} characters")
+    return None if request_id.isprintable() else _bad("the request id is not printable")
 
 
 class _Peek(msgspec.Struct):

@@ -26,15 +26,16 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from baton.domain.errors import BatonError, EngineStartFailed
-from baton.engine.vllm.callers import ANYBODY, Caller, with_caller
+from baton.engine.vllm.callers import ANYBODY, Caller, session_of, with_caller
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp
-from baton.engine.vllm.frontend_limits import FrontendLimits
+from baton.engine.vllm.frontend_limits import FrontendLimits, bad_name
 
 _TASKS = ("generate",)
 # Those whose requests may leave open how many tokens they want: the handlers of the other routes
 # make that part of a request, or have a default that their API prescribes.
 _HANDLERS = ("openai_serving_chat", "openai_serving_responses")
+_SEARCHING = ("openai_serving_chat", "openai_serving_completion")
 _LOUD_LOGGERS = (
     "vllm.entrypoints.anthropic.api_router",
     "vllm.entrypoints.openai.chat_completion.serving",
@@ -107,7 +108,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         self,
         prompt: Any,  # noqa: ANN401 - passed on as it is
         sampling_params: SamplingParams,
-        *args: Any,  # noqa: ANN401
+        request_id: str,
         **kwargs: Any,  # noqa: ANN401
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as vLLM makes them; tells the exchange when they flow and why they break off.
@@ -116,11 +117,15 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             FleetError: the request failed in the fleet, or asks for more than it may.
         """
         exchange = CURRENT_EXCHANGE.get()
-        if (problem := self.limits.too_many_tokens(sampling_params.max_tokens)) is not None:
+        problem = self.limits.too_many_tokens(sampling_params.max_tokens) or bad_name(request_id)
+        if problem is not None:
             raise FleetError(problem)
         caller, trace = (ANYBODY, None) if exchange is None else (exchange.caller, exchange.trace)
         sampling_params.extra_args = with_caller(sampling_params.extra_args, caller, trace)
-        generation = super().generate(prompt, sampling_params, *args, **kwargs)
+        # Whose turn it is goes by classes and tenants; which engine runs it, by placement.
+        kwargs |= {"priority": 0, "data_parallel_rank": None}
+        kwargs["session_id"] = session_of(caller, kwargs.get("session_id"))
+        generation = super().generate(prompt, sampling_params, request_id, **kwargs)
         async with aclosing(generation) as outputs:
             try:
                 async for output in outputs:
@@ -200,6 +205,28 @@ class NoPrompts(logging.Filter):
         return True
 
 
+def bound_beam_search(state: Any, limits: Callable[[], FrontendLimits]) -> None:  # noqa: ANN401
+    """Hold vLLM's handlers to the limits where they make many short requests of one.
+
+    Each of those asks for one token, so that nobody would notice how many the search is for.
+    """
+    for name in _SEARCHING:
+        handler = getattr(state, name, None)
+        if handler is not None:
+            handler.beam_search = _within(limits, handler.beam_search)
+
+
+def _within(limits: Callable[[], FrontendLimits], search: Callable[..., Any]) -> Callable[..., Any]:
+    def bounded(*args: Any, params: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        now = limits()
+        problem = now.too_many_tokens(params.max_tokens) or now.too_many_answers(params.beam_width)
+        if problem is not None:
+            raise FleetError(problem)
+        return search(*args, params=params, **kwargs)
+
+    return bounded
+
+
 class ApiApp:
     """vLLM's complete API app, and the defaults that its handlers go by."""
 
@@ -226,6 +253,7 @@ async def api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     """Build vLLM's complete API app over `llm`."""
     app = build_app(args, _TASKS, llm.model_config)
     await init_app_state(llm, app.state, args, _TASKS)
+    bound_beam_search(app.state, lambda: llm.limits)
     for name in _LOUD_LOGGERS:
         loud = logging.getLogger(name)
         if not any(isinstance(one, NoPrompts) for one in loud.filters):

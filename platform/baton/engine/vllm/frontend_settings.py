@@ -14,6 +14,9 @@ from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_gate import ROUTES
 from baton.engine.vllm.frontend_limits import FrontendLimits
 
+NO_MEDIA_HOST = "media-of-other-hosts-are-refused.invalid"
+"""No host has this name, now or ever; clients read it in a refusal. Source: RFC 2606 §2."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFacts:
@@ -52,6 +55,25 @@ class FrontendHooks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """What a request may bring along; vLLM alone would fetch media from anywhere."""
+
+    chat_templates: bool = False
+    media_domains: tuple[str, ...] = ()
+    prompt_embeds: bool = False
+
+    def argv(self) -> list[str]:
+        """Spell it for vLLM's command line."""
+        # An empty list of hosts means any host to vLLM.
+        argv = ["--allowed-media-domains", *(self.media_domains or (NO_MEDIA_HOST,))]
+        if self.chat_templates:
+            argv.append("--trust-request-chat-template")
+        if self.prompt_embeds:
+            argv.append("--enable-prompt-embeds")
+        return argv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendSettings:
     """Which model a frontend speaks for, and how."""
 
@@ -64,6 +86,7 @@ class FrontendSettings:
     """Likewise."""
     log_stats: bool = False
     """Serve vLLM's own frontend series on /metrics, at a cost for each token."""
+    allow: Brought = field(default_factory=Brought)
     extra: Mapping[str, object] = field(default_factory=dict)
     """Raw vLLM server arguments, as in {"tool-call-parser": "hermes"}."""
     start_timeout_s: float = 120.0
@@ -76,6 +99,7 @@ class FrontendSettings:
         """Spell vLLM's command line for this frontend."""
         argv = ["--model", self.model, "--served-model-name", self.served_name]
         argv += ["--max-model-len", str(max_len_tokens), "--disable-fastapi-docs"]
+        argv += self.allow.argv()
         if not self.log_stats:
             argv.append("--disable-log-stats")
         for name, value in self.extra.items():
