@@ -1,0 +1,82 @@
+"""More than one request may ask for, by default settings, and the status that it gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import httpx
+
+from tests.abuse.deployed import MODEL
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SAID = [{"role": "user", "content": "hi"}]
+_MEGABYTE = 1 << 20
+_DEEP = 10_000
+_JSON = {"content-type": "application/json"}
+Made = Callable[[], tuple[str, bytes]]
+
+
+def text(**more: object) -> tuple[str, bytes]:
+    """A completion with something else in it."""
+    return TEXT, json.dumps({"model": MODEL, "prompt": "x", "max_tokens": 1} | more).encode()
+
+
+def chat(**more: object) -> tuple[str, bytes]:
+    """A chat with something else in it."""
+    return CHAT, json.dumps({"model": MODEL, "messages": SAID, "max_tokens": 1} | more).encode()
+
+
+def with_value(made: tuple[str, bytes], value: bytes) -> tuple[str, bytes]:
+    """With a last field that `json` would not write."""
+    path, data = made
+    return path, data[:-1] + b', "seed": ' + value + b"}"
+
+
+def _image(url: str) -> list[dict[str, object]]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return [{"role": "user", "content": [part]}]
+
+
+EXCESSES: tuple[tuple[str, Made, int], ...] = (
+    ("a body of 5 MiB", lambda: text(prompt="x" * 5 * _MEGABYTE), 413),
+    ("a prompt of 4 MB", lambda: text(prompt="x y " * 1_000_000), 400),
+    ("129 answers", lambda: text(n=129), 400),
+    ("16,384 answers", lambda: chat(n=16_384), 400),
+    ("129 prompts", lambda: text(prompt=["x"] * 129), 400),
+    ("more tokens than the context", lambda: text(max_tokens=10**9), 400),
+    ("arrays 10,000 deep", lambda: with_value(chat(), b"[" * _DEEP + b"]" * _DEEP), 400),
+    (
+        "objects 10,000 deep",
+        lambda: with_value(chat(), b'{"a":' * _DEEP + b"0" + b"}" * _DEEP),
+        400,
+    ),
+    ("100,000 messages", lambda: chat(messages=SAID * 100_000), 400),
+    ("10,001 messages", lambda: chat(messages=SAID * 10_001), 400),
+    ("half of a surrogate pair", lambda: chat(user="\ud800"), 400),
+    ("5 stop strings", lambda: chat(stop=["a"] * 5), 400),
+    ("100,000 bad words", lambda: chat(bad_words=["a"] * 100_000), 400),
+    ("a request id of 100 kB", lambda: text(request_id="x" * 100_000), 400),
+    ("a template of its own", lambda: chat(chat_template="{{ 1 }}"), 400),
+    ("tensors", lambda: text(prompt_embeds="AAAA"), 400),
+    ("media of another host", lambda: chat(messages=_image("http://127.0.0.1:1/")), 400),
+    ("a number of 5,000 digits", lambda: with_value(text(), b"9" * 5000), 400),
+)
+
+
+def wrong_answer(client: httpx.Client, name: str, made: Made, wanted: int) -> Iterator[str]:
+    """Says so when it is answered otherwise."""
+    path, data = made()
+    answer = client.post(path, content=data, headers=_JSON)
+    if answer.status_code != wanted:
+        yield f"{name}: {answer.status_code}, wanted {wanted}: {answer.text[:100]}"
+
+
+def unasked_tokens(client: httpx.Client) -> dict[str, int]:
+    """How many tokens come of requests that ask for no number."""
+    said = client.post(CHAT, json={"model": MODEL, "messages": SAID}, timeout=120).json()
+    own = client.post("/v1/responses", json={"model": MODEL, "input": "hi"}, timeout=120).json()
+    return {
+        CHAT: said["usage"]["completion_tokens"],
+        "/v1/responses": own["usage"]["output_tokens"],
+    }

@@ -1,0 +1,334 @@
+"""Hostile clients: messages with two readings, nonsense, slowness, wrong keys, curiosity."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import httpx
+
+from tests.abuse import drips, raw, routes
+from tests.abuse.canaries import haunted
+from tests.abuse.deployed import MODEL, Abused, abused
+from tests.abuse.excesses import CHAT, EXCESSES, TEXT, unasked_tokens, wrong_answer
+from tests.abuse.messages import Message, messages
+from tests.abuse.timing import probe, timed
+from tests.chaos.case import Bound, Engines, Outcome, at_least, at_most, case, exactly
+
+ROOT = Path(__file__).parents[3]
+
+
+# ---------------------------------------------------------------------------------------------- B1
+
+
+@case(
+    "B1",
+    "messages that can be read in two ways, behind HAProxy: none is served, nobody else is hurt",
+    engines=Engines.SIMULATED,
+    minutes=3,
+)
+def smuggling(folder: Path) -> Outcome:
+    """Each message twenty times beside clients that only want their own answers."""
+    with abused(folder) as baton, _bystanders(baton) as bystanders:
+        key = baton.keys["acme"]
+        wrong: list[str] = []
+        statuses, unanswered = Counter[int](), 0
+        for message in messages():
+            for _ in range(5):
+                data = message.make(key) + raw.last_word()
+                heard = raw.converse(baton.address, data, within_s=5.0 if message.ends else 1.0)
+                answers = [one for one in heard.answers if not raw.is_last_word(one)]
+                statuses.update(one.status for one in answers)
+                unanswered += not heard.answers
+                wrong += _wrongs(message, heard, answers)
+        well = baton.client("acme").get("/v1/models").status_code
+    return Outcome(
+        bounds=(
+            exactly("messages answered otherwise than they may be", len(wrong), 0),
+            exactly("answers of others that were not their own", bystanders.wrong, 0),
+            at_least("answers of others meanwhile", bystanders.answers, 100),
+            exactly("a good request afterwards", well, 200),
+        ),
+        figures={
+            "messages": sum(1 for _ in messages()),
+            "statuses": json.dumps(dict(sorted(statuses.items()))),
+            "connections closed without a word": unanswered,
+        },
+        note="; ".join(wrong[:20]),
+    )
+
+
+def _wrongs(message: Message, heard: raw.Heard, answers: list[raw.Answer]) -> Iterator[str]:
+    found = {one.status for one in answers}
+    if not found <= message.allowed:
+        yield f"{message.name}: {sorted(found)}"
+    if len(answers) > message.most:
+        yield f"{message.name}: {len(answers)} answers"
+    if message.ends and not heard.closed:
+        yield f"{message.name}: no end within {heard.took_s:.1f} s"
+
+
+class _Bystanders:
+    """Clients who ask for their own and check that they get it."""
+
+    def __init__(self, baton: Abused) -> None:
+        self.answers = self.wrong = 0
+        self.latencies_s: list[float] = []
+        self.failures: Counter[str] = Counter()
+        self._baton = baton
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+
+    def run(self, name: int) -> None:
+        with self._baton.client("beta") as client:
+            number = 0
+            while not self._over.is_set():
+                own, number = f"bystander-{name}-{number}", number + 1
+                body = {"model": MODEL, "prompt": f"{own} x", "max_tokens": 2}
+                self._one(client, own, body)
+
+    def _one(self, client: httpx.Client, own: str, body: dict[str, object]) -> None:
+        began_s = time.monotonic()
+        try:
+            answer = client.post(TEXT, json=body, headers={"x-request-id": own})
+            right = answer.status_code == 200 and answer.json()["id"] == f"cmpl-{own}"
+            why = "" if right else f"{answer.status_code} {answer.text[:100]}"
+        except httpx.HTTPError as error:
+            right, why = False, type(error).__name__
+        with self._lock:
+            self.answers += 1
+            self.wrong += not right
+            self.latencies_s.append(time.monotonic() - began_s)
+            if why:
+                self.failures[why] += 1
+
+    def stop(self) -> None:
+        self._over.set()
+
+
+@contextmanager
+def _bystanders(baton: Abused, count: int = 3) -> Iterator[_Bystanders]:
+    others = _Bystanders(baton)
+    threads = [threading.Thread(target=others.run, args=(name,)) for name in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield others
+    finally:
+        others.stop()
+        for thread in threads:
+            thread.join(60)
+
+
+# ---------------------------------------------------------------------------------------------- B2
+
+
+@case(
+    "B2",
+    "schemathesis over the OpenAPI schema: no 5xx in 1,500 cases",
+    engines=Engines.SIMULATED,
+    minutes=6,
+)
+def schema(folder: Path) -> Outcome:
+    """The schema is vLLM's own, of the routes that are open; the tool is in a place of its own."""
+    from tests.abuse.schema import run_schemathesis, write_schema
+
+    subprocess.run([ROOT / "scripts" / "tools", "schemathesis"], check=True, timeout=600)
+    document = write_schema(folder / "schema.json")
+    with abused(folder) as baton:
+        found = run_schemathesis(document, baton.url, key=baton.keys["acme"], folder=folder)
+        well = baton.client("acme").get("/v1/models").status_code
+    return Outcome(
+        bounds=(
+            at_least("cases", found.cases, 1500),
+            exactly("cases answered 5xx", found.server_errors, 0),
+            exactly("a good request afterwards", well, 200),
+        ),
+        figures={"operations": found.operations, "seed": found.seed},
+        note="; ".join(found.examples[:5]),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- B4
+
+
+@case(
+    "B4",
+    "more than one request may ask for: refused with a status, while streams go on",
+    engines=Engines.SIMULATED,
+    minutes=3,
+)
+def limits(folder: Path) -> Outcome:
+    """Each beyond a limit by default settings, beside a stream whose tokens are timed."""
+    with abused(folder) as baton, baton.client("acme") as client:
+        given = unasked_tokens(client)
+        with drips.stream_gaps(baton.url, baton.keys["beta"], MODEL) as gaps:
+            wrong = [
+                why
+                for name, ask, wanted in EXCESSES
+                for why in wrong_answer(client, name, ask, wanted)
+            ]
+        quiet = client.get("/v1/models").status_code
+    return Outcome(
+        bounds=(
+            exactly("excesses answered otherwise than with their status", len(wrong), 0),
+            exactly("tokens of a chat that asks for no number, of 16,384", given[CHAT], 4096),
+            exactly("of a response", given["/v1/responses"], 4096),
+            at_most("longest gap in another's stream meanwhile, s", max(gaps.gaps_s), 0.5),
+            at_least("gaps measured", len(gaps.gaps_s), 200),
+            exactly("a good request afterwards", quiet, 200),
+        ),
+        figures={
+            "excesses": len(EXCESSES),
+            "its gaps' median, s": sorted(gaps.gaps_s)[len(gaps.gaps_s) // 2],
+        },
+        note="; ".join(wrong[:10]),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- B5
+
+
+@case(
+    "B5",
+    "500 connections that say almost nothing: others are served, and they are sent away",
+    engines=Engines.SIMULATED,
+    minutes=4,
+)
+def slowness(folder: Path) -> Outcome:
+    """Heads and bodies a byte a second, and connections that say nothing."""
+    with abused(folder) as baton, _bystanders(baton, 2) as bystanders:
+        began = len(bystanders.latencies_s)
+        found = drips.drip(baton.address, key=baton.keys["acme"], each=170, for_s=100.0)
+        latencies_s = sorted(bystanders.latencies_s[began:])
+        wrong, why = bystanders.wrong, dict(bystanders.failures)
+    return Outcome(
+        bounds=(
+            at_least("connections at a time", found.opened, 500),
+            exactly("others' requests that failed", wrong, 0),
+            at_least("others' requests", len(latencies_s), 200),
+            at_most(
+                "their slowest of a hundred, s", latencies_s[int(len(latencies_s) * 0.99)], 1.0
+            ),
+            at_most("until the last slow head was sent away, s", found.longest_s["head"], 30.0),
+            at_most("until the last slow body was, s", found.longest_s["body"], 75.0),
+        ),
+        figures={"until the last silent one was, s": found.longest_s["silent"], "why": str(why)},
+        note="a connection that was still there at the end counts as 100 s",
+    )
+
+
+# ---------------------------------------------------------------------------------------------- B6
+
+
+@case(
+    "B6",
+    "every route of the front and of the console with each kind of key: as the table says",
+    engines=Engines.SIMULATED,
+    minutes=2,
+)
+def keys(folder: Path) -> Outcome:
+    """The table is made of the routes that vLLM's app, Serve and the console have."""
+    from tests.abuse.schema import routes_of_vllm
+
+    served = routes_of_vllm() | {("GET", path) for path in routes.RULES}
+    served |= {("GET", path) for path in routes.SERVES_OWN}
+    with abused(folder) as baton:
+        shown = [*baton.tokens.items(), (routes.Shown.CONSOLES, baton.console_token)]
+        console = baton.deployment.status()["observability"]["url"]
+        with (
+            httpx.Client(base_url=baton.url, timeout=20) as front,
+            httpx.Client(base_url=console, timeout=20) as inside,
+        ):
+            found = [routes.what_is_wrong(front, one, key) for one in served for key in shown]
+            wrong = sorted(why for why in found if why is not None)
+            for path in routes.CONSOLE:
+                for one in shown:
+                    wrong += routes.what_is_wrong_at_console(inside, path, one)
+    return Outcome(
+        bounds=(
+            exactly("routes that are not as their rule says", len(wrong), 0),
+            at_least("routes", len(served) + len(routes.CONSOLE), 40),
+        ),
+        figures={"asked": (len(served) + len(routes.CONSOLE)) * len(shown)},
+        note="; ".join(wrong[:10]),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- B7
+
+
+@case(
+    "B7",
+    "a key, a prompt, an answer and a token are in no log, record, trace, metric or page",
+    engines=Engines.SIMULATED,
+    minutes=3,
+)
+def canaries(folder: Path) -> Outcome:
+    """Good and bad requests that carry them; then everything is searched that anybody can read."""
+    found = haunted(folder)
+    return Outcome(
+        bounds=(
+            exactly("places where one is", len(found.places), 0),
+            at_least("places searched", found.searched, 40),
+            at_least("bytes searched", found.searched_bytes, 100_000),
+            at_least("canaries", found.canaries, 8),
+            exactly("kinds of places that said nothing", len(found.silent), 0),
+        ),
+        figures={"requests": found.requests},
+        note="; ".join([*found.places[:10], *found.silent]),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- B8
+
+
+@case(
+    "B8",
+    "the time of an answer does not tell what another tenant has asked",
+    engines=Engines.SIMULATED,
+    minutes=5,
+)
+def curiosity(folder: Path) -> Outcome:
+    """Tenants apart, against tenants that share a cache: that is what it is like without salts."""
+    with abused(folder) as baton:
+        send = {
+            tenant: timed(_asks(baton.client(tenant)))
+            for tenant in ("acme", "beta", "one", "other")
+        }
+        rng = Random(8)
+        shared = probe(send["one"], send["other"], pairs=60, rng=rng)
+        apart = probe(send["acme"], send["beta"], pairs=200, rng=rng)
+        own = probe(send["beta"], send["beta"], pairs=40, rng=rng)
+    told: tuple[Bound, ...] = (
+        at_most("least difference that could be true, s", max(0.0, apart.low_s), 0.0),
+        at_most("greatest, of what a shared cache saves", apart.high_s / shared.saved_s, 0.1),
+        at_most("found in 99 of 100 runs, likewise", apart.detectable_s / shared.saved_s, 0.1),
+        at_least("found where tenants share, of a new prompt's time", shared.found, 0.2),
+        at_least("found of a tenant's own, likewise", own.found, 0.2),
+    )
+    return Outcome(
+        bounds=told,
+        figures={
+            "pairs": apart.pairs,
+            "a new prompt, s": apart.cold_s,
+            "difference, s": apart.saved_s,
+            "its standard error, s": apart.error_s,
+            "difference where tenants share, s": shared.saved_s,
+        },
+    )
+
+
+def _asks(client: httpx.Client) -> Callable[[str], None]:
+    def ask(prompt: str) -> None:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+        client.post(TEXT, json=body).raise_for_status()
+
+    return ask

@@ -1,0 +1,129 @@
+"""Inputs that are almost right, for minutes: what reads them does not crash and does not hang."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+from tests.abuse.fuzz import Found, Target, fuzz
+from tests.chaos.case import (
+    Engines,
+    Figure,
+    Outcome,
+    at_least,
+    at_most,
+    case,
+    exactly,
+    minutes_asked,
+)
+
+_T = TypeVar("_T")
+_MINUTES = 10.0
+_SEED = 7
+
+
+def _ran(target: Target[_T], *, longest_s: float, least: int) -> Outcome:
+    length = minutes_asked(_MINUTES)
+    found = fuzz(target, seconds=length["minutes"] * 60, seed=_SEED)
+    return _outcome(found, length, longest_s=longest_s, least=least)
+
+
+def _outcome(
+    found: Found, length: dict[str, float], *, longest_s: float, least: int, **more: Figure
+) -> Outcome:
+    return Outcome(
+        bounds=(
+            exactly("inputs that crashed or hung what reads them", found.complaints, 0),
+            at_most("longest for one input, s", found.longest_s, longest_s),
+            at_least("inputs", found.inputs, least),
+            at_least("different outcomes", len(found.seen), 2),
+        ),
+        figures={**length, **more, "outcomes": json.dumps(found.seen), "seed": _SEED},
+        note="; ".join(found.first[:5]),
+    )
+
+
+@case("B3-link", "fuzzed frames of the fleet link", engines=Engines.NONE, minutes=_MINUTES)
+def link(_folder: Path) -> Outcome:
+    """Decoded to a frame that can be encoded again, or refused as bad."""
+    from tests.abuse import targets
+
+    return _ran(targets.link(), longest_s=1.0, least=10_000)
+
+
+@case("B3-config", "fuzzed configurations", engines=Engines.NONE, minutes=_MINUTES)
+def config(_folder: Path) -> Outcome:
+    """Loaded, or refused in words; what was loaded can be written and loaded again."""
+    from tests.abuse import targets
+
+    return _ran(targets.config(), longest_s=3.0, least=500)
+
+
+@case("B3-events", "fuzzed streams of events", engines=Engines.NONE, minutes=_MINUTES)
+def events(_folder: Path) -> Outcome:
+    """Read alike however they are cut, or refused."""
+    from tests.abuse import targets
+
+    return _ran(targets.sse(), longest_s=1.0, least=10_000)
+
+
+def _live(folder: Path, *, stream: bool | None) -> Outcome:
+    from tests.abuse.bodies import bodies
+    from tests.abuse.deployed import MODEL, abused
+
+    length = minutes_asked(_MINUTES)
+    with abused(folder) as baton:
+        before = baton.deployment.pids()
+        headers = {"authorization": f"Bearer {baton.keys['acme']}"}
+        target = bodies(baton.url, MODEL, stream=stream, headers=headers)
+        found = fuzz(target, seconds=length["minutes"] * 60, seed=_SEED)
+        baton.deployment.wait_for(lambda s: s["ingresses"][0]["in_flight"] == {}, 60)
+        others = len(set(baton.deployment.pids().items()) ^ set(before.items()))
+        well = baton.client("acme").get("/v1/models").status_code
+    outcome = _outcome(found, length, longest_s=5.0, least=200)
+    after = (
+        exactly("replicas that are not those of before", others, 0),
+        exactly("a good request afterwards", well, 200),
+    )
+    return Outcome(bounds=outcome.bounds + after, figures=outcome.figures, note=outcome.note)
+
+
+@case(
+    "B3-json",
+    "fuzzed bodies of requests to a whole deployment: no 5xx, every refusal in its API's words",
+    engines=Engines.SIMULATED,
+    minutes=_MINUTES + 1,
+)
+def json_bodies(folder: Path) -> Outcome:
+    """Fields of the APIs and of vLLM with anything in them, and broken JSON."""
+    return _live(folder, stream=None)
+
+
+@case(
+    "B3-sse",
+    "fuzzed requests for streams to a whole deployment: each stream ends as its API says",
+    engines=Engines.SIMULATED,
+    minutes=_MINUTES + 1,
+)
+def streams(folder: Path) -> Outcome:
+    """The same, all streamed."""
+    return _live(folder, stream=True)
+
+
+@case(
+    "B9", "10,000 names of tenants: so many series, and no more", engines=Engines.NONE, minutes=0.2
+)
+def tenants(_folder: Path) -> Outcome:
+    """Names that a client makes up do not exist; those of a configuration are bounded, too."""
+    from tests.abuse.tenants import crowded
+
+    found = crowded(10_000)
+    return Outcome(
+        bounds=(
+            at_most("series of the busiest metric", found.series, found.bound),
+            exactly("requests in them", found.requests, 10_000),
+            at_most("bytes of a scrape", found.scrape_bytes, 2_000_000),
+        ),
+        figures={"tenants": 10_000},
+    )
