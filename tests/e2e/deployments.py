@@ -82,7 +82,9 @@ class Deployment:
         until_s = time.monotonic() + timeout_s
         while True:
             answer = self._answer(command)
-            found: dict[str, Any] = json.loads(answer.stdout) if answer.returncode == 0 else {}
+            # One that lost its own node of Ray on the way says nothing, and ends well.
+            said = answer.stdout if answer.returncode == 0 else b""
+            found: dict[str, Any] = json.loads(said) if said else {}
             if found and holds(found):
                 return found
             shown = (answer.stdout + answer.stderr).decode()

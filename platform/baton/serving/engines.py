@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.config.derive import engine_env, sim_settings, wants_cache_events
 from baton.config.schema import DeploymentConfig, EngineConfig, EngineKind, ModelConfig, OnFailure
+from baton.engine.kept_handlers import kept_handlers
 from baton.runtime.ports import Engine
 
 if TYPE_CHECKING:
@@ -85,8 +86,9 @@ def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
 def _vllm_engine(
     config: DeploymentConfig, site: ReplicaSite, series: CollectorRegistry | None
 ) -> Engine:
-    from baton.engine.vllm.adapter import VllmEngine
-    from baton.engine.vllm.series import VllmSeries
+    with kept_handlers():
+        from baton.engine.vllm.adapter import VllmEngine
+        from baton.engine.vllm.series import VllmSeries
     from baton.transfer.peers import Peers
 
     settings = vllm_settings(config, site)

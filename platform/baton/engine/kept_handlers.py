@@ -1,0 +1,30 @@
+"""Keeps the log handlers of a process while something is imported that configures logging.
+
+vLLM does, as it is imported, and Python's `logging.config` then closes every handler that there is.
+Ray Serve's own do not survive that: its replica can no longer name its log file, and a Serve
+controller that starts again (2.60) takes a replica that cannot for broken, and ends it. So each
+process that imports vLLM, ingresses too, died with Serve's controller.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Inside, configuring logging closes no handler that there was before.
+
+    Python closes those that it has in a list of its own; they are taken off it, and put back.
+    """
+    listed: list[object] = logging._handlerList  # type: ignore[attr-defined]  # noqa: SLF001
+    named: dict[str, logging.Handler] = dict(logging._handlers)  # type: ignore[attr-defined]  # noqa: SLF001
+    kept = listed[:]
+    del listed[:]
+    try:
+        yield
+    finally:
+        listed[:0] = kept
+        logging._handlers.update(named)  # type: ignore[attr-defined]  # noqa: SLF001
