@@ -6,6 +6,7 @@ Each case runs in a process of its own, one after the other, for three times its
     python -m tests.chaos --case F1 --case 'L*'
     python -m tests.chaos --quick               those of two minutes at most
     python -m tests.chaos --page                write the page again; run nothing
+    python -m tests.chaos --case F1 --note '...'    what was found to be the cause of a miss
 """
 
 from __future__ import annotations
@@ -53,8 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         _show(chosen, results.read(options.results))
         return 0
-    if options.page or options.merge:
-        others = results.read(options.merge) if options.merge else {}
+    if options.page or options.merge or options.note:
+        others = results.read(options.merge or options.results)
+        if options.note:
+            (key,) = options.case
+            others = {key: results.noted(others[key], options.note)}
         _keep(cases, others, options.results, options.write_page)
         return 0
     if not chosen:
@@ -76,6 +80,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="write the page again; run nothing")
     parser.add_argument("--minutes", type=float, help="for cases that can be longer or shorter")
     parser.add_argument("--wait", type=float, default=0.0, metavar="S", help="for another's end")
+    parser.add_argument("--note", metavar="TEXT", help="say why the last run of one case missed")
     parser.add_argument("--merge", type=Path, help="keep the runs of another file of results, too")
     parser.add_argument("--results", type=Path, default=FILE, help="where they are kept")
     parser.add_argument("--write-page", type=Path, default=PAGE, help="where the page is")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.mutation import Mutation
+from tests.chaos.mutation_rows_deployed import DEPLOYED
 from tests.chaos.mutation_rows_edges import EDGES
 
 _CONTROL = "platform/baton/control"
@@ -374,4 +375,5 @@ ROWS: tuple[Mutation, ...] = (
     *PAIRS,
     *SCALING,
     *EDGES,
+    *DEPLOYED,
 )

@@ -1,4 +1,4 @@
-"""The protections at the edges: links, who is let in, and what holds the deployment together."""
+"""The protections at the edges: links, who is let in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from tests.chaos.mutation import Mutation
 
 _LINK = "platform/baton/runtime/link"
 _FRONT = "platform/baton/engine/vllm"
-_SERVING = "platform/baton/serving"
 _CONVERSATION = ("tests/runtime/test_link_conversation.py",)
 _LINK_FAULTS = ("tests/runtime/test_link_faults.py",)
 _GATE = ("tests/engine/test_frontend_gate.py",)
@@ -167,77 +166,4 @@ ACCESS = (
 )
 
 
-DEPLOYMENT = (
-    Mutation(
-        "a controller that takes over holds still for a window",
-        f"{_SERVING}/takeover.py",
-        "self._pending = self._pending or another_acted",
-        "self._pending = False",
-        ("tests/serving/test_takeover.py",),
-    ),
-    Mutation(
-        "time in which nobody was heard was not watched",
-        f"{_SERVING}/takeover.py",
-        "if self._since_s is None and heard:",
-        "if self._since_s is None:",
-        ("tests/serving/test_takeover.py",),
-    ),
-    Mutation(
-        "what was used outlives its controller",
-        f"{_SERVING}/usage_memory.py",
-        "return own if self._before is None else self._before + own",
-        "return own",
-        ("tests/serving/test_usage_memory.py",),
-    ),
-    Mutation(
-        "a deployment's holder is known after the wall clock was set",
-        f"{_SERVING}/cluster_state.py",
-        "return process_ticks(self.pid) == self.pid_started_ticks",
-        "pass",
-        ("tests/serving/test_cluster_state.py",),
-    ),
-    Mutation(
-        "a dead side channel has its replica replaced",
-        f"{_SERVING}/own_side_channel.py",
-        'return self._why if self._failures >= self._timing.failures else ""',
-        'return ""',
-        ("tests/serving/test_broken_parts.py",),
-    ),
-    Mutation(
-        "what runs on a replica that is to be replaced ends first",
-        f"{_SERVING}/replica.py",
-        "if host.drained.is_set():",
-        "if host is not None:",
-        ("tests/serving/test_broken_parts.py",),
-    ),
-    Mutation(
-        "a new quota desk gives out nothing that is still had",
-        f"{_SERVING}/quota_desk.py",
-        " or not shares.keys() <= self._told.keys()",
-        "",
-        ("tests/serving/test_quota_desk.py",),
-    ),
-    Mutation(
-        "Serve's timers begin anew when the clock was set back",
-        f"{_SERVING}/clock_watch.py",
-        "if back_s > _STEP_S:",
-        "if back_s > 1e9:",
-        ("tests/serving/test_clock_watch.py",),
-    ),
-    Mutation(
-        "lookups that hang take one thread",
-        f"{_SERVING}/membership.py",
-        "await loop.run_in_executor(self._looking, self._find_controller)",
-        "await asyncio.to_thread(self._find_controller)",
-        ("tests/serving/test_membership.py",),
-    ),
-    Mutation(
-        "a full disk stops nobody who logs",
-        "platform/baton/telemetry/logs.py",
-        "if not isinstance(sys.exc_info()[1], OSError):",
-        "if record:",
-        ("tests/telemetry/test_logs.py",),
-    ),
-)
-
-EDGES: tuple[Mutation, ...] = (*LINK, *ACCESS, *DEPLOYMENT)
+EDGES: tuple[Mutation, ...] = (*LINK, *ACCESS)

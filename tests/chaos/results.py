@@ -153,6 +153,13 @@ def merged(lines: Lines, others: Lines) -> Lines:
     return whole
 
 
+def noted(line: Line, text: str) -> Line:
+    """With a remark to its last run: the cause of a miss is often found afterwards."""
+    *before, last = line.runs
+    note = f"{last.note}\n{text}".strip()
+    return replace(line, runs=(*before, replace(last, note=note)))
+
+
 def in_order(key: str) -> tuple[str, int, str]:
     """Sorts `F2` before `F10`, and `F2-real` after `F2`."""
     first, _, rest = key.partition("-")

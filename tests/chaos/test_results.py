@@ -97,6 +97,12 @@ def test_runs_of_another_file_are_put_among_ours_by_when_they_began() -> None:
     assert results.merged(both, both) == both
 
 
+def test_a_cause_that_was_found_afterwards_is_added_to_the_run() -> None:
+    ours = {"F1": LINE.after(MISSED)}
+    told = results.merged(ours, {"F1": results.noted(ours["F1"], "the disk was full")})
+    assert [run.note for run in told["F1"].runs] == ["the disk was full"]
+
+
 def test_keys_are_sorted_as_people_count() -> None:
     keys = ["F10", "F2-real", "B3-link", "F2", "L1"]
     assert sorted(keys, key=results.in_order) == ["B3-link", "F2", "F2-real", "F10", "L1"]

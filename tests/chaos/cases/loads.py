@@ -190,7 +190,7 @@ def most_at_once(exchanges: Sequence[Exchange]) -> int:
 @case(
     "L3",
     "twice what a fleet can carry, five H100 in the simulator: of those let in 95 % get what they "
-    "were promised, no prompt is computed in vain",
+    "were promised, and nobody less is served than at the plateau",
     engines=Engines.VIRTUAL,
     minutes=1.5,
 )

@@ -40,6 +40,16 @@ SIXTY_PERCENT = Load(
 )
 """1,200 prompt tokens and 120 new ones a second: of 2,000 and 197 that the two replicas of the
 scenario can do."""
+BOOKS_FULL = Load(
+    rate_per_s=20.0,
+    requests=0,
+    prompt_tokens=(16, 32),
+    output_tokens=(1, 2),
+    name="books",
+)
+"""Short requests before that, more of them than an ingress keeps stories of (4,096 of some 4 kB):
+at four a second those would fill memory for 17 minutes, and it would look like a leak."""
+_FILL_MINUTES = 4.0
 _SAMPLE_S = 5.0
 _COME_AND_GO = 3.0
 """Connections of requests under way, of which there are about a dozen at any time."""
@@ -50,12 +60,13 @@ _COME_AND_GO = 3.0
     "an hour at 60 % load, the whole deployment: memory grows by less than 1 MB an hour and "
     "process after warm-up, file descriptors not at all",
     engines=Engines.SIMULATED,
-    minutes=63.0,
+    minutes=67.0,
 )
 def soak(folder: Path) -> Outcome:
-    """Warm-up is a third of the run, at most a quarter of an hour."""
+    """Warm-up is until books are full, and the first part of the run: a quarter, at most ten
+    minutes."""
     length = minutes_asked(60.0)
-    warm_up_s = min(length["minutes"] / 3, 15.0) * 60.0
+    warm_up_s = (_FILL_MINUTES + min(length["minutes"] / 4, 10.0)) * 60.0
     growth = Growth(warm_up_s=warm_up_s)
     with ray_stage(CLOSED_LOOP, folder, **ONE_EACH) as stage:
         bounds, note, ended = asyncio.run(_soak(stage, length["minutes"], growth))
@@ -97,6 +108,7 @@ async def _soak(
 
         sampling = asyncio.create_task(_sample(stage.deployment.process.pid, growth))
         try:
+            await steadily(BOOKS_FULL, ask, minutes=_FILL_MINUTES)
             await steadily(SIXTY_PERCENT, ask, minutes=minutes)
         finally:
             sampling.cancel()
