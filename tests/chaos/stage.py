@@ -161,9 +161,10 @@ class SimStage:
         return [name for name, one in self.replicas.items() if one.plan.role is role]
 
     def busiest(self, role: Role) -> str:
-        """Who runs most of the first door's legs."""
-        view = self.doors[0].driver.fleet().replicas
-        return max(self.named(role), key=lambda name: view[name].inflight_legs)
+        """Who runs most of the first door's legs, of those that it knows."""
+        known = self.doors[0].driver.fleet().replicas
+        names = [name for name in self.named(role) if name in known] or self.named(role)[:1]
+        return max(names, key=lambda name: known[name].inflight_legs if name in known else 0)
 
     def kill(self, name: str) -> float:
         """End a replica as a crash does; returns when."""

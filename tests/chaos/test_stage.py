@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import psutil
+import pytest
 
 from baton.domain.fleet import Role
 from baton.runtime.link.options import LinkOptions
@@ -54,6 +55,7 @@ async def test_a_killed_replica_is_lost_at_once_and_its_streams_go_on() -> None:
         assert not any((await stage.quiet()).values())
 
 
+@pytest.mark.thorough
 async def test_links_go_through_proxies_and_a_frozen_replica_falls_silent() -> None:
     link = LinkOptions(beat_s=0.05, liveness_s=0.8)
     plan = SimPlan(roles=(Role.DECODE, Role.DECODE), proxied=True, link=link)
@@ -73,6 +75,7 @@ async def test_links_go_through_proxies_and_a_frozen_replica_falls_silent() -> N
         await door.until(lambda: door.view(other) is not None)
 
 
+@pytest.mark.thorough
 async def test_who_leaves_frees_what_was_held_and_who_finds_nobody_is_refused() -> None:
     async with sim_stage(SimPlan(roles=(Role.DECODE,))) as stage:
         door, name = stage.doors[0], stage.named(Role.DECODE)[0]
@@ -90,6 +93,7 @@ async def test_who_leaves_frees_what_was_held_and_who_finds_nobody_is_refused() 
         assert (late.status, (late.retry_after_s or 0) > 0) == (503, True)
 
 
+@pytest.mark.thorough
 async def test_a_coordinator_in_a_process_of_its_own_is_killed_and_the_other_serves_on() -> None:
     async with sim_stage(SimPlan(roles=_PAIR, doors=0, fronts=2)) as stage:
         first, other = stage.fronts.values()
