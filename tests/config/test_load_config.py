@@ -20,7 +20,7 @@ from baton.config import (
     sim_settings,
     wants_cache_events,
 )
-from baton.config.load import MAX_FINDINGS
+from baton.config.load import MAX_FINDINGS, load_text
 from baton.config.schema import EngineKind, SimTimings
 from baton.config.schema_routing import Policy
 from baton.control.limits import CoordinatorLimits
@@ -60,6 +60,21 @@ def test_a_configuration_cannot_be_changed_and_travels_by_pickle(load: Load) -> 
     with pytest.raises(FrozenInstanceError):
         config.version = 2  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own bytes
+
+
+def test_a_configuration_travels_as_text_that_another_version_can_read(load: Load) -> None:
+    config = load(PD + "router: {seed: 7}\n").config
+    sent = pickle.dumps(config)
+    assert b"seed: 7" in sent
+    of_an_older_version = "".join(
+        line for line in render(config).splitlines(keepends=True) if "max_queue:" not in line
+    )
+    assert load_text(of_an_older_version) == config
+    with pytest.raises(ConfigInvalid, match="seeed"):
+        load_text(render(config).replace("seed: 7", "seeed: 7"))
+    for text in ("- a list", "a: [", ""):
+        with pytest.raises(ConfigInvalid):
+            load_text(text)
 
 
 @pytest.mark.parametrize(

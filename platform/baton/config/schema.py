@@ -6,7 +6,7 @@ planned but has no effect yet is named in `NOT_YET` and refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -30,8 +30,8 @@ from baton.config.schema_allow import AllowConfig
 from baton.config.schema_observability import ObservabilityConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
-from baton.config.schema_service import AdmissionConfig, SloConfig, TenantConfig
 from baton.config.schema_security import SecurityConfig
+from baton.config.schema_service import AdmissionConfig, SloConfig, TenantConfig
 from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
 from baton.domain.fleet import Role
@@ -323,9 +323,20 @@ class DeploymentConfig:
     transfer: TransferConfig = field(default_factory=TransferConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+
+    def __reduce__(self) -> tuple[Callable[[str], DeploymentConfig], tuple[str]]:
+        """Travel as text, for whoever unpickles it may be another version of baton.
+
+        Pickled as it is, a configuration would be the bare values of its fields in their order:
+        one more field in the middle, and every later one would get the value of its neighbour.
+        """
+        from baton.config.load import load_text  # here: they import this
+        from baton.config.render import render
+
+        return load_text, (render(self),)
 
     @property
-    security: SecurityConfig = field(default_factory=SecurityConfig)
     def model_name(self) -> str:
         """The name of the model that is served; for now there is exactly one."""
         (name,) = self.models
