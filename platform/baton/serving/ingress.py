@@ -349,6 +349,10 @@ class Ingress:
         """See `IngressBody.links`; packed."""
         return packed(self._started().links())
 
+    async def outcomes(self) -> bytes:
+        """What each replica has done for requests that came through here; packed."""
+        return packed(self._started().telemetry.outcomes.tallies())
+
     async def report(self) -> bytes:
         """See `IngressBody.report`; packed."""
         return packed_report(self._started().report())
