@@ -201,6 +201,11 @@ class Killed:
     command: list[str]
     environ: dict[str, str]
 
+    def with_option(self, name: str, value: str) -> Killed:
+        """Likewise, but with another value of an option, as where any free port was asked for."""
+        command = [one for one in self.command if not one.startswith(f"--{name}=")]
+        return Killed([*command, f"--{name}={value}"], self.environ)
+
     def again(self) -> subprocess.Popen[bytes]:
         """Start it again, below this process."""
         return subprocess.Popen(

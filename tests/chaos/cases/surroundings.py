@@ -65,7 +65,9 @@ def the_store_comes_back(folder: Path) -> Outcome:
         up.deployment.ask("scale", "decode", "3")
         up.whole(POOLS | {"decode": 3}, within_s=150)
         clients = stack.enter_context(served(up, steady("F9-redis")))
-        gone = kill_to_restart(up.gcs())
+        gone = kill_to_restart(up.gcs()).with_option(
+            "gcs_server_port", up.state.address.rpartition(":")[2]
+        )
         clients.for_s(AWAY_S)
         stack.callback(_end, gone.again())
         back_s = time.monotonic()
