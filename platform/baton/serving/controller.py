@@ -28,6 +28,7 @@ from baton.serving.metrics_endpoint import Metrics
 from baton.serving.names import INGRESS
 from baton.serving.observatory import Observatory
 from baton.serving.packing import packed
+from baton.serving.private_port import keep_port_private
 from baton.serving.quota_desk import QuotaDesk
 from baton.serving.ray_gauges import RayGauges
 from baton.serving.scaling_loop import ScalingLoop
@@ -240,6 +241,7 @@ class Controller:
     async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]
         from baton.serving.ray_context import app_name, node_address, replica_name
 
+        keep_port_private(node_address())
         logs = config.observability.logs
         configure_logs(logs.format, logs.level)
         generations = Generations()

@@ -207,9 +207,12 @@ def is_loopback(address: str) -> bool:
     """Whether `host:port` can only be reached on this machine."""
     host = address.rsplit(":", 1)[0]
     try:
-        return ipaddress.ip_address(host).is_loopback
+        found = ipaddress.ip_address(host)
     except ValueError:
         return host == "localhost"
+    # As a socket for both versions tells of an address of the fourth: ::ffff:127.0.0.1.
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def _haproxy_files_and_ports(settings: FrontSettings) -> dict[str, str]:

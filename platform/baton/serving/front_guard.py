@@ -15,10 +15,11 @@ from pathlib import Path
 from baton.config.schema_security import TlsConfig
 from baton.domain.errors import ClusterFailed
 from baton.serving import haproxy_front
-from baton.serving.data_path import DataPath, find_haproxy
+from baton.serving.data_path import DataPath, FrontSettings, find_haproxy
 
 _HAPROXY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 _GUARD = "front.json"
+_EVERYWHERE = frozenset({"", "0.0.0.0"})  # noqa: S104 - compared, not bound
 _PROGRAM = "haproxy"
 _CERT = "front.pem"
 _KEY = f"{_CERT}.key"
@@ -31,6 +32,8 @@ class Guard:
 
     haproxy: str
     """The real one."""
+    host: str
+    """Where clients come; `*` for everywhere."""
     cert_file: str | None = None
     """With its key beside it, under the same name and `.key`."""
     client_ca_file: str | None = None
@@ -39,9 +42,11 @@ class Guard:
 
 
 def guard_front(
-    environ: Mapping[str, str], run_dir: Path, data_path: DataPath, tls: TlsConfig
+    environ: Mapping[str, str], front: FrontSettings, *, host: str, tls: TlsConfig
 ) -> dict[str, str]:
     """Write what stands in for HAProxy; returns the variables by which Ray Serve finds it.
+
+    `host` is where clients come; Serve itself is told to keep to loopback.
 
     Nothing of a certificate or key is copied: HAProxy reads the files that are named, again with
     each reload.
@@ -49,7 +54,8 @@ def guard_front(
     Raises:
         ClusterFailed: TLS is wanted where there is no HAProxy.
     """
-    haproxy = find_haproxy(environ) if data_path is DataPath.HAPROXY else None
+    run_dir = front.run_dir
+    haproxy = find_haproxy(environ) if front.data_path is DataPath.HAPROXY else None
     if haproxy is None:
         if tls != TlsConfig():
             raise ClusterFailed(
@@ -57,7 +63,7 @@ def guard_front(
                 "install ray[serve] on Linux, or end TLS before baton and remove security.tls",
             )
         return {}
-    (run_dir / _GUARD).write_text(json.dumps(asdict(_guard(run_dir, haproxy, tls))))
+    (run_dir / _GUARD).write_text(json.dumps(asdict(_guard(run_dir, haproxy, host, tls))))
     program = run_dir / _PROGRAM
     words = [sys.executable, "-I", str(Path(haproxy_front.__file__)), str(run_dir / _GUARD)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
@@ -79,7 +85,7 @@ def unguard_front(run_dir: Path) -> dict[str, str]:
     return {_HAPROXY_VARIABLE: guard["haproxy"]}
 
 
-def _guard(run_dir: Path, haproxy: str, tls: TlsConfig) -> Guard:
+def _guard(run_dir: Path, haproxy: str, host: str, tls: TlsConfig) -> Guard:
     cert = None
     if tls.cert_file is not None and tls.key_file is not None:
         cert = certificate(run_dir)
@@ -88,6 +94,7 @@ def _guard(run_dir: Path, haproxy: str, tls: TlsConfig) -> Guard:
     authorities = tls.client_ca_file
     return Guard(
         haproxy=haproxy,
+        host="*" if host in _EVERYWHERE else host,
         cert_file=None if cert is None else str(cert),
         client_ca_file=None if authorities is None else str(Path(authorities).absolute()),
         required=tls.required,

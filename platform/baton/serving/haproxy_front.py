@@ -2,11 +2,12 @@
 
 Theory of operation: Serve writes HAProxy's configuration from a template of its own, which has
 metrics and statistics listen on every address, opens the socket for administrators to every user,
-waits an hour for a request's head, and knows no TLS. It starts HAProxy anew, with that file, for
-each change. This program reads the file, writes it again with what a deployment's guard says, and
-hands its process over to the real HAProxy with the same arguments, so that Serve finds the process
-id that it started. A file that does not look as expected starts no HAProxy at all, rather than an
-open one.
+waits an hour for a request's head, and knows no TLS. All of Serve listens where it is told to have
+HAProxy listen, which is loopback; here that becomes the address where clients come. Serve starts
+HAProxy anew, with that file, for each change. This program reads the file, writes it again with
+what a deployment's guard says, and hands its process over to the real HAProxy with the same
+arguments, so that Serve finds the process id that it started. A file that does not look as expected
+starts no HAProxy at all, rather than an open one.
 
 It is run by path and without packages: nothing of baton may be imported here.
 """
@@ -87,8 +88,10 @@ def _on_this_machine(line: str, _guard: Guard) -> list[str] | None:
 
 
 def _public(line: str, guard: Guard) -> list[str] | None:
-    if _BIND.fullmatch(line) is None:
+    found = _BIND.fullmatch(line)
+    if found is None:
         return None
+    line = f"{found[1]}{guard['host']}:{found[3]}{found[4] or ''}"
     if guard["cert_file"]:
         return [line + _tls(guard), *_over_tls(guard)]
     return [line, *(_no_keys_in_clear() if guard["required"] else ())]

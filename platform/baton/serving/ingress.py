@@ -40,6 +40,7 @@ from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.membership import Membership
 from baton.serving.metadata import METRICS_ADDRESS
 from baton.serving.packing import packed, packed_report
+from baton.serving.private_port import keep_port_private
 from baton.serving.quota_desk import OwnShares, Shares
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.serving.tracing import ingress_tracer
@@ -315,6 +316,7 @@ class Ingress:
         """Called once by Serve when the replica starts."""
         from baton.serving.ray_context import app_name, node_address, replica_name
 
+        keep_port_private(node_address())
         generations = Generations()
         live = await asyncio.to_thread(generations.newest, self._config)
         link = await asyncio.to_thread(link_options)

@@ -24,6 +24,7 @@ from baton.serving.metadata import LINK_ADDRESS, METRICS_ADDRESS, REPLICA_ID
 from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
 from baton.serving.own_side_channel import OWN_DEADLINE_S, OwnSideChannel
 from baton.serving.ports import PortReservation
+from baton.serving.private_port import keep_port_private
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.replica_metrics import replica_families
 
@@ -80,6 +81,7 @@ class EngineReplica:
         self._host: ReplicaHost | None = None
         self._metrics: MetricsEndpoint | None = None
         host = node_address()
+        keep_port_private(host)
         site = ReplicaSite(
             replica_id=f"{pool}-{replica_name()}",
             pool=pool,
