@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Phase
-from tests.chaos.case import Bound, exactly
+from tests.chaos.case import Bound, Figure, exactly
 
 _REFUSED = (429, 503)
 _SHOWN = 3
@@ -132,6 +132,8 @@ class History:
     counters: Mapping[str, float] | None = None
     """What is held when nothing is under way."""
     barred: Sequence[Barred] = ()
+    aside: Mapping[str, Figure] = field(default_factory=dict)
+    """What a reader should know of the circumstances; no rule asks for it."""
 
 
 def violations(history: History) -> list[Violation]:

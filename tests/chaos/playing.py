@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from baton.domain.commands import RequestRecord
@@ -55,6 +56,8 @@ async def kept(
         counters=await stage.quiet(within_s=within_s),
         records=stage.records(),
         barred=barred,
+        # Where nothing was done to a link, a session that was lost says that its machine was busy.
+        aside={"sessions_lost": sum(d.link.counters.sessions_lost for d in stage.doors)},
     )
 
 
@@ -65,12 +68,15 @@ def outcome(
     rules, note = judged(history)
     stall = longest_stall(history.exchanges)
     seen: dict[str, Figure] = {
+        "load_average": os.getloadavg()[0],
         "requests": len(history.exchanges),
         "endings": str(endings(history.exchanges)),
         "longest_stall_s": stall.took_s if stall else 0.0,
         "first_token_max_s": longest_first_token_s(history.exchanges),
     }
-    return Outcome(bounds=(*rules, *bounds), figures={**seen, **(figures or {})}, note=note)
+    return Outcome(
+        bounds=(*rules, *bounds), figures={**seen, **history.aside, **(figures or {})}, note=note
+    )
 
 
 def resumed(records: Sequence[RequestRecord]) -> int:

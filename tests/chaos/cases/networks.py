@@ -112,7 +112,6 @@ async def _packets_lost() -> Outcome:
     figures: dict[str, Figure] = {
         "lost_by": network.by,
         "resumed": resumed(stage.records()),
-        "sessions_lost": sum(door.link.counters.sessions_lost for door in stage.doors),
     }
     return outcome(history, bounds, figures)
 
