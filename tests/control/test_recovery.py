@@ -178,7 +178,8 @@ def test_a_slow_engine_that_still_steps_is_left_by_the_stalled_stream_only() -> 
     arrive(world, 8)
     world.step(legs_on(world, "m0")[0])
     for number in range(17):
-        world.load("m0", Load(running_requests=4, steps=StepTotals(steps=number)))
+        for replica_id in ("m0", "m1"):
+            world.load(replica_id, Load(running_requests=4, steps=StepTotals(steps=number)))
         world.wait(0.25)
     assert tries(world, Trouble.STILL) == 0
     assert tries(world, Trouble.STALLED) == 1
