@@ -182,3 +182,15 @@ async def test_a_disk_that_hangs_is_said_and_takes_no_more_than_one_thread(
     await door.close()
     with path.open("wb"):
         pass  # the read that waits finds the end of the file
+
+
+async def test_a_configuration_may_come_while_key_files_are_being_read(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    new_key(first)
+    token = new_key(second)
+    door = FrontDoor(with_keys(first))
+    reading = asyncio.gather(*(door._poll() for _ in range(3)))
+    await asyncio.sleep(0)  # all of them wait for one and the same read
+    await door.reconfigure(with_keys(second))
+    await reading
+    assert isinstance(caller(door.access(with_keys(second)), token), Caller)

@@ -81,6 +81,8 @@ class FrontDoor:
     async def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by the key files of this configuration; they have been read when this returns."""
         self._files.watch(key_files(config))
+        if self._reading is not None:
+            await self._poll()  # it began before, and knows nothing of these files
         await self._poll()
 
     def access(self, config: DeploymentConfig) -> Access:
@@ -114,11 +116,14 @@ class FrontDoor:
         # One read at a time: a disk that hangs would otherwise take a thread a second.
         if self._reading is None:
             self._reading = asyncio.ensure_future(asyncio.to_thread(self._files.poll))
-        await asyncio.wait([self._reading], timeout=_READ_DEADLINE_S)
-        if not self._reading.done():
+        reading = self._reading
+        await asyncio.wait([reading], timeout=_READ_DEADLINE_S)
+        if not reading.done():
             log_event(_LOGGER, logging.WARNING, "key_files_slow", {"after_s": _READ_DEADLINE_S})
             return
-        reading, self._reading = self._reading, None
+        if self._reading is not reading:
+            return  # who else waited for it has told of it
+        self._reading = None
         for notice in reading.result():
             fields = {"path": notice.path, "keys": notice.keys}
             if notice.why is None:
