@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from baton.domain.commands import RequestRecord
@@ -23,6 +24,8 @@ from tests.chaos.stage import SimStage
 
 Script = Callable[[], Awaitable[None]]
 """What is done while a load runs."""
+_LEASE_S = 40.0
+"""A lease of 30 s, and a little."""
 
 
 async def nothing() -> None:
@@ -46,18 +49,25 @@ async def kept(
     stage: SimStage,
     exchanges: Sequence[Exchange],
     barred: Sequence[Barred] = (),
-    *,
-    within_s: float = 15.0,
 ) -> History:
-    """A run on a stage, when all is quiet again: everything that can be known of it."""
+    """A run on a stage, when all is quiet again: everything that can be known of it.
+
+    What a coordinator was handed out and lost hold of, with its session, is kept until a lease of
+    30 s ends: that late all must be free. How long it took is told.
+    """
+    began_s = time.monotonic()
+    counters = await stage.quiet(within_s=_LEASE_S)
     return History(
         exchanges=exchanges,
         wanted=stage.wanted,
-        counters=await stage.quiet(within_s=within_s),
+        counters=counters,
         records=stage.records(),
         barred=barred,
         # Where nothing was done to a link, a session that was lost says that its machine was busy.
-        aside={"sessions_lost": sum(d.link.counters.sessions_lost for d in stage.doors)},
+        aside={
+            "sessions_lost": sum(door.link.counters.sessions_lost for door in stage.doors),
+            "quiet_after_s": time.monotonic() - began_s,
+        },
     )
 
 

@@ -22,8 +22,6 @@ _P, _D = Role.PREFILL, Role.DECODE
 _LIVENESS_S = 2.0
 """After which a link takes a silent replica for dead, by default."""
 _FROZEN_S = 10.0
-_LEASE_S = 40.0
-"""A lease of 30 s, and a little."""
 _STREAMS = Load(rate_per_s=50, requests=1000)
 """50 a second for 20 s; about 33 streams at a time."""
 
@@ -185,8 +183,7 @@ async def _frozen(role: Role) -> Outcome:
                 )
 
         exchanges = await played(stage, _STREAMS, freeze)
-        # What lay in its socket is computed when it goes on, for nobody: kept until a lease ends.
-        history = await kept(stage, exchanges, barred, within_s=_LEASE_S)
+        history = await kept(stage, exchanges, barred)
     (bar,) = barred or [Barred(replica_id="", from_s=0.0, to_s=0.0, why="it was not noticed")]
     after = legs_at(stage.records(), bar.replica_id, since_s=bar.to_s)
     stall = longest_stall(exchanges)
