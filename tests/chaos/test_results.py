@@ -95,6 +95,8 @@ def test_runs_of_another_file_are_put_among_ours_by_when_they_began() -> None:
     assert [run.began_at for run in both["F1"].missed_before] == ["2026-11-22T13:00:00"]
     assert both["F2"].standing == early
     assert results.merged(both, both) == both
+    behind = results.merged({"F1": LINE.after(late)}, {"F1": LINE.after(early)})
+    assert behind["F1"].standing == late
 
 
 def test_a_cause_that_was_found_afterwards_is_added_to_the_run() -> None:
