@@ -205,7 +205,7 @@ def cost_of_frames(_: Path) -> Outcome:
     return Outcome(
         bounds=(
             at_most("CPU of a guarded frame to one in clear", all_us[1] / all_us[0], 1.5),
-            at_most("of that, on the event loop", loop_us[1] / loop_us[0], 1.1),
+            at_most("of that, on the event loop", loop_us[1] / loop_us[0], 1.2),
         ),
         figures={
             "clear_us": round(all_us[0], 1),
