@@ -14,7 +14,7 @@ from tests.abuse.fuzz import Target, mutated
 
 Body = Mapping[str, object]
 JSON = {"content-type": "application/json"}
-DEADLINE_S = 20.0
+DEADLINE_S = 30.0
 _SAID = [{"role": "user", "content": "hi"}]
 BASES: Mapping[str, Body] = {
     "/v1/chat/completions": {"messages": _SAID, "max_tokens": 3},
@@ -84,7 +84,7 @@ def bodies(
         answer = client.post(path, content=data, headers=JSON)
         return judged(path, answer)
 
-    return Target(make=make, judge=judge)
+    return Target(make=make, judge=judge, hangs_after_s=2 * DEADLINE_S)
 
 
 def judged(path: str, answer: httpx.Response) -> str:

@@ -42,6 +42,7 @@ class Target(Generic[_T]):
     make: Callable[[Random], _T]
     judge: Callable[[_T], str]
     """A word for a good outcome; raises for any other."""
+    hangs_after_s: float = HANGS_AFTER_S
 
 
 def fuzz(target: Target[_T], *, seconds: float, seed: int, inputs: int | None = None) -> Found:
@@ -52,7 +53,7 @@ def fuzz(target: Target[_T], *, seconds: float, seed: int, inputs: int | None = 
         made = target.make(Random(f"{seed} {number}"))
         began_s = time.monotonic()
         try:
-            with _alarm():
+            with _alarm(target.hangs_after_s):
                 outcome = target.judge(made)
             found.seen[outcome] = found.seen.get(outcome, 0) + 1
         except (Exception, Hangs) as error:  # noqa: BLE001 - whatever it is, it is a finding
@@ -69,17 +70,17 @@ def _short(error: BaseException) -> str:
 
 
 @contextmanager
-def _alarm() -> Iterator[None]:
+def _alarm(hangs_after_s: float) -> Iterator[None]:
     """Ends what takes too long, where that can be done: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ring(_signal: int, _frame: FrameType | None) -> None:
-        raise Hangs(f"took longer than {HANGS_AFTER_S} s")
+        raise Hangs(f"took longer than {hangs_after_s} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, HANGS_AFTER_S)
+    signal.setitimer(signal.ITIMER_REAL, hangs_after_s)
     try:
         yield
     finally:

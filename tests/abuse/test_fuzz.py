@@ -26,14 +26,13 @@ def test_whatever_a_judge_raises_is_kept_with_what_makes_it_again() -> None:
     assert "KeyError: 'three'" in found.first[0]
 
 
-def test_what_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.abuse.fuzz.HANGS_AFTER_S", 0.02)
-
+def test_what_hangs_is_ended() -> None:
     def judge(_made: int) -> str:
         while True:
             pass
 
-    found = fuzz(Target(make=lambda _rng: 1, judge=judge), seconds=5, seed=1, inputs=1)
+    target = Target(make=lambda _rng: 1, judge=judge, hangs_after_s=0.02)
+    found = fuzz(target, seconds=5, seed=1, inputs=1)
     assert found.complaints == 1
     assert "Hangs" in found.first[0]
 

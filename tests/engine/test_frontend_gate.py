@@ -220,6 +220,30 @@ async def test_an_app_that_breaks_is_a_500_and_is_still_reported_to_the_server()
     assert json.loads(client.text)["error"]["code"] == 500
 
 
+@pytest.mark.parametrize("error", [AttributeError, KeyError, TypeError, ValueError, RecursionError])
+async def test_an_app_that_stumbles_over_a_body_is_told_nonsense(error: type[Exception]) -> None:
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send(chunk(b"Internal Server Error", more=False))
+        raise error("'list' object has no attribute 'get'")
+
+    client = Client()
+    await client.ask(gate(app))
+    assert client.status == 400
+    assert "cannot have" in json.loads(client.text)["error"]["message"]
+
+
+async def test_once_the_fleet_was_asked_whatever_breaks_is_our_own_error() -> None:
+    async def app(_scope: Scope, _receive: object, _send: object) -> None:
+        current().asked = True
+        raise TypeError("ours")
+
+    client = Client()
+    with pytest.raises(TypeError, match="ours"):
+        await client.ask(gate(app))
+    assert client.status == 500
+
+
 async def test_a_refused_request_never_reaches_the_app() -> None:
     client = Client()
     await client.ask(gate(never, admit=lambda _n, _caller: NoCapacity("-", 0.2, "no replica")))

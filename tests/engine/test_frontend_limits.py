@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.engine.vllm import frontend_limits
-from baton.engine.vllm.frontend_limits import MOST_MESSAGES, FrontendLimits
+from baton.engine.vllm.frontend_limits import MOST_MESSAGES, FrontendLimits, too_many_words
 
 CHAT = "/v1/chat/completions"
 PATHS = {
@@ -159,6 +159,11 @@ def test_text_without_a_doubt_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> 
     said = [{"messages": [{"content": "한국어 \\n \\\\ é, " * 5000}]}]
     for sent in (json.dumps(said), json.dumps([*said, "\U0001f600"], ensure_ascii=False)):
         assert why(FrontendLimits(), CHAT, sent.encode()) is None
+
+
+def test_so_many_words_are_kept_out_of_an_answer_and_no_more() -> None:
+    assert too_many_words(None) is too_many_words(["a"] * 128) is None
+    assert too_many_words(["a"] * 129) is not None
 
 
 def test_answers_and_tokens_are_counted_up_to_their_limits() -> None:

@@ -58,7 +58,11 @@ _GENERATION_PATHS: Mapping[str, Dialect] = {
 # long queue) is let go: its errors then come in-band.
 _MAX_HELD_MESSAGES = 8
 _DRAIN_TIMEOUT_S = 5.0
-_FIRST_ERROR = 400
+_NONSENSE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_UNREADABLE = Problem(
+    status=400, message="a field of the body is of a type, or has a value, that it cannot have"
+)
+_FIRST_ERROR, _OURS = 400, 500
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +77,7 @@ class Exchange:
         "_is_stream",
         "_send",
         "_sent",
+        "asked",
         "caller",
         "flowing",
         "generates",
@@ -95,6 +100,8 @@ class Exchange:
         """As part of which trace."""
         self.generates = generates
         """Whether it asks the fleet for tokens, rather than for what a frontend knows itself."""
+        self.asked = False
+        """Its body was read, and the fleet was asked for what it wants."""
         self.flowing = False
         """The first output of the engine has arrived."""
         self.problem: Problem | None = None
@@ -114,8 +121,14 @@ class Exchange:
             await self._pass_on(message)
         else:
             self._held.append(message)
-            if self.flowing or _is_last(message) or len(self._held) > _MAX_HELD_MESSAGES:
+            complete = _is_last(message) and not self._may_be_nonsense
+            if self.flowing or complete or len(self._held) > _MAX_HELD_MESSAGES:
                 await self._release()
+
+    @property
+    def _may_be_nonsense(self) -> bool:
+        """Whether the app is about to say why: frameworks answer 500 first, and raise then."""
+        return not self.asked and bool((self._held or [{}])[0].get("status", 0) >= _OURS)
 
     async def end_with(self, problem: Problem) -> None:
         """End with an error in the form that is still open: a status, or an event. Idempotent."""
@@ -237,7 +250,11 @@ class Gate:
         token = CURRENT_EXCHANGE.set(exchange)
         try:
             await self._app(scope, receive, exchange.send)
-        except Exception:
+        except Exception as error:
+            if exchange.problem is None and not exchange.asked and isinstance(error, _NONSENSE):
+                # vLLM's own checks stumble over fields of types that they did not think of.
+                await exchange.end_with(_UNREADABLE)
+                return
             if exchange.problem is None:
                 await exchange.end_with(INTERNAL)
                 raise

@@ -25,6 +25,9 @@ linear (6.3 s for 100,000); conversations have tens."""
 MAX_NAME_CHARS = 256
 """Of a request: logs, records and every frame of its tokens carry it."""
 
+MOST_BAD_WORDS = 128
+"""As many as vLLM's own second runner takes."""
+
 # `{},` is the shortest message.
 _MIN_MESSAGE_BYTES = 3
 _MESSAGE_KEYS: Mapping[str, str] = {
@@ -117,6 +120,13 @@ def bad_name(request_id: str) -> Problem | None:
     if len(request_id) > MAX_NAME_CHARS:
         return _bad(f"the request id is longer than {MAX_NAME_CHARS} characters")
     return None if request_id.isprintable() else _bad("the request id is not printable")
+
+
+def too_many_words(bad_words: Sequence[str] | None) -> Problem | None:
+    """Why so many words cannot be kept out of an answer: an engine looks for each at each step."""
+    if bad_words is None or len(bad_words) <= MOST_BAD_WORDS:
+        return None
+    return _bad(f"{len(bad_words)} bad words, at most {MOST_BAD_WORDS} are kept out")
 
 
 class _Peek(msgspec.Struct):

@@ -29,7 +29,7 @@ from baton.domain.errors import BatonError, EngineStartFailed
 from baton.engine.vllm.callers import ANYBODY, Caller, session_of, with_caller
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp
-from baton.engine.vllm.frontend_limits import FrontendLimits, bad_name
+from baton.engine.vllm.frontend_limits import FrontendLimits, bad_name, too_many_words
 
 _TASKS = ("generate",)
 # Those whose requests may leave open how many tokens they want: the handlers of the other routes
@@ -95,6 +95,8 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             FleetError: the fleet takes no `n` more, or nobody may ask for so many.
         """
         exchange = CURRENT_EXCHANGE.get()
+        if exchange is not None:
+            exchange.asked = True
         if exchange is not None and not exchange.generates:
             return  # vLLM's handlers ask even when they only count tokens
         if (problem := self.limits.too_many_answers(n)) is not None:
@@ -117,7 +119,11 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             FleetError: the request failed in the fleet, or asks for more than it may.
         """
         exchange = CURRENT_EXCHANGE.get()
-        problem = self.limits.too_many_tokens(sampling_params.max_tokens) or bad_name(request_id)
+        problem = (
+            self.limits.too_many_tokens(sampling_params.max_tokens)
+            or bad_name(request_id)
+            or too_many_words(sampling_params.bad_words)
+        )
         if problem is not None:
             raise FleetError(problem)
         caller, trace = (ANYBODY, None) if exchange is None else (exchange.caller, exchange.trace)
