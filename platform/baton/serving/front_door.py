@@ -81,9 +81,10 @@ class FrontDoor:
     async def reconfigure(self, config: DeploymentConfig) -> None:
         """Go by the key files of this configuration; they have been read when this returns."""
         self._files.watch(key_files(config))
-        if self._reading is not None:
-            await self._poll()  # it began before, and knows nothing of these files
+        begun_before = self._reading
         await self._poll()
+        if begun_before is not None and begun_before.done():
+            await self._poll()  # that one knew nothing of these files
 
     def access(self, config: DeploymentConfig) -> Access:
         """Who is let in by this configuration, and by the keys as they are at any moment."""
