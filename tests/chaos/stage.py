@@ -325,7 +325,7 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def _held(ingress: Mapping[str, Any]) -> dict[str, float]:
     held = {f"requests: {phase}": float(n) for phase, n in ingress["in_flight"].items()}
     for row in ingress["replicas"]:
-        for what in ("inflight_legs", "kv_used_fraction", "expired_leases"):
+        for what in ("inflight_legs", "kv_used_fraction"):
             held[f"{row['replica_id']}: {what}"] = float(row[what])
     return held
 

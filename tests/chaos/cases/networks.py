@@ -38,7 +38,7 @@ def transfers_slow(_: Path) -> Outcome:
 
 
 async def _transfers_slow() -> Outcome:
-    load = Load(rate_per_s=12, requests=1080, prompt_tokens=(800, 1600), output_tokens=(16, 48))
+    load = Load(rate_per_s=8, requests=720, prompt_tokens=(800, 1600), output_tokens=(16, 48))
     marks: list[float] = []
     # One decodes for everybody, so that prompts are better computed elsewhere.
     plan = SimPlan(
