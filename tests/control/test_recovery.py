@@ -428,6 +428,7 @@ def test_a_first_token_that_is_much_too_late_is_sought_on_an_idle_replica() -> N
 
 def test_only_once() -> None:
     world = predicted()
+    world.join("m2", Role.MIXED)
     arrive(world, 1)
     world.live(10.0)
     assert tries(world, Trouble.HEDGED) == 1
