@@ -67,6 +67,12 @@ def test_no_two_rows_are_of_the_same() -> None:
         ),
         (
             1,
+            "FAILED tests/a/test_a.py::test_it[a - b, c] - x - y\n1 failed",
+            Catch.CAUGHT,
+            "tests/a/test_a.py::test_it[a",
+        ),
+        (
+            1,
             "ERROR tests/a/test_a.py::test_it - KeyError: 'x'\n1 error",
             Catch.CAUGHT,
             "tests/a/test_a.py::test_it",
