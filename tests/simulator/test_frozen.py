@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import pytest
 
+from baton.control.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
 from baton.engine.sim import expected_tokens
 from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.fleet import VirtualFleet
+from baton.simulator.plans import economical, limits_under
+from baton.simulator.reporting import Reporting
 from tests.chaos.case import Outcome
 from tests.chaos.cases.virtual import Play, fail_everything, freeze
 from tests.simulator.fleets import ENGINE, JOINED_S, Tokens, fleet, requests
@@ -81,6 +85,13 @@ def test_a_replica_that_dies_while_it_is_frozen_stays_dead() -> None:
     made.timeline.at(JOINED_S + 1.0, lambda: made.kill("mixed-0"))
     made.run(until_s=JOINED_S + 8.0)
     assert set(made.ingresses[0].coordinator.fleet(0.0).replicas) == {"mixed-1"}
+
+
+def test_nobody_is_blamed_for_silence_where_replicas_report_less_than_live_ones() -> None:
+    live = CoordinatorLimits()
+    assert limits_under(Reporting(), live) == live
+    assert limits_under(Reporting(always=False), live).recovery.silence_s == inf
+    assert limits_under(economical(1000, 1), live).recovery.silence_s == inf
 
 
 # ---------------------------------------------------------------------- the cases, in small
