@@ -22,7 +22,7 @@ from baton.serving.clock_watch import ClockWatch
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.console_feed import LiveFeed, ask_ingresses
 from baton.serving.controller_state import Hearing, Measured, prices
-from baton.serving.live_config import Generations, LiveConfig
+from baton.serving.live_config import Generations, LiveConfig, wall_s
 from baton.serving.membership import Member, Membership
 from baton.serving.metrics_endpoint import Metrics
 from baton.serving.names import INGRESS
@@ -42,7 +42,7 @@ from baton.serving.scaling_reports import (
     tick_rows,
 )
 from baton.serving.scrape_targets import TargetGroup, target_groups
-from baton.serving.serve_fleet import ServeFleet, StoredMemory, wall_s
+from baton.serving.serve_fleet import ServeFleet, StoredMemory
 from baton.serving.usage_memory import UsageMemory
 from baton.telemetry.controller_metrics import ControllerState
 from baton.telemetry.logs import configure_logs, log_event

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Protocol
 
 from baton.control.autoscaler import Override
@@ -14,6 +13,7 @@ from baton.domain.fleet import Role
 from baton.runtime.ports import Clock
 from baton.serving import overrides as kept
 from baton.serving import serve_control
+from baton.serving.live_config import wall_s
 from baton.serving.names import INGRESS
 from baton.serving.packing import unpacked_report
 from baton.serving.quota_desk import Shares
@@ -27,11 +27,6 @@ _ASK_S = 2.0
 _ACT_S = 5.0
 _OVERRIDES = "scaling-overrides"
 _OWNER = "scaling-owner"
-
-
-def wall_s() -> float:
-    """Seconds since 1970: the one clock that means the same to two processes."""
-    return datetime.now(UTC).timestamp()
 
 
 class ServeFleet:
