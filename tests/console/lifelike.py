@@ -224,6 +224,7 @@ class LifelikeFeed:
             "role": "decode" if is_decode else "prefill",
             "engine": "vllm 0.33.0",
             "draining": False,
+            "standing": "sound",
             "running_requests": int((34 if is_decode else 3) * load * (0.8 + 0.4 * luck)),
             "queued_requests": int(4 * load * luck),
             "pulling_requests": int(2 * load * luck),
