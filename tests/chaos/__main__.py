@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -219,6 +220,8 @@ def _keep(cases: Mapping[str, Case], others: Lines, file: Path, shown: Path) -> 
 
 
 def _be_the_case(case: Case, folder: Path, outcome: Path) -> int:
+    # Set even where a shell has SIGINT ignored, as it does for a job in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     seen = case.run(folder)
     outcome.write_text(json.dumps(asdict(seen)))
     return 0
