@@ -21,6 +21,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from baton.config import DeploymentConfig, load_config
+from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import ReplicaHost
 from baton.serving.engines import ReplicaSite, build_engine
 from baton.serving.ingress import IngressBody
@@ -114,7 +115,9 @@ async def ingress_main(sets: list[str], port: str, links: str) -> None:
         )
         for name, address in addresses.items()
     )
-    body = IngressBody(read_config(sets), app="benchmark", coordinator_id="ingress")
+    body = IngressBody(
+        read_config(sets), app="benchmark", coordinator_id="ingress", link=LinkOptions()
+    )
     body._membership = Told(  # type: ignore[assignment]  # noqa: SLF001 - the seam to Ray
         lambda: body._watch.on_members(members)  # noqa: SLF001 - likewise
     )
