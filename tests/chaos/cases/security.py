@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import statistics
 import time
@@ -112,11 +113,11 @@ class Strangers:
             peer.setsockopt(zmq.LINGER, 0)
             guard(peer)
             peer.connect(address)
-            for frame in (
-                frames.Hello(frames.PROTOCOL, "stranger", "s"),
-                frames.Submit(make_leg("theirs")),
-            ):
-                await peer.send_multipart(codec.encode(frame))
+            hello = frames.Hello(frames.PROTOCOL, "stranger", "s")
+            for frame in (hello, frames.Submit(make_leg("theirs"))):
+                # ZMQ has nobody left to send to, and waits, where it has been hung up on already.
+                with contextlib.suppress(zmq.Again):
+                    await peer.send_multipart(codec.encode(frame), zmq.NOBLOCK)
             self.heard_frames += bool(await peer.poll(500))
 
     def with_bytes(self, said: bytes) -> Visit:
