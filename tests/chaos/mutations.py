@@ -75,6 +75,7 @@ def _keep(found: Sequence[Removal]) -> None:
             rows=tuple(known),
             began_at=datetime.now(UTC).isoformat(timespec="seconds"),
             revision=told,
+            untried=len(ROWS) - len(known),
         )
         results.write_removals(whole, MUTATIONS)
         results.write_whole(PAGE, page(results.read(FILE), whole))

@@ -215,7 +215,7 @@ def _removed(removals: Removals) -> Iterator[str]:
     caught = sum(row.catch is Catch.CAUGHT for row in removals.rows)
     yield (
         f"{caught} of {len(removals.rows)} caught, on {removals.began_at[:10]}, "
-        f"`{removals.revision}`."
+        f"`{removals.revision}`; {removals.untried} more not tried."
     )
     yield ""
     yield "| what was taken away | where | caught by |"

@@ -197,6 +197,8 @@ class Removals:
     rows: tuple[Removal, ...] = ()
     began_at: str = ""
     revision: str = ""
+    untried: int = 0
+    """Rows of the table of which nothing was found yet."""
 
 
 def read_removals(file: Path = MUTATIONS) -> Removals:
@@ -205,7 +207,7 @@ def read_removals(file: Path = MUTATIONS) -> Removals:
         return Removals()
     found = json.loads(file.read_text())
     rows = tuple(Removal(**one | {"catch": Catch(one["catch"])}) for one in found["rows"])
-    return Removals(rows=rows, began_at=found["began_at"], revision=found["revision"])
+    return Removals(**found | {"rows": rows})
 
 
 def write_removals(found: Removals, file: Path = MUTATIONS) -> None:

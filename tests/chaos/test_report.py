@@ -116,7 +116,7 @@ def test_lines_are_counted_by_what_came_of_them() -> None:
 def test_a_protection_whose_removal_nobody_noticed_stands_out() -> None:
     survivor = replace(REMOVAL, what="the lease", catch=Catch.SURVIVED, by="all passed")
     shown = page({}, Removals(rows=(REMOVAL, survivor), began_at="2026-11-22T12", revision="abc"))
-    assert "1 of 2 caught, on 2026-11-22, `abc`." in shown
+    assert "1 of 2 caught, on 2026-11-22, `abc`; 0 more not tried." in shown
     assert (
         "| the deadline of a pull | `platform/baton/x.py` | `tests/x/test_x.py::test_a_pull_ends` |"
         in shown
