@@ -121,7 +121,7 @@ KINDS: dict[str, dict[str, object]] = {
 
 def payload(salt: str | None, sampling: Mapping[str, object]) -> bytes:
     """What the frontend would have sealed."""
-    fields = {"temperature": 0.0, "ignore_eos": True} | dict(sampling)
+    fields = {"temperature": 0.0, "ignore_eos": True, "max_tokens": MAX_TOKENS} | dict(sampling)
     request = EngineCoreRequest(
         request_id="",
         prompt_token_ids=None,
