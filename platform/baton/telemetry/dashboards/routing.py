@@ -136,15 +136,13 @@ def _recovery() -> Iterator[Panel]:
         width=12,
     )
     yield Panel(
-        title="Replicas that are not trusted",
+        title="Replicas, by how far they are trusted",
         about="`open`: failed what they were given, and get nothing for a while. `half_open`: get"
         " one request, by which they are judged. The most that any ingress counts.",
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=largest(
-                    series(c.CIRCUITS, **IN_POOL, state="=~open|half_open"), _POOL, _STATE
-                ),
+                expr=largest(series(c.CIRCUITS, **IN_POOL), _POOL, _STATE),
                 legend="{{pool}} {{state}}",
             ),
         ),
@@ -299,6 +297,7 @@ def _steps() -> Iterator[Panel]:
                 expr=total(rate(c.LINK_FRAMES, **IN_POOL, state="=~bad|dropped"), "state"),
                 legend="{{state}}",
             ),
+            Query(expr=total(rate(c.LINK_STRANGERS, **IN_POOL)), legend="strangers"),
         ),
         unit=Unit.PER_S,
     )
