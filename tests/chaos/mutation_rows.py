@@ -243,6 +243,20 @@ TRUST = (
         ("tests/control/test_recovery.py",),
     ),
     Mutation(
+        "having whoever gets nowhere between two losses pay",
+        f"{_CONTROL}/recovery.py",
+        "(ails or trouble in _OUTSIDE) and len(entry.generated) > entry.excused_at_tokens",
+        "ails or trouble in _OUTSIDE",
+        ("tests/control/test_recovery.py",),
+    ),
+    Mutation(
+        "carrying streams that got further over again for nothing",
+        f"{_CONTROL}/recovery.py",
+        "len(entry.generated) > entry.excused_at_tokens",
+        "entry.excused_at_tokens < 0",
+        ("tests/control/test_recovery.py",),
+    ),
+    Mutation(
         "leaving a replica that says nothing",
         f"{_CONTROL}/recovery.py",
         "self.leave(replica_id, Trouble.SILENT, why, now_s)",

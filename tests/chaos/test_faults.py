@@ -88,7 +88,9 @@ def test_one_that_is_frozen_may_end(sleeper: subprocess.Popen[str]) -> None:
         sleeper.wait(5)
 
 
-@pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getppid()])
+@pytest.mark.parametrize(
+    "pid", [0, 1, os.getpid(), os.getppid()], ids=["all", "init", "itself", "its parent"]
+)
 def test_nobody_kills_or_freezes_what_runs_the_test(pid: int) -> None:
     with pytest.raises(ValueError, match="no part of what is tested"):
         faults.kill(pid)

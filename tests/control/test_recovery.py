@@ -322,6 +322,18 @@ def test_whoever_loses_a_second_replica_pays() -> None:
     assert isinstance(world.errors["r0"], RetriesSpent)
 
 
+def test_a_stream_that_got_further_in_between_outlives_a_second_replica_for_nothing() -> None:
+    world = mixed(3, replace(QUICK, recovery=NO_BUDGET))
+    arrive(world, 1)
+    for _ in range(2):
+        ((leg_id, (replica_id, _)),) = world.legs.items()
+        world.step(leg_id)
+        world.lose(replica_id)
+    world.run_to_end()
+    assert world.records["r0"].outcome is Phase.FINISHED
+    assert tries(world, Trouble.LOST) == 2
+
+
 def test_with_the_budget_spent_a_client_without_tokens_is_told_to_come_back() -> None:
     world = mixed(2, replace(QUICK, recovery=NO_BUDGET))
     arrive(world, 2)

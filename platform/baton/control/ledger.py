@@ -69,8 +69,8 @@ class Entry:
     failures: int = 0
     resumes: int = 0
     resume_reasons: list[str] = field(default_factory=list)
-    excused: bool = False
-    """It was tried again once for nothing: see `recovery`."""
+    excused_at_tokens: int = -1
+    """How many it had when it was last tried again for nothing; -1: never. See `recovery`."""
     hedged: bool = False
     """Whether another replica would be quicker was looked at, which is done once."""
     cached_tokens: int | None = None

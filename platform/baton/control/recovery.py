@@ -11,8 +11,9 @@ things bound how often:
 The budget is there for failures that breed failures. One that has a cause outside of the request,
 and is over once the request has left, breeds none: its replica was lost, frozen or is known to ail
 while others are well, or a handoff failed and will not be tried for it again. Such a second try is
-*free*, once for each request, so that the many streams of one lost replica are all carried over. A
-request that goes through it again pays, so that one which kills its replicas cannot go on for ever.
+*free*, so that the many streams of one lost replica are all carried over; and free again for whoever
+has got further since, as a long stream may well outlive two replicas. A request that gets nowhere
+in between pays, so that one which kills its replicas is not carried from each to the next.
 What drains has not failed and costs nothing.
 
 When the budget is spent, a client that has got nothing is told to come back (503); one that has
@@ -259,8 +260,8 @@ class Recovery:
         if trouble in {Trouble.DRAINING, Trouble.HEDGED} or _is_stuck(entry):
             return True
         ails = trouble in _BLAMED and self._health.is_known_to_ail(replica_id, now_s)
-        if not entry.excused and (ails or trouble in _OUTSIDE):
-            entry.excused = True
+        if (ails or trouble in _OUTSIDE) and len(entry.generated) > entry.excused_at_tokens:
+            entry.excused_at_tokens = len(entry.generated)
             return True
         return self.budget.take(now_s, carries=bool(entry.generated))
 

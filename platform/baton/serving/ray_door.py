@@ -14,7 +14,8 @@ try:
     GcsClient(address=sys.argv[1]).internal_kv_keys(b"", b"", 5)
     print("open")
 except Exception as error:
-    refused = "unauth" in f"{type(error).__name__} {error}".lower()
+    said = f"{type(error).__name__} {error}".lower()
+    refused = "unauthenticated" in said or "authenticationerror" in said
     print("guarded" if refused else f"{type(error).__name__}: {error}".splitlines()[0])
 """
 """Asks the store of Ray's head for something, as somebody without a token."""
