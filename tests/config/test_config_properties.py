@@ -45,6 +45,7 @@ from baton.config.schema_allow import AllowConfig
 from baton.config.schema_observability import MetricsConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
+from baton.config.schema_security import SecurityConfig
 from baton.config.schema_service import SloClassConfig, TenantConfig, Timeouts
 from baton.config.tree import format_path
 from baton.config.units import Unit, format_quantity
@@ -123,6 +124,11 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (EngineConfig, "sim"): st.none(),
     (OffloadConfig, "host_memory"): st.none(),
     (RouterConfig, "policy"): st.sampled_from(["predicted", "own.policies:choose"]),
+    (SecurityConfig, "tls"): st.just({})
+    | st.fixed_dictionaries(
+        {"cert_file": st.just("a.pem"), "key_file": st.just("b.pem")},
+        optional={"client_ca_file": st.just("c.pem"), "required": st.booleans()},
+    ),
     (TransferConfig, "deadline"): durations(0.001, 30),
     (TransferConfig, "lease"): durations(30, 86_400),
     (Timeouts, "first_token"): durations(0.001, 600),

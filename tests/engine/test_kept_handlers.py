@@ -36,7 +36,7 @@ def test_a_handler_goes_on_that_was_there_before(serves: MemoryHandler) -> None:
     with kept_handlers():
         logging.config.dictConfig(VLLMS)
     assert isinstance(serves.target, logging.FileHandler), "Serve asks it for the name of its file"
-    LOGGER.warning("still here")
+    serves.handle(logging.makeLogRecord({"msg": "still here", "levelno": logging.WARNING}))
     serves.flush()
     assert "still here" in Path(serves.target.baseFilename).read_text()
 

@@ -176,10 +176,10 @@ async def test_an_ingress_tells_serve_where_its_metrics_are() -> None:
         assert told == {"metrics": body.telemetry.address}
 
 
-async def test_without_metrics_nothing_listens_and_nothing_is_measured() -> None:
+async def test_without_metrics_nothing_listens_and_only_outcomes_are_kept() -> None:
     async with an_ingress("observability.metrics.enabled=false") as body:
         assert body.telemetry.address is None
-        assert body.telemetry.recorders == ()
+        assert body.telemetry.recorders == (body.telemetry.outcomes,), "which rollouts go by"
         body.telemetry.on_event(ReplicaJoined(facts=replica_facts("m")))
         assert not body.telemetry._metrics._streams
 

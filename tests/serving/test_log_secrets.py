@@ -58,7 +58,7 @@ class Front:
     async def _app(self, _scope: object, receive: Any, send: Any) -> None:  # noqa: ANN401
         body = json.loads((await receive())["body"])
         if body["messages"] == "broken":
-            raise ValueError("a handler that does not say what it was given")
+            raise RuntimeError("a handler that does not say what it was given")
         exchange = current()
         request_id = body["id"]
         self._fleet.driver.on_request(
@@ -99,7 +99,7 @@ async def served_and_failed(fleet: Fleet) -> None:
     await front.ask("served")
     await front.ask("refused", OTHER_TOKEN)
     await front.ask("too large", messages=PROMPT * 1000)
-    with pytest.raises(ValueError, match="does not say"):
+    with pytest.raises(RuntimeError, match="does not say"):
         await front.ask("broken", messages="broken")
     stream = asyncio.create_task(front.ask("resumed", max_tokens=60))
     await fleet.clients.until(lambda: len(fleet.clients.tokens.get("resumed", ())) > 5)

@@ -11,7 +11,7 @@ things bound how often:
 The budget is there for failures that breed failures. One that has a cause outside of the request,
 and is over once the request has left, breeds none: its replica was lost, frozen or is known to ail
 while others are well, or a handoff failed and will not be tried for it again. Such a second try is
-*free*, so that the many streams of one lost replica are all carried over; and free again for whoever
+*free*, so that the many streams of one lost replica are all carried over; and free again for who
 has got further since, as a long stream may well outlive two replicas. A request that gets nowhere
 in between pays, so that one which kills its replicas is not carried from each to the next.
 What drains has not failed and costs nothing.
