@@ -244,6 +244,7 @@ def decoding(status: dict[str, object]) -> int:
     return sum(row["pool"] == "decode" and not row["draining"] for row in rows)
 
 
+@pytest.mark.thorough
 def test_a_pool_is_scaled_by_hand_for_a_while_and_a_new_controller_keeps_to_it(
     baton: Deployment,
 ) -> None:

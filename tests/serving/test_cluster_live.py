@@ -101,7 +101,9 @@ def cancelled(url: str) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("data_path", list(DataPath))
+@pytest.mark.parametrize(
+    "data_path", [DataPath.HAPROXY, pytest.param(DataPath.CLASSIC, marks=pytest.mark.thorough)]
+)
 def test_chunks_arrive_one_by_one_and_a_disconnect_is_seen_and_ctrl_c_leaves_nothing(
     data_path: DataPath,
 ) -> None:
@@ -127,6 +129,7 @@ def test_chunks_arrive_one_by_one_and_a_disconnect_is_seen_and_ctrl_c_leaves_not
         assert nothing_left(cluster)
 
 
+@pytest.mark.thorough
 def test_a_killed_holder_leaves_nothing_either() -> None:
     with up() as cluster:
         assert reaper.marked_processes(cluster.run_dir)
