@@ -92,13 +92,21 @@ class Route(StrEnum):
     """A group of HTTP routes that may be opened."""
 
     CHAT = "chat"
+    """OpenAI's chat completions."""
     COMPLETIONS = "completions"
+    """OpenAI's completions of a text."""
     MODELS = "models"
+    """Which models are served."""
     RESPONSES = "responses"
+    """OpenAI's responses, without a memory of earlier ones."""
     MESSAGES = "messages"
+    """Anthropic's messages, and how many tokens one has."""
     TOKENIZE = "tokenize"
+    """Text to token ids, and back."""
     HEALTH = "health"
+    """200 where a request could be served, else 503. Asks for no key."""
     METRICS = "metrics"
+    """An ingress' own metrics of vLLM's API server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +114,7 @@ class SimTimings:
     """How fast and how large a simulated engine is; what it shares with real ones is set there."""
 
     prefill_tokens_per_s: Annotated[float, Key("prefill_rate")] = _SIM.prefill_tokens_per_s
+    """Prompt tokens that one engine computes in a second."""
     prefill_step_s: float = _SIM.prefill_step_s
     """What a step that prefills anything costs besides."""
     prefill_token_token_s: float = _SIM.prefill_token_token_s
@@ -119,8 +128,11 @@ class SimTimings:
     decode_kv_relief_s: float = _SIM.decode_kv_relief_s
     """Times the square of that fraction, taken off again."""
     step_overhead_s: float = _SIM.step_overhead_s
+    """What every step costs, whatever it computes."""
     transfer_bytes_per_s: Annotated[float, Key("transfer_rate")] = _SIM.transfer_bytes_per_s
+    """Of KV blocks, over one network interface."""
     transfer_setup_s: float = _SIM.transfer_setup_s
+    """What every transfer costs, however little it moves."""
     share_bandwidth: bool = _SIM.share_bandwidth
     """Transfers at the same time share the network interfaces that they have in common."""
     host_bytes_per_s: Annotated[float, Key("host_rate")] = _SIM.host_bytes_per_s
@@ -128,11 +140,17 @@ class SimTimings:
     speed: Annotated[float, NotNegative] = _SIM.speed
     """Divides the duration of every step and transfer."""
     kv_blocks: Annotated[int, Positive] = _SIM.kv_blocks
+    """KV blocks that one engine has room for."""
     kv_block_bytes: Annotated[int, Key("kv_block_size"), Positive] = _SIM.kv_block_bytes
+    """What one of them takes on the way to another engine."""
     max_waiting_requests: Annotated[int, Positive] = _SIM.max_waiting_requests
+    """Requests that wait inside one engine; further ones fail."""
     vocab_size: Annotated[int, Positive] = _SIM.vocab_size
+    """Token ids that are made up are below it."""
     eos_probability: Annotated[float, Bounds(low=0, high=1)] = _SIM.eos_probability
+    """That an answer ends with the next token; 0: at its limit only."""
     eos_token_id: Annotated[int, NotNegative] = _SIM.eos_token_id
+    """The token that ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +168,18 @@ class EngineConfig:
     kind: EngineKind = EngineKind.VLLM
     dtype: Dtype = Dtype.AUTO
     block_size_tokens: Annotated[int | None, Key("block_size"), Positive] = None
+    """Tokens of one KV block. On a CPU, vLLM takes multiples of 32."""
     gpu_memory_utilization: Annotated[float | None, Bounds(low=0.01, high=1)] = None
+    """The share of each GPU that the engine may fill: weights, activations and KV blocks."""
     kv_cache_bytes: Annotated[int | None, Positive] = None
     """Memory for KV blocks of one worker, instead of a share of the GPU's or the machine's."""
     prefix_caching: bool = True
+    """Keep the KV blocks of prompts, so that the next one that begins alike computes less."""
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     max_num_seqs: Annotated[int | None, Positive] = None
+    """Requests that one engine runs at a time."""
     max_num_batched_tokens: Annotated[int | None, Positive] = None
+    """Tokens of one step: the larger, the sooner prompts are done and the longer streams wait."""
     extra: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
     """Raw vLLM engine arguments that have no key of their own here."""
     sim: SimTimings | None = None
@@ -174,6 +197,7 @@ class ModelConfig:
     source: str
     """A hub id, a path, or `tiny`: a small random model that is made on this machine."""
     revision: str | None = None
+    """A branch, tag or commit of the hub's; null takes the newest."""
     max_len_tokens: Annotated[int | None, Key("max_len"), Bounds(low=2)] = None
     """Prompt and output together; null takes what the model says."""
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -184,8 +208,11 @@ class ReplicaCounts:
     """How many replicas; `start` is `min` and `max` is `start` unless said."""
 
     min: Annotated[int, NotNegative] = 1
+    """Not even the autoscaler goes below it."""
     start: Annotated[int, NotNegative] = 1
+    """With which a deployment starts; as many as `min` unless said."""
     max: Annotated[int, Bounds(low=1, high=10_000)] = 1
+    """Not even the autoscaler goes above; as many as `start` unless said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,12 +220,15 @@ class Resources:
     """What one replica takes from the cluster, all its workers together."""
 
     cpus: Annotated[float, NotNegative] = 1.0
+    """CPU cores, as Ray counts them."""
     gpus: Annotated[int, NotNegative] = 0
+    """GPUs of one replica: as many as `parallel` makes workers."""
     accelerator: str | None = None
     """Ray's accelerator type, e.g. H100."""
     price_per_hour: Annotated[float | None, NotNegative] = None
     """$ for one GPU, or one worker without GPUs; null takes the accelerator's usual one."""
     memory_bytes: Annotated[int | None, Positive] = None
+    """Of the host's memory, as Ray counts it; null: none is set aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +236,9 @@ class Parallel:
     """How one engine is split over workers."""
 
     tp: Annotated[int, Workers] = 1
+    """Tensor parallelism: workers that share each layer."""
     pp: Annotated[int, Workers] = 1
+    """Pipeline parallelism: groups of workers with some layers each."""
 
     @property
     def workers(self) -> int:
@@ -230,7 +262,10 @@ class PoolConfig:
     """Replicas of one role and one shape; its name is its key."""
 
     model: str
+    """The name of its model; may be left out where there is one only."""
     role: Role
+    """What its replicas are meant to run. A hint: where one role is missing, the other does
+    both."""
     replicas: ReplicaCounts = field(default_factory=ReplicaCounts)
     resources: Resources = field(default_factory=Resources)
     parallel: Parallel = field(default_factory=Parallel)
@@ -254,6 +289,7 @@ class ProbeConfig:
     """How pairs of replicas are watched that hand KV blocks over."""
 
     interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = _PROBE.interval_s
+    """Between two looks at one pair."""
     deadline_s: Annotated[float, Wait] = _PROBE.deadline_s
     """For each step of a probe; a pair that does not answer in it is not used until it does."""
 
@@ -266,6 +302,7 @@ class TransferConfig:
     require_rdma: bool = False
     """Do not use a pair of replicas whose blocks go through the kernel's network stack."""
     deadline_s: Annotated[float, Wait] = _LIMITS.transfer_s
+    """For the blocks of one handoff; then `on_failure`."""
     on_failure: OnFailure = OnFailure.RECOMPUTE
     lease_s: Annotated[float, Bounds(low=1, high=86_400)] = _LIMITS.lease_s
     """How long a prefill replica keeps a finished prompt's blocks for a pull."""
@@ -282,7 +319,9 @@ class IngressCounts:
     """How many ingress replicas."""
 
     min: Annotated[int, Positive] = 1
+    """With which a deployment starts."""
     max: Annotated[int, Positive] = 1
+    """Ingresses are not scaled yet: `min` is what there is. As many unless said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,12 +336,15 @@ class ServerConfig:
     )
 
     host: str = "127.0.0.1"
+    """The address that clients reach. Others than this machine: keys and TLS first."""
     port: Annotated[int, Port] = 8000
+    """The port that clients reach."""
     frontend: Annotated[
         FrontendKind, NotYet({"rust": "vLLM's Rust frontend is not wired up, use 'python'"})
     ] = FrontendKind.PYTHON
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
+    """Which groups of routes are open; any other path is 404. See [the API](api.md)."""
     allow: AllowConfig = field(default_factory=AllowConfig)
 
 
@@ -311,6 +353,7 @@ class DeploymentConfig:
     """Everything that `baton up` needs to know."""
 
     version: Annotated[int, Bounds(low=1, high=1)]
+    """Of the format of this file."""
     models: Annotated[Mapping[str, ModelConfig], ModelName]
     pools: Annotated[Mapping[str, PoolConfig], PoolName]
     slo: SloConfig = field(default_factory=SloConfig)

@@ -40,7 +40,9 @@ class MetricsConfig:
     """Where Prometheus asks: the controller's endpoint, which also names every other target."""
 
     enabled: bool = True
+    """Whether metrics are counted and served at all."""
     host: str = "127.0.0.1"
+    """The address of the controller's endpoint."""
     port: Annotated[int, Bounds(low=0, high=65535)] = 9400
     """Of the controller's endpoint; 0: any that is free, see `baton status`."""
 
@@ -62,6 +64,7 @@ class ConsoleConfig:
     """The live page, on the port of the metrics."""
 
     enabled: bool = True
+    """Whether it is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,9 @@ class StepsDown:
     """How fast a pool may shrink."""
 
     cooldown_s: Annotated[float, _Pause] = _OPTIONS.down.cooldown_s
+    """Since the pool's last change."""
     max_step: Annotated[int, Positive] = _OPTIONS.down.max_step
+    """Replicas at a time."""
     headroom: Annotated[float, Bounds(low=0, high=0.9)] = _OPTIONS.down.headroom_fraction
     """What must be left free afterwards, so that the step need not be taken back."""
 
@@ -40,6 +42,7 @@ class AutoscalerConfig:
     policy: Annotated[str, Pluggable(ScalingRule)] = _OPTIONS.rule
     """A policy's name, or a function of your own that makes one."""
     interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = _OPTIONS.interval_s
+    """Between two decisions."""
     gpu_budget: Annotated[float | None, Bounds(low=1)] = _OPTIONS.gpu_budget
     """GPUs of all pools together; a replica without GPUs counts one for each of its workers."""
     up: StepsUp = field(default_factory=StepsUp)

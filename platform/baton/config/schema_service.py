@@ -63,6 +63,7 @@ class RateConfig:
     """How much may arrive, over the whole deployment; null for no limit."""
 
     requests_per_s: Annotated[float | None, Key("requests"), _Rate] = _RATE.requests_per_s
+    """Requests that may arrive."""
     tokens_per_s: Annotated[float | None, Key("tokens"), _Rate] = _RATE.tokens_per_s
     """Prompt and output tokens."""
     burst_s: Annotated[float, Bounds(low=0.1, high=86_400)] = _RATE.burst_s
@@ -101,6 +102,7 @@ class Timeouts:
     stall_s: Annotated[float, Wait] = _LIMITS.stall_s
     """Between two tokens, before another replica is tried."""
     total_s: Annotated[float, Wait] = _LIMITS.total_s
+    """From arrival to the last token."""
     resume_s: Annotated[float, Wait] = _LIMITS.resume_wait_s
     """How long a stream that lost its replica waits for another."""
     drain_s: Annotated[float, Wait] = _LIMITS.drain_patience_s
@@ -120,8 +122,11 @@ class AdmissionConfig:
     max_queue: Annotated[int, Positive] = _LIMITS.max_queued
     """Requests that wait for a replica."""
     max_queue_wait_s: Annotated[float, Wait] = _LIMITS.queue_wait_s
+    """For a replica; who waits longer gets 503."""
     max_body_bytes: Annotated[int, Bounds(low=1024)] = 4 * 1024 * 1024
+    """Of one request; larger ones get 413."""
     max_prompt_tokens: Annotated[int | None, Positive] = None
+    """Of one prompt; longer ones get 400. Null for as many as the context holds."""
     max_n: Annotated[int | None, Positive] = 128
     """Answers to one request, and prompts in one batch; null leaves it to vLLM, which gives up to
     16,384. Source: OpenAI's API takes as many."""
