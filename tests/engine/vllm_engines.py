@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import warnings
 from dataclasses import replace
@@ -49,14 +51,20 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
+_PORTS = iter(range(15_000 + os.getpid() % 500 * 32, 32_000))
+"""Below those that Linux gives to outgoing connections; each is given out once."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port that nobody has, and that no outgoing connection will have before an engine binds it.
+
+    A vLLM engine whose side channel finds its port taken waits for it for ever.
+    """
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise RuntimeError("no port below the ephemeral ones is free")
 
 
 def tiny_model(folder: Path) -> Path:
