@@ -8,8 +8,8 @@ As Ray's own `cluster_utils` has it; its command refuses where a cluster keeps t
 
 from __future__ import annotations
 
+import argparse
 import signal
-import sys
 import threading
 
 import psutil
@@ -18,7 +18,7 @@ _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _POLL_S = 0.2
 
 
-def main(address: str, cpus: str) -> None:
+def main(order: argparse.Namespace) -> None:
     """Be a node until told to end."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -26,10 +26,12 @@ def main(address: str, cpus: str) -> None:
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
     params = RayParams(
-        gcs_address=address,
-        node_ip_address="127.0.0.1",
-        num_cpus=int(cpus),
+        gcs_address=order.address,
+        node_ip_address=order.ip,
+        num_cpus=order.cpus,
         num_gpus=0,
+        labels=dict(one.split("=", 1) for one in order.label),
+        temp_dir=order.temp_dir,
         object_store_memory=_OBJECT_STORE_BYTES,
         min_worker_port=0,
         max_worker_port=0,
@@ -45,5 +47,15 @@ def main(address: str, cpus: str) -> None:
     node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
+def _order() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("cpus", type=int)
+    parser.add_argument("--ip", default="127.0.0.1")
+    parser.add_argument("--label", action="append", default=[], help="name=value")
+    parser.add_argument("--temp-dir")
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(_order())

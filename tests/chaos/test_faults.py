@@ -128,7 +128,7 @@ def test_a_lossy_network_loses_packets_and_leaves_nothing_behind() -> None:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
                 for _ in range(100):
                     sender.sendto(b"anybody?", (network.inner, 9))
-            assert 10 < network.dropped() < 90
+            assert 10 < network.heal() < 90
     except NotPossibleError as why:
         pytest.skip(str(why))
     assert set(psutil.net_if_addrs()) == before
