@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.config import DeploymentConfig, LoadedConfig, load_config, render, schema
-from baton.config.fields import Anything, Environment, Field, Named, Nested, fields_of
+from baton.config.fields import Anything, Environment, Field, Labels, Named, Nested, fields_of
 from baton.config.leaves import (
     Choice,
     Condition,
@@ -22,6 +22,7 @@ from baton.config.leaves import (
     Pluggable,
     Quantity,
     Real,
+    Selector,
     Several,
     Text,
     Whole,
@@ -33,6 +34,7 @@ from baton.config.schema import (
     ModelConfig,
     OffloadConfig,
     Parallel,
+    Placement,
     PoolConfig,
     ReplicaCounts,
     Resources,
@@ -42,6 +44,7 @@ from baton.config.schema import (
     TransferConfig,
 )
 from baton.config.schema_allow import AllowConfig
+from baton.config.schema_cluster import ClusterConfig
 from baton.config.schema_observability import MetricsConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
@@ -91,6 +94,7 @@ RAW = st.recursive(
     max_leaves=6,
 )
 COMPARISONS = st.sampled_from([">", ">=", "<", "<="])
+SELECTORS = st.sampled_from(["a", "!h100", "in(a, b)", "!in(a)"])
 NAMES = st.from_regex(r"x(_?[a-z0-9]){0,6}", fullmatch=True)
 
 
@@ -114,10 +118,12 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (AllowConfig, "media_domains"): st.none() | st.just(["media.example", "10.1.2.3"]),
     (MetricsConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "localhost"]),
     (MetricsConfig, "port"): st.integers(10_001, 19_999),
-    (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fe80::1"]),
+    (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fe80::1", "10.1.0.0/16"]),
+    (ClusterConfig, "node_address"): st.sampled_from(["127.0.0.1", "10.1.2.3", "fe80::1"]),
     (SideChannel, "port_base"): st.integers(20_000, 40_000),
     (Parallel, "tp"): st.integers(1, 16),
     (Parallel, "pp"): st.integers(1, 16),
+    (Placement, "max_per_node"): st.none(),
     (Resources, "gpus"): st.just(0),
     (Resources, "accelerator"): st.none(),
     (EngineConfig, "kind"): st.just("vllm"),
@@ -170,14 +176,22 @@ def values(of: type, field: Field) -> st.SearchStrategy[object]:
             name = "m.1" if nested is ModelConfig else "a-1"
             one = st.fixed_dictionaries({name: sections(nested)})
             return one if field.required else st.just({}) | one
+        case (Anything() | Environment() | Labels()) as free:
+            return free_values(free)
+        case leaf:
+            some = leaf_values(leaf)
+            return st.none() | some if field.optional else some
+
+
+def free_values(mapping: Anything | Environment | Labels) -> st.SearchStrategy[object]:
+    match mapping:
         case Anything():
             return st.dictionaries(NAMES, RAW, max_size=3)
         case Environment():
             secrets = st.fixed_dictionaries({"env": TEXT}) | st.fixed_dictionaries({"file": TEXT})
             return st.dictionaries(NAMES, TEXT | secrets, max_size=3)
-        case leaf:
-            some = leaf_values(leaf)
-            return st.none() | some if field.optional else some
+        case Labels():
+            return st.dictionaries(st.sampled_from(["a", "ray.io/b"]), SELECTORS, max_size=2)
 
 
 def leaf_values(leaf: Leaf) -> st.SearchStrategy[object]:
@@ -199,7 +213,7 @@ def leaf_values(leaf: Leaf) -> st.SearchStrategy[object]:
             )
         case Text() | Flag():
             return TEXT if isinstance(leaf, Text) else st.booleans()
-        case Pluggable() | Several():
+        case Pluggable() | Several() | Selector():
             raise AssertionError("said above: other keys depend on it")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.config import DeploymentConfig
 from baton.config.diff import _CLASSES, Change, Reload, _matches, changes_layout, diff, reload_class
-from baton.config.fields import Anything, Environment, Named, Nested, fields_of
+from baton.config.fields import Anything, Environment, Labels, Named, Nested, fields_of
 from baton.config.render import plain
 from baton.config.tree import Path, format_path
 from tests.config.conftest import LEAST, Load
@@ -27,7 +27,7 @@ def schema_paths(of: type, at: Path = ()) -> Iterator[Path]:
                 yield from schema_paths(inner, (*at, key))
             case Named(inner):
                 yield from schema_paths(inner, (*at, key, "x"))
-            case Anything() | Environment():
+            case Anything() | Environment() | Labels():
                 yield (*at, key, "x")
             case _:
                 yield (*at, key)

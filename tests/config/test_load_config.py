@@ -412,7 +412,7 @@ def test_a_secret_is_looked_up_only_when_an_engine_starts(load: Load) -> None:
     config = load(text).config
     assert "hunter2" not in render(config)
     with pytest.raises(ConfigInvalid) as error:
-        engine_env(config.transfer, {})
+        engine_env(config, "main", {})
     assert [finding.split(":")[0] for finding in error.value.findings] == [
         "transfer.env.A_KEY",
         "transfer.env.B_KEY",
@@ -421,7 +421,7 @@ def test_a_secret_is_looked_up_only_when_an_engine_starts(load: Load) -> None:
 
 def test_secrets_are_found_in_the_environment_and_in_files(load: Load) -> None:
     text = with_key("transfer", "{env: {A_KEY: {env: MINE}, B_KEY: {file: x0.yaml}, C: d}}")
-    found = engine_env(load(text).config.transfer, {"MINE": "hunter2"})
+    found = engine_env(load(text).config, "main", {"MINE": "hunter2"})
     assert found == {"A_KEY": "hunter2", "B_KEY": text.strip(), "C": "d"}
 
 
@@ -538,7 +538,7 @@ def model(rest: str, base: str = LEAST) -> str:
         (
             with_key("transfer", "{side_channel: {bind: '::'}}"),
             "'::'",
-            "transfer.side_channel.bind: got '::', wanted 'private' or one IP address",
+            "transfer.side_channel.bind: got '::', wanted 'private', one IP address o",
         ),
         (
             with_key("transfer", "{deadline: 5s, lease: 4s}"),

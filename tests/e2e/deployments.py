@@ -41,6 +41,8 @@ class Deployment:
     options: tuple[str, ...] = ()
     """Of the command line that say by which configuration it was started."""
     model: str = "tiny"
+    inside: tuple[str, ...] = ()
+    """What to put before a command so that it runs on the deployment's node."""
 
     def ask(self, *command: str, within_s: float = 60) -> dict[str, Any]:
         """What a command of `baton` answers in JSON."""
@@ -50,7 +52,7 @@ class Deployment:
         return answer
 
     def _answer(self, *command: str, within_s: float = 60) -> subprocess.CompletedProcess[bytes]:
-        command = (*_BATON, *command, "-o", "json")
+        command = (*self.inside, *_BATON, *command, "-o", "json")
         return subprocess.run(command, capture_output=True, timeout=within_s, check=False)
 
     def fails(self, *command: str) -> str:

@@ -16,9 +16,9 @@ from baton.serving.data_path import (
     choose_data_path,
     find_haproxy,
     is_loopback,
-    local_ray_environment,
     pick_front_ports,
     port_is_free,
+    ray_environment,
     serve_environment,
 )
 
@@ -134,6 +134,6 @@ def test_loopback_addresses_are_told_from_others(address: str, expected: bool) -
 
 def test_a_local_ray_is_authenticated_and_named_by_its_token_file() -> None:
     path = Path("/run/baton-x/token")
-    environment = local_ray_environment(path)
+    environment = ray_environment(path)
     assert environment["RAY_AUTH_MODE"] == "token"
     assert environment["RAY_AUTH_TOKEN_PATH"] == str(path)

@@ -6,6 +6,7 @@ import ipaddress
 import re
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
@@ -13,6 +14,14 @@ def ip_address(text: str) -> IpAddress | None:
     """An IP address; None for anything else."""
     try:
         return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def ip_network(text: str) -> IpNetwork | None:
+    """A network as `10.1.0.0/16`; None for anything else, a single address among it."""
+    try:
+        return ipaddress.ip_network(text) if "/" in text else None
     except ValueError:
         return None
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
 from baton.config.fields import (
     Anything,
     Environment,
     Field,
+    Labels,
     Named,
     Names,
     Nested,
@@ -24,7 +25,7 @@ from baton.config.fields import (
     fields_of,
     not_yet_of,
 )
-from baton.config.leaves import Choice, Leaf, Several, did_you_mean, hint
+from baton.config.leaves import Choice, Leaf, Selector, Several, did_you_mean, hint
 from baton.config.tree import (
     DefaultOrigin,
     Entry,
@@ -127,10 +128,8 @@ class Builder:
                 return self._section(schema, entry, path)
             case Named() as named:
                 return self._named(named, (entry, path), may_be_empty=not field.required)
-            case Anything(names):
-                return self._anything(names, entry, path)
-            case Environment(names):
-                return self._environment(names, entry, path)
+            case (Anything() | Environment() | Labels()) as mapping:
+                return self._free(mapping, entry, path)
             case leaf:
                 self.origins[path] = entry.node.origin
                 return self._leaf(leaf, entry.node, path)
@@ -154,8 +153,20 @@ class Builder:
                 what = f"got the name {key[:60]!r}, wanted {names.meaning}"
                 self.findings.append(Finding(value.origin, path, what))
 
-    def _anything(self, names: Names, entry: Entry, path: Path) -> dict[str, object]:
-        self._check_names(names, entry, path)
+    def _free(
+        self, mapping: Anything | Environment | Labels, entry: Entry, path: Path
+    ) -> Mapping[str, object]:
+        """A mapping whose keys the user chooses, to something else than sections."""
+        self._check_names(mapping.names, entry, path)
+        match mapping:
+            case Anything():
+                return self._anything(entry, path)
+            case Environment():
+                return self._environment(entry, path)
+            case Labels():
+                return self._labels(entry, path)
+
+    def _anything(self, entry: Entry, path: Path) -> dict[str, object]:
         return {
             key: self._raw(value.node, (*path, key))
             for key, value in self._mapping(entry, path).entries.items()
@@ -178,8 +189,17 @@ class Builder:
                     self.findings.append(Finding(origin, path, what))
                 return value
 
-    def _environment(self, names: Names, entry: Entry, path: Path) -> dict[str, str | SecretRef]:
-        self._check_names(names, entry, path)
+    def _labels(self, entry: Entry, path: Path) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, value in self._mapping(entry, path).entries.items():
+            self.origins[(*path, key)] = value.node.origin
+            try:
+                found[key] = self._leaf(Selector(), value.node, (*path, key))
+            except _Wrong:  # it is among the findings; the others may be wrong as well
+                continue
+        return found
+
+    def _environment(self, entry: Entry, path: Path) -> dict[str, str | SecretRef]:
         return {
             key: self._variable(value, (*path, key))
             for key, value in self._mapping(entry, path).entries.items()
@@ -222,7 +242,7 @@ _SECRET = "looks like a secret and is given as a literal"  # noqa: S105 - a mess
 
 
 def _wanted(field: Field) -> str:
-    if isinstance(field.kind, Nested | Named | Anything | Environment):
+    if isinstance(field.kind, Nested | Named | Anything | Environment | Labels):
         return "a mapping"
     return field.kind.wanted()
 

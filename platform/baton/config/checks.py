@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from baton.config.addresses import ip_address, is_host
+from baton.config.addresses import ip_address, ip_network, is_any, is_host
 from baton.config.build import Builder
 from baton.config.checks_observability import check_observability
 from baton.config.checks_security import check_security
@@ -25,6 +25,7 @@ from baton.config.schema import (
     TransferConfig,
 )
 from baton.config.schema_allow import AllowConfig
+from baton.config.schema_cluster import ClusterConfig
 from baton.config.schema_routing import Policy, RouterConfig
 from baton.config.schema_service import AdmissionConfig, Timeouts
 from baton.config.seen import Seen
@@ -46,6 +47,7 @@ _OWN_KEYS: Mapping[str, str] = {
     "max_num_batched_tokens": "engine.max_num_batched_tokens",
     "tensor_parallel_size": "parallel.tp of the pool",
     "pipeline_parallel_size": "parallel.pp of the pool",
+    "enable_expert_parallel": "parallel.ep of the pool",
     "data_parallel_size": "replicas of the pool",
     "kv_transfer_config": "transfer",
     "kv_events_config": "router.index",
@@ -113,7 +115,9 @@ def _pool(seen: Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
     if pool.resources.accelerator is not None and not pool.resources.gpus:
         what = f"got {pool.resources.accelerator!r} without GPUs, wanted gpus: {workers}"
         yield seen.wrong((*path, "resources", "accelerator"), what)
-
+    if pool.placement.max_per_node is not None and workers > 1:
+        what = f"not possible with {workers} workers: Ray places their group, remove it"
+        yield seen.wrong((*path, "placement", "max_per_node"), what)
     yield from _offload(seen, path, pool)
 
 
@@ -248,11 +252,19 @@ def _endpoint(seen: Seen) -> Iterator[Finding]:
     if side_channel is not None and side_channel.bind != "private":
         bind = side_channel.bind
         address = ip_address(bind)
-        if address is None or address.is_unspecified or address.is_multicast:
+        bad = address is None or address.is_unspecified or address.is_multicast
+        if bad and ip_network(bind) is None:
             what = (
-                f"got {bind!r}, wanted 'private' or one IP address: the side channel has no guard"
+                f"got {bind!r}, wanted 'private', one IP address or a network as '10.1.0.0/16':"
+                " the side channel has no guard"
             )
             yield seen.wrong(("transfer", "side_channel", "bind"), what)
+    cluster = seen.get(ClusterConfig, "cluster")
+    if cluster is not None:
+        node = cluster.node_address
+        if ip_address(node) is None or is_any(node):
+            what = f"got {node!r}, wanted one IP address of this machine"
+            yield seen.wrong(("cluster", "node_address"), what)
 
 
 def _ports(seen: Seen) -> Iterator[Finding]:

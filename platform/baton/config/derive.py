@@ -288,20 +288,24 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
     )
 
 
-def engine_env(transfer: TransferConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of an engine process, secrets looked up on this machine.
+def engine_env(config: DeploymentConfig, pool: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a pool's engine processes, secrets looked up on this machine.
 
     Raises:
         ConfigInvalid: a variable or file that a secret is referred to is not there.
     """
     findings: list[str] = []
     found: dict[str, str] = {}
-    for name, value in transfer.env.items():
-        try:
-            found[name] = value if isinstance(value, str) else _look_up(value, environ)
-        except (OSError, LookupError, ValueError) as error:
-            what = f"{type(error).__name__}: {error}, wanted it on the machine of the engine"
-            findings.append(f"transfer.env.{name}: {what}")
+    for section, env in (
+        ("transfer", config.transfer.env),
+        (f"pools.{pool}", config.pools[pool].env),
+    ):
+        for name, value in env.items():
+            try:
+                found[name] = value if isinstance(value, str) else _look_up(value, environ)
+            except (OSError, LookupError, ValueError) as error:
+                what = f"{type(error).__name__}: {error}, wanted it on the machine of the engine"
+                findings.append(f"{section}.env.{name}: {what}")
     if findings:
         raise ConfigInvalid(tuple(findings))
     return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.config.fields import Anything, Environment, Field, Named, Nested, fields_of
+from baton.config.fields import Anything, Environment, Field, Labels, Named, Nested, fields_of
 from baton.config.render import flow, plain_value
 from baton.config.schema import DeploymentConfig
 from baton.config.tree import Path, format_path, is_secret_name
@@ -42,7 +42,8 @@ _CLASSES: tuple[tuple[str, Reload], ...] = (
     ("pools.*.resources.price_per_hour", Reload.LIVE),
     ("pools.*.resources.*", Reload.ROLLING),
     ("pools.*.parallel.*", Reload.ROLLING),
-    ("pools.*.placement.*", Reload.ROLLING),
+    ("pools.*.placement.**", Reload.ROLLING),
+    ("pools.*.env.*", Reload.ROLLING),
     ("pools.*.engine.kind", Reload.RESTART),
     ("pools.*.engine.**", Reload.ROLLING),
     ("pools.*.model", Reload.RESTART),
@@ -56,6 +57,7 @@ _CLASSES: tuple[tuple[str, Reload], ...] = (
     # Both ends of a handoff must agree about it, at any time.
     ("transfer.**", Reload.RESTART),
     ("server.**", Reload.RESTART),
+    ("cluster.**", Reload.RESTART),
     ("observability.**", Reload.RESTART),
     # The front reads it when it starts.
     ("security.**", Reload.RESTART),
@@ -156,7 +158,7 @@ def _of_field(field: Field, value: object, path: Path) -> Iterator[tuple[Path, s
         case Named(), Mapping():
             for name, section in value.items():
                 yield from _leaves(section, (*path, name))
-        case ((Anything() | Environment()), Mapping()):
+        case ((Anything() | Environment() | Labels()), Mapping()):
             written = plain_value(field, value)
             assert isinstance(written, Mapping), "mappings are written as mappings"
             for name, one in written.items():

@@ -94,7 +94,14 @@ class Environment:
     names: Names
 
 
-Kind = Leaf | Nested | Named | Anything | Environment
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What the labels of a node must be, by the label's name."""
+
+    names: Names
+
+
+Kind = Leaf | Nested | Named | Anything | Environment | Labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +204,7 @@ def _mapping(hint: object, names: Names) -> Kind:
         return Anything(names)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return Named(hint, names)
-    return Environment(names)
+    return Labels(names) if hint is str else Environment(names)
 
 
 def _choice(hint: object, markers: tuple[object, ...]) -> Choice:

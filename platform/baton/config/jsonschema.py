@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton.config.fields import Anything, Environment, Field, Named, Nested, fields_of
-from baton.config.leaves import Json
+from baton.config.fields import Anything, Environment, Field, Labels, Named, Nested, fields_of
+from baton.config.leaves import Json, Selector
 from baton.config.schema import DeploymentConfig, ModelConfig
 
 
@@ -59,6 +59,9 @@ def _value(field: Field) -> Json:
             secrets = [{"required": [key], "type": "object"} for key in ("env", "file")]
             value = {"type": "object", "propertyNames": {"pattern": f"^(?:{names.pattern})$"}}
             value |= {"additionalProperties": {"anyOf": [text, *secrets]}}
+        case Labels(names):
+            value = {"type": "object", "propertyNames": {"pattern": f"^(?:{names.pattern})$"}}
+            value |= {"additionalProperties": Selector().json_schema()}
         case leaf:
             value = leaf.json_schema()
             return {"anyOf": [value, {"type": "null"}]} if field.optional else value

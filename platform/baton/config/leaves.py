@@ -71,6 +71,32 @@ class Text:
         return {"type": "string", "minLength": 1}
 
 
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_SELECTOR = re.compile(rf"!?{_LABEL}|!?in\({_LABEL}(?:, ?{_LABEL})*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """What a node's label must be, as Ray reads it: `a`, `!a`, `in(a, b)`, `!in(a, b)`."""
+
+    def read(self, node: Node) -> str | None:
+        """The selector; None when the node is something else."""
+        text = node.value if isinstance(node, Scalar) else None
+        return text if isinstance(text, str) and _SELECTOR.fullmatch(text) else None
+
+    def write(self, value: object) -> object:
+        """The selector itself."""
+        return value
+
+    def wanted(self) -> str:
+        """For error messages."""
+        return "what a label must be: 'a', '!a', 'in(a, b)' or '!in(a, b)'"
+
+    def json_schema(self) -> Json:
+        """For editors."""
+        return {"type": "string", "pattern": f"^(?:{_SELECTOR.pattern})$"}
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """True or false."""
@@ -286,7 +312,7 @@ class Several:
         return {"type": "array", "items": items, "minItems": 1, "uniqueItems": True}
 
 
-Leaf = Text | Flag | Whole | Real | Quantity | Choice | Pluggable | Condition | Several
+Leaf = Text | Selector | Flag | Whole | Real | Quantity | Choice | Pluggable | Condition | Several
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:

@@ -6,7 +6,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from baton.config.fields import Anything, Environment, Field, Named, Nested, SecretRef, fields_of
+from baton.config.fields import (
+    Anything,
+    Environment,
+    Field,
+    Labels,
+    Named,
+    Nested,
+    SecretRef,
+    fields_of,
+)
 from baton.config.read import resolve
 from baton.config.schema import DeploymentConfig
 from baton.config.tree import Path, format_path, is_secret_name
@@ -76,7 +85,7 @@ def plain_value(field: Field, value: object) -> object:
             return {name: plain(section) for name, section in value.items()}
         case Environment(), Mapping():
             return {name: _variable(text) for name, text in value.items()}
-        case ((Anything() | Nested() | Named() | Environment()), _):
+        case ((Anything() | Nested() | Named() | Environment() | Labels()), _):
             return value
         case leaf, _:
             return leaf.write(value)

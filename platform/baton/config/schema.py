@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 
 from baton.config.bounds import (
     ArgumentName,
+    LabelName,
     ModelName,
     NotNegative,
     PoolName,
@@ -27,6 +28,7 @@ from baton.config.bounds import (
 from baton.config.fields import Key, NotYet, SecretRef
 from baton.config.leaves import Bounds
 from baton.config.schema_allow import AllowConfig
+from baton.config.schema_cluster import ClusterConfig
 from baton.config.schema_observability import ObservabilityConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
@@ -239,6 +241,8 @@ class Parallel:
     """Tensor parallelism: workers that share each layer."""
     pp: Annotated[int, Workers] = 1
     """Pipeline parallelism: groups of workers with some layers each."""
+    ep: bool = False
+    """Whole experts on each worker, instead of a slice of all of them (mixture of experts only)."""
 
     @property
     def workers(self) -> int:
@@ -248,13 +252,14 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a replica's workers go."""
-
-    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"labels": "replicas cannot be tied to node labels, use resources.accelerator"}
-    )
+    """Where a pool's replicas, and the workers of each, go."""
 
     strategy: PlacementStrategy = PlacementStrategy.PACK
+    """Of the workers of one replica; replicas of a pool are spread over nodes by Ray Serve."""
+    max_per_node: Annotated[int | None, Positive] = None
+    """Replicas of this pool on one node, of those with a single worker; null for no limit."""
+    labels: Annotated[Mapping[str, str], LabelName] = field(default_factory=dict)
+    """What the labels of every node that it runs on must be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +277,8 @@ class PoolConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     """The model's options with this pool's on top: nothing else needs to be looked up."""
     placement: Placement = field(default_factory=Placement)
+    env: Annotated[Mapping[str, str | SecretRef], VariableName] = field(default_factory=dict)
+    """Environment variables of this pool's engine processes, on top of `transfer.env`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +286,8 @@ class SideChannel:
     """Where engines meet before they move KV blocks."""
 
     bind: str = "private"
-    """An IP address, or `private`: the address under which the node is known to the cluster."""
+    """An IP address; a network as `10.1.0.0/16`: each node's own address in it; or `private`: the
+    address under which the node is known to the cluster."""
     port_base: Annotated[int, Port] = 20000
     """Engines count their ports up from here."""
 
@@ -365,6 +373,7 @@ class DeploymentConfig:
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from baton.config.schema import DeploymentConfig, PoolConfig
 from baton.serving.built import Build, Builds, fresh_builds
 from baton.serving.controller import Controller
+from baton.serving.data_path import is_loopback
 from baton.serving.ingress import Ingress
 from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.replica import EngineReplica
@@ -31,6 +32,8 @@ _STUCK_S = 10.0
 _INGRESS_REQUESTS = 4096
 _SURGE_PERCENT = 1
 """Of a pool, rounded up: one more replica at a time up to a hundred, each of which costs a GPU."""
+_HEAD = "node:__internal_head__"
+"""Ray's own resource of the node that has the control store."""
 _SMALL = 0.01
 """Logical CPUs of actors that do little; on a small machine a whole one would be missed."""
 
@@ -72,7 +75,7 @@ def build_app(
         options = pool_options(build.config, name) | patience | own
         pools.append(deployed(EngineReplica, options, build, surge=surge).bind(build.config, name))
     of_controller, of_ingress = builds[CONTROLLER], builds[INGRESS]
-    controller = deployed(Controller, controller_options(), of_controller)
+    controller = deployed(Controller, controller_options(of_controller.config), of_controller)
     ingress = deployed(serve.ingress()(Ingress), ingress_options(of_ingress.config), of_ingress)
     # The handles are not used; passing them makes all deployments parts of one application.
     bound = controller.bind(of_controller.config)
@@ -96,17 +99,27 @@ def ingress_options(config: DeploymentConfig) -> Options:
         "max_ongoing_requests": _INGRESS_REQUESTS,
         "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _MARGIN_S,
         "max_constructor_retry_count": _STARTS,
-        "ray_actor_options": {"num_cpus": _SMALL},
+        "ray_actor_options": {"num_cpus": _SMALL} | _on_head(config),
     }
 
 
-def controller_options() -> Options:
+def controller_options(config: DeploymentConfig) -> Options:
     """Serve's options for the controller."""
     return {
         "name": CONTROLLER,
         "num_replicas": 1,
-        "ray_actor_options": {"num_cpus": _SMALL},
+        "ray_actor_options": {"num_cpus": _SMALL} | _on_head(config),
     }
+
+
+def _on_head(config: DeploymentConfig) -> Options:
+    """Stay on the node that started the cluster, where clients and operators look for it.
+
+    There HAProxy is the only one who reaches an ingress.
+    """
+    if is_loopback(f"{config.cluster.node_address}:0"):
+        return {}  # one node, or a cluster that somebody else has laid out
+    return {"resources": {_HEAD: 0.001}}
 
 
 def pool_options(config: DeploymentConfig, name: str) -> Options:
@@ -123,6 +136,8 @@ def pool_options(config: DeploymentConfig, name: str) -> Options:
     }
     if pool.parallel.workers > 1:
         return options | _spread_over_workers(pool)
+    if pool.placement.max_per_node is not None:
+        options["max_replicas_per_node"] = pool.placement.max_per_node
     return options | {"ray_actor_options": _actor(pool)}
 
 
@@ -136,6 +151,8 @@ def _actor(pool: PoolConfig) -> Options:
         actor["accelerator_type"] = resources.accelerator
     if resources.memory_bytes:
         actor["memory"] = resources.memory_bytes
+    if pool.placement.labels:
+        actor["label_selector"] = dict(pool.placement.labels)
     return actor
 
 
@@ -150,8 +167,11 @@ def _spread_over_workers(pool: PoolConfig) -> Options:
     if resources.accelerator:
         # Ray's own resource of nodes with this accelerator; a sliver of it ties a bundle to one.
         bundle[f"accelerator_type:{resources.accelerator}"] = 0.001
-    return {
+    group: Options = {
         "ray_actor_options": {"num_cpus": 0},
         "placement_group_bundles": [dict(bundle) for _ in range(workers)],
         "placement_group_strategy": str(pool.placement.strategy).upper(),
     }
+    if pool.placement.labels:  # one stands for all bundles
+        group["placement_group_bundle_label_selector"] = [dict(pool.placement.labels)]
+    return group

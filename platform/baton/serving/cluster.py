@@ -45,9 +45,9 @@ from baton.serving.data_path import (
     FrontSettings,
     choose_data_path,
     is_loopback,
-    local_ray_environment,
     pick_front_ports,
     port_is_free,
+    ray_environment,
     serve_environment,
 )
 from baton.serving.front_guard import guard_front, unguard_front
@@ -68,6 +68,8 @@ class ClusterSettings:
 
     http_host: str
     http_port: int
+    node_address: str = _LOOPBACK
+    """Where other nodes reach this one; loopback keeps Ray to this machine."""
     cpus: float | None = None
     """Logical CPUs that replicas can ask for; None: as many as the machine has cores."""
     gpus: float | None = None
@@ -183,7 +185,7 @@ class LocalCluster:
         token_file.write_text(secrets.token_hex(32))
         os.environ.update(
             serve_environment(front)
-            | local_ray_environment(token_file)
+            | ray_environment(token_file, loopback=is_loopback(self._settings.node_address))
             | guard_front(os.environ, front, host=self._settings.http_host, tls=self._settings.tls)
             | dict(self._settings.environment)
         )
@@ -243,8 +245,8 @@ def attach(
         ClusterFailed: nothing answers there, or it refuses the token.
     """
     if token_file is not None:
-        os.environ.update(local_ray_environment(Path(token_file)))
-    if not is_loopback(address):
+        os.environ.update(ray_environment(Path(token_file), loopback=is_loopback(address)))
+    elif not is_loopback(address):
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
     import ray
 
@@ -311,7 +313,7 @@ def _exit_on_signal(number: int, _frame: object) -> None:
 def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
     import ray
 
-    _reread_environment(loopback=True)
+    _reread_environment(loopback=is_loopback(settings.node_address))
     ray.init(
         address="local",
         num_cpus=settings.cpus,
@@ -322,7 +324,7 @@ def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
         log_to_driver=False,
         logging_level=logging.WARNING,
         _temp_dir=str(_rays_folder(run_dir)),
-        _node_ip_address=_LOOPBACK,
+        _node_ip_address=settings.node_address,
     )
     context = ray.get_runtime_context()
     return cast("str", context.gcs_address), cast("str", context.get_session_name())

@@ -192,11 +192,11 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
     return environment
 
 
-def local_ray_environment(token_file: Path) -> dict[str, str]:
-    """Variables for a Ray that keeps to this machine."""
-    return {
-        # Ray's own switch (it is the default on macOS): every process listens on loopback only.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+def ray_environment(token_file: Path, *, loopback: bool = True) -> dict[str, str]:
+    """Variables for a Ray that keeps to this machine, or that other nodes may join."""
+    # Ray's own switch (it is off on macOS): without it every process listens on loopback only.
+    alone = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if loopback else "1"}
+    return alone | {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",

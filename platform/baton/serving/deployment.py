@@ -24,7 +24,7 @@ from baton.serving.front import front_is_direct, own_client
 from baton.serving.live_config import BUILT, forget_all, save
 from baton.serving.names import APP, CONTROLLER, INGRESS
 from baton.serving.packing import unpacked
-from baton.serving.preflight import check_cluster
+from baton.serving.preflight import await_nodes, check_cluster
 from baton.serving.serve_control import NONE_READY
 
 _POLL_S = 0.5
@@ -117,6 +117,7 @@ class LocalDeployment:
         """
         until_s = time.monotonic() + timeout_s
         self._cluster.start()
+        await_nodes(self._config, until_s=until_s, tell=self._progress)
         check_cluster(self._config, warn=self._progress)
         forget_all()
         save(BUILT, encoded(first_built(self._config)))
@@ -196,6 +197,7 @@ def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
     return ClusterSettings(
         http_host=config.server.host,
         http_port=config.server.port,
+        node_address=config.cluster.node_address,
         cpus=_logical_cpus(config),
         longest_stream_s=config.admission.timeouts.total_s,
         tls=config.security.tls,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import psutil
 from prometheus_client import CollectorRegistry
 
+from baton.config.addresses import ip_network
 from baton.config.derive import engine_env, sim_settings, wants_cache_events
 from baton.config.schema import DeploymentConfig, EngineConfig, EngineKind, ModelConfig, OnFailure
+from baton.domain.errors import EngineStartFailed
 from baton.engine.kept_handlers import kept_handlers
 from baton.runtime.ports import Engine
 
@@ -64,6 +69,35 @@ def build_engine(
             return _vllm_engine(config, site, series)
 
 
+def side_channel_host(bind: str, node: str) -> str:
+    """The address of this node at which other engines reach its side channels.
+
+    Args:
+        bind: as in `transfer.side_channel.bind`.
+        node: the address under which the cluster knows this node.
+
+    Raises:
+        EngineStartFailed: a network is wanted in which this node has no address, or several.
+    """
+    network = ip_network(bind)
+    if network is None:
+        return node if bind == "private" else bind
+    found = sorted(one for one in own_addresses() if ipaddress.ip_address(one) in network)
+    if len(found) != 1:
+        raise EngineStartFailed(
+            f"node {node} has {', '.join(found) or 'no address'} in {bind}, wanted exactly one",
+            "set transfer.side_channel.bind to a network in which every node has one address",
+        )
+    return found[0]
+
+
+def own_addresses() -> frozenset[str]:
+    """Every IP address of this machine."""
+    kinds = {socket.AF_INET, socket.AF_INET6}
+    rows = [row for rows in psutil.net_if_addrs().values() for row in rows if row.family in kinds]
+    return frozenset(row.address.partition("%")[0] for row in rows)
+
+
 def devices(config: DeploymentConfig, pool: str) -> float:
     """GPUs that one replica of a pool takes; a replica on CPUs counts as one."""
     return float(config.pools[pool].resources.gpus or 1)
@@ -74,8 +108,9 @@ def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
 
     pool = config.pools[site.pool]
     settings = sim_settings(pool.engine, config.models[pool.model], config.transfer)
+    host = side_channel_host(config.transfer.side_channel.bind, site.host)
     return SimEngine(
-        replace(settings, side_channel_host=site.host),
+        replace(settings, side_channel_host=host),
         replica_id=site.replica_id,
         pool=site.pool,
         role=pool.role,
@@ -114,7 +149,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         else OnLoadFailure.FAIL
     )
     side = transfer.side_channel
-    host = site.host if side.bind == "private" else side.bind
+    host = side_channel_host(side.bind, site.host)
     nixl = Nixl(
         host=host,
         port=site.reserve_ports(host, side.port_base, pool.parallel.workers),
@@ -137,6 +172,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         kv_cache_bytes=engine.kv_cache_bytes,
         tensor_parallel=pool.parallel.tp,
         pipeline_parallel=pool.parallel.pp,
+        expert_parallel=pool.parallel.ep,
         prefix_caching=engine.prefix_caching,
         max_running_requests=engine.max_num_seqs,
         max_batched_tokens=engine.max_num_batched_tokens,
@@ -164,5 +200,5 @@ def engine_environment(config: DeploymentConfig, pool_name: str) -> dict[str, st
         "OMP_NUM_THREADS": str(max(1, int(pool.resources.cpus))),
     }
     offline = {"HF_HUB_OFFLINE": "1"} if config.models[pool.model].source == TINY else {}
-    chosen = engine_env(config.transfer, os.environ)
+    chosen = engine_env(config, pool_name, os.environ)
     return (on_cpu if pool.resources.gpus == 0 else {}) | offline | chosen

@@ -5,12 +5,14 @@ Checks are pure functions of gathered facts; `check_machine` and `check_cluster`
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.config.derive import key_files
 from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
+from baton.config.selectors import selects
 from baton.domain.errors import CannotStart, ConfigInvalid
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.runtime.key_files import load_ring
@@ -21,6 +23,7 @@ from baton.serving.preflight_facts import (
     MachineFacts,
     PortListener,
     cluster_facts,
+    cluster_room,
     machine_facts,
 )
 from baton.serving.preflight_security import door_findings, open_findings, tls_findings
@@ -28,6 +31,7 @@ from baton.serving.ray_context import control_store
 from baton.serving.ray_door import ray_door
 
 _GIB = 1024**3
+_POLL_S = 0.5
 RAY_BYTES = int(0.6 * _GIB)
 """Ray, the Serve controller and the front. Source: private memory of an idle cluster, Ray 2.60."""
 INGRESS_BYTES = int(0.6 * _GIB)
@@ -80,6 +84,31 @@ def check_cluster(config: DeploymentConfig, *, warn: Callable[[str], None] | Non
     _judge(replace(found, errors=(*found.errors, *door_findings(store, door))), warn)
 
 
+def await_nodes(
+    config: DeploymentConfig,
+    *,
+    until_s: float,
+    tell: Callable[[str], None],
+    room: Callable[[], ClusterFacts] = cluster_room,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until nodes have joined with all that the pools ask for; a cluster of one has them.
+
+    Raises:
+        CannotStart: with what is still missing then.
+    """
+    if is_loopback(f"{config.cluster.node_address}:0"):
+        return
+    told: tuple[str, ...] = ()
+    while missing := missing_nodes(config, room()):
+        if time.monotonic() > until_s:
+            raise CannotStart(missing)
+        if missing != told:
+            tell(f"waiting for nodes: {'; '.join(missing)}")
+            told = missing
+        pause(_POLL_S)
+
+
 def _judge(findings: Findings, warn: Callable[[str], None] | None) -> None:
     if findings.errors:
         raise CannotStart(findings.errors)
@@ -91,13 +120,15 @@ def _judge(findings: Findings, warn: Callable[[str], None] | None) -> None:
 def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
     """Everything that is wrong with running `config` on one machine."""
     missing, untested = package_findings(config, facts.versions)
+    alone = is_loopback(f"{config.cluster.node_address}:0")
     return Findings(
         errors=(
             *port_findings(config.server.host, config.server.port, facts),
             *model_findings(config),
             *missing,
-            *memory_findings(config, facts.available_memory_bytes),
-            *gpu_findings(config, facts.gpus),
+            # Where other nodes may come, what this one lacks is waited for: see `await_nodes`.
+            *(memory_findings(config, facts.available_memory_bytes) if alone else ()),
+            *(gpu_findings(config, facts.gpus) if alone else ()),
             *key_findings(config),
             *tls_findings(config),
         ),
@@ -107,14 +138,27 @@ def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
 
 def judge_cluster(config: DeploymentConfig, facts: ClusterFacts) -> Findings:
     """Everything that is wrong with running `config` on a running cluster."""
+    return Findings(errors=(*node_version_findings(facts.versions), *missing_nodes(config, facts)))
+
+
+def missing_nodes(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
+    """What more nodes would have to bring for every replica to start."""
+    errors = [*gpu_findings(config, int(facts.gpus))]
     cpus = sum(pool.resources.cpus * pool.replicas.start for pool in config.pools.values())
-    errors = [*node_version_findings(facts.versions), *gpu_findings(config, int(facts.gpus))]
     if cpus > facts.cpus:
         errors.append(
             f"the pools ask for {cpus:g} CPUs to start with, the cluster has {facts.cpus:g}; "
             "add nodes, or lower pools.*.resources.cpus or replicas.start"
         )
-    return Findings(errors=tuple(errors))
+    for name, pool in config.pools.items():
+        wanted = pool.placement.labels
+        if not any(selects(wanted, labels) for labels in facts.labels):
+            shown = ", ".join(f"{label}: {selector}" for label, selector in wanted.items())
+            errors.append(
+                f"no node has the labels that pool {name!r} asks for ({shown}); start Ray there"
+                f" with --labels, or change pools.{name}.placement.labels"
+            )
+    return tuple(errors)
 
 
 def key_findings(config: DeploymentConfig) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -46,6 +46,8 @@ class ClusterFacts:
     gpus: float
     versions: Mapping[str, Mapping[str, str | None]]
     """Package versions by node."""
+    labels: tuple[Mapping[str, str], ...] = ({},)
+    """Of each node."""
 
 
 def machine_facts(host: str, port: int) -> MachineFacts:
@@ -127,9 +129,17 @@ def cluster_facts(packages: Sequence[str]) -> ClusterFacts:
         for node in alive
     }
     answers = ray.get(list(questions.values()), timeout=_NODE_ANSWER_S)
+    return replace(cluster_room(), versions=dict(zip(questions, answers, strict=True)))
+
+
+def cluster_room() -> ClusterFacts:
+    """What the nodes of the cluster have, asking none of them for versions."""
+    import ray
+
     totals = cast("dict[str, float]", ray.cluster_resources())
     return ClusterFacts(
         cpus=totals.get("CPU", 0.0),
         gpus=totals.get("GPU", 0.0),
-        versions=dict(zip(questions, answers, strict=True)),
+        versions={},
+        labels=tuple(node["Labels"] for node in ray.nodes() if node["Alive"]),
     )

@@ -72,6 +72,8 @@ class VllmEngineSettings:
     enforce_eager: bool = False
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    expert_parallel: bool = False
+    """Whole experts on each worker."""
     prefix_caching: bool = True
     max_running_requests: int | None = None
     max_batched_tokens: int | None = None
@@ -125,6 +127,7 @@ def engine_arguments(
         "enforce_eager": settings.enforce_eager,
         "tensor_parallel_size": settings.tensor_parallel,
         "pipeline_parallel_size": settings.pipeline_parallel,
+        "enable_expert_parallel": settings.expert_parallel,
         "enable_prefix_caching": settings.prefix_caching,
         "max_num_seqs": settings.max_running_requests,
         "max_num_batched_tokens": settings.max_batched_tokens,

@@ -1,0 +1,16 @@
+"""The keys that say what the machines of a deployment are to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The nodes below a deployment."""
+
+    node_address: str = "127.0.0.1"
+    """The address at which other nodes reach the one where `baton up` runs; loopback: there are
+    none."""
+    rack_label: str | None = None
+    """The label of Ray's nodes whose value names their rack; null: racks are not told apart."""

@@ -1,0 +1,81 @@
+"""Where pools go and how they reach each other: labels, limits, networks, variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.config import engine_env, render
+from baton.config.selectors import selects
+from tests.config.conftest import LEAST, Load
+
+Refuse = Callable[..., tuple[str, ...]]
+LABELS = st.dictionaries(st.sampled_from("pqr"), st.sampled_from("abc"), max_size=3)
+
+
+def main_pool(keys: str) -> str:
+    return LEAST.replace("{role: mixed}", f"{{role: mixed, {keys}}}")
+
+
+@pytest.mark.parametrize("selector", ["h100", "!spot", "in(a, b)", "!in(a,b)", "a.b_c-d"])
+def test_a_label_may_be_chosen_in_each_of_rays_ways(load: Load, selector: str) -> None:
+    text = main_pool(f"placement: {{labels: {{ray.io/rack: '{selector}'}}}}")
+    config = load(text).config
+    assert config.pools["main"].placement.labels == {"ray.io/rack": selector}
+    assert load(render(config)).config == config
+
+
+@pytest.mark.parametrize(
+    ("keys", "finding"),
+    [
+        ("placement: {labels: {rack: 'in('}}", "placement.labels.rack: got 'in(', wanted what"),
+        ("placement: {labels: {rack: 7}}", "placement.labels.rack: got 7, wanted what a label"),
+        ("placement: {labels: {'a b': c}}", "placement.labels: got the name 'a b', wanted"),
+        (
+            "parallel: {tp: 2}, placement: {max_per_node: 1}",
+            "placement.max_per_node: not possible with 2 workers",
+        ),
+        (
+            "engine: {extra: {enable_expert_parallel: true}}",
+            "engine.extra.enable_expert_parallel: cannot be passed on, use 'parallel.ep of the",
+        ),
+    ],
+)
+def test_what_no_node_can_be_asked_for_is_refused(refuse: Refuse, keys: str, finding: str) -> None:
+    (found,) = refuse(main_pool(keys))
+    assert f"pools.main.{finding}" in found
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "here.example", "10.0.0.0/8"])  # noqa: S104
+def test_a_node_is_reached_at_one_address(refuse: Refuse, address: str) -> None:
+    (found,) = refuse(f"{LEAST}cluster: {{node_address: {address}}}\n")
+    assert f"cluster.node_address: got {address!r}, wanted one IP address" in found
+
+
+def test_a_pools_variables_win_over_those_of_all(load: Load) -> None:
+    text = main_pool("env: {UCX_TLS: rc, MINE: {env: M}}") + "transfer: {env: {UCX_TLS: tcp, A: b}}"
+    found = engine_env(load(text).config, "main", {"M": "1"})
+    assert found == {"UCX_TLS": "rc", "A": "b", "MINE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("selector", "passes"),
+    [
+        ("a", "a"),
+        ("!a", "bc-"),
+        ("in(a, b)", "ab"),
+        ("!in(a,b)", "c-"),
+    ],
+)
+def test_a_selector_chooses_what_ray_would(selector: str, passes: str) -> None:
+    labels = {value: {} if value == "-" else {"p": value} for value in "abc-"}
+    assert {v for v, one in labels.items() if selects({"p": selector}, one)} == set(passes)
+
+
+@given(labels=LABELS, wanted=LABELS)
+def test_a_node_must_pass_every_selector(labels: dict[str, str], wanted: dict[str, str]) -> None:
+    each = [selects({name: value}, labels) for name, value in wanted.items()]
+    assert selects(wanted, labels) == all(each)
