@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.control.fleet_table import FleetTable
-from baton.domain.fleet import Load, ReplicaView, Role
+from baton.domain.fleet import AdapterLoad, Load, ReplicaView, Role
 from tests.fakes.facts import replica_facts
 
 
@@ -122,6 +122,21 @@ def test_the_crowd_is_all_reported_legs_for_each_of_ours_among_them() -> None:
     assert fleet.view(0.0).crowd == 1
     fleet.report("a", Load(running_requests=10_000), 3.0, received_legs=4)
     assert fleet.view(0.0).crowd == 64
+
+
+def test_adapters_of_legs_that_a_replica_has_not_reported_count_as_there() -> None:
+    fleet = table("a")
+    fleet.begin("a", "leg0", 10, adapter="ada")
+    fleet.begin("a", "leg1", 10, adapter="bob")
+    fleet.begin("a", "leg2", 10)
+    assert fleet.view(0.0).replicas["a"].has_adapter("ada")
+    fleet.report("a", Load(adapters=AdapterLoad(("cy",))), 1.0, received_legs=1)
+    view = fleet.view(1.0).replicas["a"]
+    assert view.unseen_adapters == {"bob"}
+    assert [view.has_adapter(one) for one in ("ada", "bob", "cy")] == [False, True, True]
+    fleet.end("a", "leg1", 10)
+    assert not fleet.view(1.0).replicas["a"].has_adapter("bob")
+    fleet.check_integrity()
 
 
 moves = st.lists(

@@ -232,10 +232,16 @@ def test_a_decode_leg_differs_from_a_local_one_only_in_where_the_blocks_are(
     assert found.extra_args == (local.extra_args or {}) | {"kv_transfer_params": TICKET_PARAMS}
 
 
+def test_of_an_adapter_only_the_name_leaves_the_frontend() -> None:
+    lora = LoRARequest(lora_name="ada", lora_int_id=1, lora_path="/adapters/ada")
+    request = split(engine_request(lora_request=lora))
+    assert request.adapter == "ada"
+    assert b"/adapters" not in request.payload
+    assert EngineWire().join_leg(leg_of(request)).lora_request is None
+
+
 def test_what_a_request_carries_besides_sampling_reaches_the_engine() -> None:
-    lora = LoRARequest(lora_name="a", lora_int_id=1, lora_path="/adapters/a")
     request = engine_request(
-        lora_request=lora,
         cache_salt="tenant-1",
         priority=-3,
         trace_headers={"traceparent": "00-1-2-01"},

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheTier, CacheUpdate, pack_hashes
-from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role, StepTotals, TransferTotals
+from baton.domain.fleet import (
+    AdapterLoad,
+    LinkTotals,
+    Load,
+    ReplicaFacts,
+    Role,
+    StepTotals,
+    TransferTotals,
+)
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, LegTimes, Ticket
 from baton.domain.request import FinishReason
 from baton.runtime.link import codec, frames
@@ -38,6 +46,7 @@ def legs(draw: st.DrawFn) -> Leg:
         ticket=draw(tickets) if kind is LegKind.DECODE else None,
         source_id=draw(st.none() | names),
         cache_salt=draw(st.none() | st.text(max_size=40)),
+        adapter=draw(st.none() | names),
         payload=draw(st.binary(max_size=200)),
     )
 
@@ -64,6 +73,7 @@ loads = st.builds(
     pulling_requests=counts,
     steps=st.builds(StepTotals, counts, floats, *[counts] * 5),
     cache_sequence=counts,
+    adapters=st.builds(AdapterLoad, st.lists(names, max_size=3).map(tuple), counts, counts, floats),
 )
 cache_changes = st.builds(
     CacheChange,
@@ -304,6 +314,6 @@ def test_a_prompt_of_broken_length_is_refused() -> None:
 
 
 def test_a_decode_leg_without_a_ticket_is_refused() -> None:
-    head = msgspec.msgpack.encode(["a", "a", "decode", 0, 1, 0, 0, None, None, None])
+    head = msgspec.msgpack.encode(["a", "a", "decode", 0, 1, 0, 0, None, None, None, None])
     with pytest.raises(BadFrame, match="ticket"):
         codec.decode_from_coordinator([b"S", head, b"", b""])

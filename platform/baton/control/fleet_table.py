@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -30,6 +31,8 @@ class _Sent:
     """By leg: its number, and its tokens. In order; not in the last snapshot, as far as we know."""
     streams: set[str] = field(default_factory=set)
     """Legs that live and decode, or will."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """By unseen leg: the adapter that it needs, if any."""
 
 
 class FleetTable:
@@ -141,6 +144,7 @@ class FleetTable:
                 if received_legs is not None and unseen[leg_id][0] > received_legs:
                     break
                 del unseen[leg_id]
+                self._sent[replica_id].adapters.pop(leg_id, None)
             self._put(
                 replica_id,
                 ReplicaView(
@@ -154,10 +158,19 @@ class FleetTable:
                     inflight_streams=view.inflight_streams,
                     unseen_legs=len(unseen),
                     unseen_tokens=sum([tokens for _, tokens in unseen.values()]) if unseen else 0,
+                    unseen_adapters=frozenset(self._sent[replica_id].adapters.values()),
                 ),
             )
 
-    def begin(self, replica_id: str, leg_id: str, tokens: int, *, decodes: bool = True) -> None:
+    def begin(
+        self,
+        replica_id: str,
+        leg_id: str,
+        tokens: int,
+        *,
+        decodes: bool = True,
+        adapter: str | None = None,
+    ) -> None:
         """A leg was sent to a replica, which must compute so many prompt tokens for it.
 
         It `decodes` unless it is over with the prompt.
@@ -168,7 +181,10 @@ class FleetTable:
             sent.unseen[leg_id] = (sent.legs, tokens)
             if decodes:
                 sent.streams.add(leg_id)
-            self._put(replica_id, _with_more(view, (1, tokens, decodes), (1, tokens)))
+            if adapter is not None:
+                sent.adapters[leg_id] = adapter
+            more = _with_more(view, (1, tokens, decodes), (1, tokens), sent.adapters)
+            self._put(replica_id, more)
 
     def end(self, replica_id: str, leg_id: str, tokens: int) -> None:
         """A leg that was begun is over."""
@@ -177,8 +193,10 @@ class FleetTable:
             was_unseen = sent.unseen.pop(leg_id, None) is not None
             decoded = leg_id in sent.streams
             sent.streams.discard(leg_id)
+            sent.adapters.pop(leg_id, None)
             fewer = (-1, -tokens, -decoded)
-            self._put(replica_id, _with_more(view, fewer, (-was_unseen, -was_unseen * tokens)))
+            unseen = (-was_unseen, -was_unseen * tokens)
+            self._put(replica_id, _with_more(view, fewer, unseen, sent.adapters))
 
     def unsent(self, replica_id: str, leg_id: str) -> None:
         """A leg that was begun never left: the replica will not count it."""
@@ -217,7 +235,7 @@ class FleetTable:
         assert known is None or known == Roster.of(self._views), "the roster is not the views'"
         for replica_id, view in self._views.items():
             sent = self._sent[replica_id]
-            assert view == _with_unseen(view, sent.unseen), f"{replica_id}: unseen"
+            assert view == _with_unseen(view, sent), f"{replica_id}: unseen"
             streams = (view.inflight_streams, len(sent.streams))
             assert streams[0] == streams[1] <= view.inflight_legs, f"{replica_id}: {streams}"
 
@@ -228,7 +246,10 @@ def _reported_legs(view: ReplicaView) -> int:
 
 
 def _with_more(
-    view: ReplicaView, inflight: tuple[int, int, int], unseen: tuple[int, int]
+    view: ReplicaView,
+    inflight: tuple[int, int, int],
+    unseen: tuple[int, int],
+    adapters: Mapping[str, str],
 ) -> ReplicaView:
     """A view with so many more legs, tokens and streams. `replace` takes four times as long."""
     return ReplicaView(
@@ -242,9 +263,15 @@ def _with_more(
         inflight_streams=view.inflight_streams + inflight[2],
         unseen_legs=view.unseen_legs + unseen[0],
         unseen_tokens=view.unseen_tokens + unseen[1],
+        unseen_adapters=frozenset(adapters.values()),
     )
 
 
-def _with_unseen(view: ReplicaView, unseen: dict[str, tuple[int, int]]) -> ReplicaView:
-    tokens = sum(tokens for _, tokens in unseen.values())
-    return replace(view, unseen_legs=len(unseen), unseen_tokens=tokens)
+def _with_unseen(view: ReplicaView, sent: _Sent) -> ReplicaView:
+    assert sent.adapters.keys() <= sent.unseen.keys(), "adapters of legs that were seen"
+    return replace(
+        view,
+        unseen_legs=len(sent.unseen),
+        unseen_tokens=sum(tokens for _, tokens in sent.unseen.values()),
+        unseen_adapters=frozenset(sent.adapters.values()),
+    )

@@ -104,6 +104,7 @@ class Knowledge:
             max_tokens=max(1, request.max_tokens - len(entry.generated)),
             local_only=entry.local_only,
             avoid=entry.avoid,
+            adapter=request.adapter,
             hits=self._hits(entry, now_s),
             session_replica_id=session if session and session in self._fleet else None,
             reuses=self.reuse.reuses,

@@ -119,8 +119,13 @@ class Entry:
         known = self._hashes.get(key)
         if known is None:
             model, block_size_tokens = family
-            salt = self.request.cache_salt
-            root = chain_root(model=model, block_size_tokens=block_size_tokens, salt=salt)
+            request = self.request
+            root = chain_root(
+                model=model,
+                block_size_tokens=block_size_tokens,
+                adapter=request.adapter,
+                salt=request.cache_salt,
+            )
             known = self._hashes[key] = chain(root, self.tokens(), block_size_tokens)
         return known
 
@@ -163,6 +168,7 @@ class Entry:
             ticket=ticket,
             source_id=source_id,
             cache_salt=request.cache_salt,
+            adapter=request.adapter,
             payload=request.payload,
         )
 

@@ -53,7 +53,7 @@ class LegBook:
         self._running[leg.leg_id] = PlacedLeg(leg=leg, replica_id=replica_id, tokens=tokens)
         self._by_replica[replica_id][leg.leg_id] = None
         decodes = leg.kind is not LegKind.PREFILL
-        self._fleet.begin(replica_id, leg.leg_id, tokens, decodes=decodes)
+        self._fleet.begin(replica_id, leg.leg_id, tokens, decodes=decodes, adapter=leg.adapter)
 
     def end(self, leg_id: str) -> PlacedLeg | None:
         """Take a running leg out, and discharge it; None when it is not running."""

@@ -15,6 +15,7 @@
     ├── DeadlineExceeded      the request's own time limit ran out
     ├── EngineDied            the engine of a replica is dead
     ├── Broken                a part of a deployment lives and cannot do its work
+    ├── AdapterFailed         a LoRA adapter cannot be loaded
     ├── LinkFailed            a fleet link refused a frame or is down
     ├── TransferFailed        KV blocks cannot be fetched from a replica
     │   └── RdmaMissing       they would take a way that the deployment does not allow
@@ -205,6 +206,18 @@ class Broken(BatonError):
 
     def __str__(self) -> str:
         return f"{self.part} is broken and has to be replaced: {self.why}"
+
+
+class AdapterFailed(BatonError):
+    """A LoRA adapter cannot be loaded; legs without it are not concerned."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name = name
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"adapter {self.name}: {self.why}"
 
 
 class LinkFailed(_ReplicaTrouble):

@@ -72,6 +72,8 @@ class ReplicaFacts:
     """Room in the host's memory for blocks that its KV cache has evicted; 0: none, or not known."""
     devices: float = 1.0
     """GPUs that it takes; a replica on CPUs counts as one."""
+    adapter_slots: int = 0
+    """Adapters that it keeps loaded at most; 0: it serves none."""
 
 
 class TransferTotals(NamedTuple):
@@ -117,6 +119,19 @@ class LinkTotals(NamedTuple):
     """What really carries the blocks ("tcp", "cma", "cuda_ipc", "rc_mlx5"); empty: not known."""
 
 
+class AdapterLoad(NamedTuple):
+    """The adapters that a replica holds, and what it took to have them there."""
+
+    loaded: tuple[str, ...] = ()
+    """Those that are there, or will be for legs that it has got; the longest unused first."""
+    hits: int = 0
+    """Legs with an adapter that was there, or on its way, when they came; since the start."""
+    loads: int = 0
+    """Adapters that were fetched for a leg, since the start."""
+    busy_s: float = 0.0
+    """What that took, added up."""
+
+
 class Load(NamedTuple):
     """A replica's load at one moment; sent several times a second, as an array."""
 
@@ -134,6 +149,7 @@ class Load(NamedTuple):
     steps: StepTotals = StepTotals()
     cache_sequence: int = 0
     """Number of the last cache update that was sent; 0 before the first."""
+    adapters: AdapterLoad = AdapterLoad()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +171,17 @@ class ReplicaView:
     unseen_legs: int = 0
     """Those of our own legs that had not reached the replica when it took the snapshot."""
     unseen_tokens: int = 0
+    unseen_adapters: frozenset[str] = frozenset()
+    """What those legs need: the replica will have them."""
 
     @property
     def replica_id(self) -> str:
         """The replica's id."""
         return self.facts.replica_id
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether a leg with this adapter would find it there, or on its way."""
+        return name in self.load.adapters.loaded or name in self.unseen_adapters
 
     @property
     def is_counted_on(self) -> bool:

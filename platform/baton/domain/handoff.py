@@ -152,6 +152,8 @@ class Leg:
     source_id: str | None = None
     """The replica that the ticket's blocks are on."""
     cache_salt: str | None = None
+    adapter: str | None = None
+    """The LoRA adapter that it is computed with."""
     payload: bytes = b""
 
     def __post_init__(self) -> None:

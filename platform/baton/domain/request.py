@@ -51,7 +51,7 @@ class Request:
     """One tokenized generation asked for by a client.
 
     `payload` is the engine's own encoding of everything the brain need not know (sampling
-    parameters, adapters, trace headers); it travels unread from the frontend to the engine.
+    parameters, trace headers); it travels unread from the frontend to the engine.
     """
 
     request_id: str
@@ -66,6 +66,8 @@ class Request:
     slo_class: str | None = None
     """The class that it asks to be served in; None leaves that to rules and to its tenant."""
     cache_salt: str | None = None
+    adapter: str | None = None
+    """The LoRA adapter over the model that it asks for; None: the model as it is."""
     local_only: LocalOnly | None = None
     """Set when the request must not be disaggregated."""
     resumable: bool = True

@@ -59,6 +59,8 @@ class PlacementQuery:
     avoid: frozenset[str] = frozenset()
     """Replicas on which this request failed before: never for prefill, for decode only if no
     other is left."""
+    adapter: str | None = None
+    """The adapter that it needs, which may have to be loaded first."""
     hits: Hits = NO_HITS
     session_replica_id: str | None = None
     """Where the last request of the same session was decoded: a hint among equals."""

@@ -10,6 +10,9 @@ from baton.perf.timing import EngineTiming, delay_s
 from baton.policy.hits import Hit
 from baton.policy.placement import PlacementQuery
 
+_ADAPTER_S = 0.5
+"""To load an adapter, as long as the replica has loaded none: a guess, of the order of what reading
+100 MB from a disk and unpacking them takes."""
 _ROUND_TOKENS = 64
 """A prompt's attention differs by little over so many tokens."""
 
@@ -39,6 +42,10 @@ class ReplicaCost:
     """What one stream adds to each step."""
     ahead_tokens: int
     """Of the prompts ahead."""
+    adapter_s: float = 0.0
+    """To load the adapter, where it is not there; nothing else runs meanwhile."""
+    evicts_s: float = 0.0
+    """To load another again, which goes for it."""
     own_s: float = 0.0
     """What it will spend decoding; see `compare`."""
     join_s: float = 0.0
@@ -51,7 +58,7 @@ class ReplicaCost:
     @property
     def queue_s(self) -> float:
         """Before it can begin with this request's prompt."""
-        return self.backlog_s + self.room_wait_s
+        return self.backlog_s + self.room_wait_s + self.adapter_s
 
 
 def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments, no object for them
@@ -108,7 +115,7 @@ def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments,
         backlog_s += step_s / 2  # of the step under way, on average
     if hit.host_blocks:
         prefill_s += timing.host_load_s(hit.host_blocks)
-    return ReplicaCost(
+    cost = ReplicaCost(
         view,
         timing,
         hit,
@@ -122,6 +129,17 @@ def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments,
         timing.decode_request_s(context_tokens=attended),
         load.queued_tokens + unseen,
     )
+    if query.adapter is not None and not view.has_adapter(query.adapter):
+        cost.adapter_s = adapter_load_s(view)
+        if len(load.adapters.loaded) + len(view.unseen_adapters) >= facts.adapter_slots:
+            cost.evicts_s = cost.adapter_s
+    return cost
+
+
+def adapter_load_s(view: ReplicaView) -> float:
+    """What loading one adapter takes on a replica: what it has taken so far, on average."""
+    adapters = view.load.adapters
+    return adapters.busy_s / adapters.loads if adapters.loads else _ADAPTER_S
 
 
 def compare(costs: Sequence[ReplicaCost], *, reuses: float) -> None:
@@ -135,7 +153,8 @@ def compare(costs: Sequence[ReplicaCost], *, reuses: float) -> None:
 
     `displaced_s`: what a replica computes though another holds it is stored a second time, and
     drives out as much that was stored before. Of each token that is stored, `reuses` are saved
-    before it goes; so many, with the streams that they would have delayed, are lost.
+    before it goes; so many, with the streams that they would have delayed, are lost. Likewise the
+    adapter that goes for this one's.
     """
     streams = most_held = 0
     for cost in costs:
@@ -148,8 +167,9 @@ def compare(costs: Sequence[ReplicaCost], *, reuses: float) -> None:
         step_s = cost.step_s - (1 - lasts) * excess * cost.stream_s
         cost.own_s = cost.output_tokens * max(0.0, step_s)
         cost.join_s = lasts * cost.output_tokens * cost.stream_s
+        cost.displaced_s = cost.evicts_s
         if reuses and (twice := most_held - cost.hit_tokens):
-            cost.displaced_s = reuses * delay_s(cost.timing, twice) * (1 + cost.running)
+            cost.displaced_s += reuses * delay_s(cost.timing, twice) * (1 + cost.running)
 
 
 def usable_tokens(hit: Hit, prompt_tokens: int, block_size_tokens: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 
 from baton.domain.fleet import FleetView, ReplicaView, Role
 from baton.policy.placement import PlacementQuery
@@ -38,7 +39,15 @@ class Shortlist:
             # by its role, or later, because it cannot pull from itself.
             if view and view.is_counted_on and (view.facts.role is Role.PREFILL) == prefill:
                 chosen[view.replica_id] = None
+        if query.adapter is not None:
+            chosen |= dict.fromkeys(self._with_adapter(query.adapter, fleet, ids))
         return chosen
+
+    def _with_adapter(self, name: str, fleet: FleetView, ids: Sequence[str]) -> Iterable[str]:
+        """The first replicas that have an adapter, from a random one on."""
+        start, replicas = self._random.randrange(len(ids)), fleet.replicas
+        having = (one for one in chain(ids[start:], ids[:start]) if replicas[one].has_adapter(name))
+        return islice(having, self._limit)
 
     def _idle(self, fleet: FleetView, ids: Sequence[str]) -> Iterable[str]:
         """The idler one of each of some pairs, at even distances from a random one on."""

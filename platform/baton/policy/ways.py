@@ -150,8 +150,8 @@ class Ways:
         transfer_s = self._transfer_s(source, target)
         if transfer_s is None or target.view.replica_id == source.replica_id:
             return None
-        harm_s = self._weight(target) * target.running * target.join_s
-        left_s = transfer_s + _decode_s(target) + target.own_s + harm_s
+        harm_s = self._weight(target) * target.running * (target.join_s + target.adapter_s)
+        left_s = transfer_s + _decode_s(target) + target.own_s + harm_s + target.evicts_s
         if self._promises is not None:
             left_s += self._promises.worth_s(target) * self._promises.missed(target)
         return left_s
@@ -170,10 +170,10 @@ class Ways:
         return ways
 
     def _remote(self, source: ReplicaCost, target: ReplicaCost, transfer_s: float) -> Way:
-        harm_s = target.running * target.join_s
+        harm_s = target.running * (target.join_s + target.adapter_s)
         if source.running:
             uncached = self._query.prompt_tokens - source.hit_tokens
-            harm_s += source.running * delay_s(source.timing, uncached)
+            harm_s += source.running * (source.adapter_s + delay_s(source.timing, uncached))
         option = Option(
             HandoffMode.PULL,
             source.view.replica_id,
@@ -188,7 +188,8 @@ class Ways:
             harm_s,
         )
         reason = RouteReason.DISAGGREGATED
-        way = self._way(option, target, reason, displaced_s=source.displaced_s)
+        displaced_s = source.displaced_s + target.evicts_s
+        way = self._way(option, target, reason, displaced_s=displaced_s)
         if self._promises is None or not source.running:
             return way
         # It decodes, too: as a mixed replica, or for what it was meant before it was flipped.
@@ -270,14 +271,14 @@ def _decode_s(target: ReplicaCost) -> float:
     Prompts that queue there are not ahead of it: one token fits into the next step.
     """
     under_way_s = target.step_s / 2 if target.running else 0.0
-    return under_way_s + target.room_wait_s + target.step_s
+    return under_way_s + target.room_wait_s + target.adapter_s + target.step_s
 
 
 def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:
     """What the streams on a replica lose by one that computes so much of its prompt there."""
     if not cost.running:
         return 0.0
-    return cost.running * (cost.join_s + delay_s(cost.timing, prompt_tokens))
+    return cost.running * (cost.join_s + cost.adapter_s + delay_s(cost.timing, prompt_tokens))
 
 
 def _quickness(cost: ReplicaCost) -> tuple[float, str]:
@@ -287,4 +288,4 @@ def _quickness(cost: ReplicaCost) -> tuple[float, str]:
 
 def _readiness(cost: ReplicaCost) -> tuple[float, int, str]:
     """Who can take a prompt's blocks soonest, beside the fewest streams."""
-    return cost.room_wait_s, cost.running, cost.view.replica_id
+    return cost.room_wait_s + cost.adapter_s, cost.running, cost.view.replica_id

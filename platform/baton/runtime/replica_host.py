@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.control.cache_feed import FeedCounters
-from baton.domain.errors import BatonError, EngineDied, RoleNotPossible
+from baton.domain.errors import AdapterFailed, BatonError, EngineDied, RoleNotPossible
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.runtime.cache_reporter import CacheReporter
@@ -354,6 +354,8 @@ class ReplicaHost:
         try:
             async with asyncio.timeout(self._options.submit_s):
                 failure = await self._engine.submit(leg)
+        except AdapterFailed as error:
+            failure, why = LegFailure.REFUSED, str(error)
         except Exception as error:  # noqa: BLE001 - one leg's failure is not the replica's
             log_event(
                 _LOG, logging.WARNING, "leg_not_accepted", {"leg_id": leg.leg_id}, error=error

@@ -13,6 +13,8 @@ Two keys of a client's request are never passed on, because they name hosts to f
 or steer caches: `kv_transfer_params` / `ec_transfer_params` and `kv_hints`. Who asks comes with the
 sampling parameters (`callers`) and goes no further; the cache salt becomes that of the caller here,
 so that an engine and an index mean the same by it.
+
+Of an adapter only its name travels, beside the payload: where it is kept is for each engine to say.
 """
 
 from __future__ import annotations
@@ -132,6 +134,7 @@ class FrontendWire:
             own = span_id(trace.trace_id, request_id)
             engine_request.trace_headers = trace_headers(trace, own)
         engine_request.prompt_token_ids = None
+        adapter, engine_request.lora_request = engine_request.lora_request, None
         return Request(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
@@ -143,6 +146,7 @@ class FrontendWire:
             tenant=caller.tenant,
             slo_class=caller.slo_class,
             cache_salt=known_salt(engine_request.cache_salt),
+            adapter=None if adapter is None else adapter.lora_name,
             local_only=local_only,
             resumable=resumable,
             trace=trace,

@@ -73,6 +73,7 @@ class _SubmitHead(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     ticket: Release | None
     source_id: Name | None
     cache_salt: Salt | None
+    adapter: Name | None
 
 
 class _Versioned(msgspec.Struct, array_like=True, frozen=True):
@@ -233,6 +234,7 @@ def _encode_submit(leg: Leg) -> list[bytes]:
         ticket=None if ticket is None else Release(ticket.tokens, ticket.blocks, ticket.params),
         source_id=leg.source_id,
         cache_salt=leg.cache_salt,
+        adapter=leg.adapter,
     )
     body = _ENCODE(head)
     _SUBMIT_HEAD.decode(body)
@@ -256,6 +258,7 @@ def _decode_submit(parts: Sequence[bytes]) -> Submit:
             ticket=head.ticket.ticket if head.ticket else None,
             source_id=head.source_id,
             cache_salt=head.cache_salt,
+            adapter=head.adapter,
             payload=parts[3],
         )
     except ValueError as error:

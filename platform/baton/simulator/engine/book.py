@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from baton.simulator.engine.blocks import expect
@@ -53,6 +53,15 @@ class RunBook:
         run.ticket = None
         run.state = RunState.READY
         self.ready.append(run)
+
+    def first_fitting(self, queue: Sequence[Run], adapters: int) -> Run | None:
+        """The first in line whose adapter is one of at most so many that run; None: nobody's."""
+        if not adapters or not queue:
+            return queue[0] if queue else None
+        running = {run.leg.adapter for run in self.running} - {None}
+        if len(running) < adapters:
+            return queue[0]
+        return next((run for run in queue if run.leg.adapter in {None, *running}), None)
 
     def run(self, run: Run) -> None:
         """A leg that was taken from its queue runs."""

@@ -5,8 +5,9 @@ Theory of operation: a body calls `begin_step`, lets `Step.duration_s` pass, and
 WAITING -> RUNNING -> ENDED, those with blocks to pull or to load
 WAITING -> TRANSFER -> READY -> RUNNING -> ENDED; out of blocks, the youngest running leg falls back
 to WAITING and will recompute. A leg's prompt gets all its blocks when it leaves WAITING, in arrival
-order, nobody jumping the queue; decoding takes a block more when the last is full. Running legs are
-served first, then newcomers, until the step's token budget is used up.
+order, nobody jumping the queue but those with an adapter that runs; decoding takes a block more
+when the last is full. Running legs are served first, then newcomers, until the step's token budget
+is used up.
 
 A ticket may cover less than the prompt of the leg that brings it: what it covers is pulled, the
 rest computed. A finished PREFILL leg becomes a lease: its blocks stay owned until pulled, released
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from baton.control.loaded_adapters import LoadedAdapters
 from baton.domain.fleet import LinkTotals, Load
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEvent
@@ -38,7 +40,7 @@ from baton.simulator.engine.orders import (
 from baton.simulator.engine.runs import Run, RunState
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 from baton.simulator.engine.step import Step
-from baton.simulator.engine.tokens import TokenStream, digest, pack_tokens
+from baton.simulator.engine.tokens import TokenStream, digest, pack_tokens, tuned
 from baton.simulator.engine.watch import Watch
 
 
@@ -66,6 +68,7 @@ class SimCore:
         self._work: list[tuple[Run, int]] = []
         self._orders: list[Order] = []
         self._meters = Meters()
+        self._adapters = LoadedAdapters(settings.adapter_slots)
 
     # ------------------------------------------------------------------ legs in and out
     def add(
@@ -80,6 +83,8 @@ class SimCore:
             return LegFailure.REFUSED
         if leg.leg_id in self._book or self._memory.is_leased(leg.leg_id):
             return LegFailure.REFUSED
+        if leg.adapter is not None and not self._settings.adapter_slots:
+            return LegFailure.REFUSED
         if ticket is not None and not self._fits(ticket, leg):
             return LegFailure.KV_LOAD_FAILED
         if len(self._book.waiting) >= self._settings.max_waiting_requests:
@@ -91,10 +96,11 @@ class SimCore:
                 ticket=ticket,
                 tokens=list(prompt),
                 limit_tokens=min(len(prompt) + max_tokens, self._settings.max_len_tokens),
-                stream=TokenStream(self._model, self._settings, prompt),
+                stream=TokenStream(tuned(self._model, leg.adapter), self._settings, prompt),
                 watch=Watch(now_s),
             )
         )
+        self._adapters.leg_came(leg.adapter)
         return None
 
     def abort(self, leg_ids: Iterable[str]) -> None:
@@ -120,13 +126,15 @@ class SimCore:
         work, budget = self._continue_running()
         newcomers = len(work)
         self._admit(work, budget)
+        loading_s = 0.0
         for run, _ in work[newcomers:]:
             run.watch.scheduled(now_s)
+            loading_s += self._load_adapter(run)
         self._memory.note_evictions()
         if not work:
             return None
         self._work = work
-        self._step = self._shape(work, now_s)
+        self._step = self._shape(work, now_s, loading_s)
         return self._step
 
     def finish_step(self, now_s: float) -> tuple[LegOutput, ...]:
@@ -135,7 +143,7 @@ class SimCore:
         if step is None:
             raise AssertionError("no step is under way: begin one first")
         self._meters.stepped(
-            now_s - step.started_at_s,
+            now_s - step.started_at_s - step.loading_s,
             prefill_tokens=step.prefill_tokens,
             decode_tokens=step.decode_requests,
             context_tokens=step.context_tokens,
@@ -227,6 +235,7 @@ class SimCore:
             transfers=self._meters.transfers,
             pulling_requests=counts.pulling,
             steps=self._meters.steps,
+            adapters=self._adapters.told(),
         )
 
     def links(self) -> tuple[LinkTotals, ...]:
@@ -240,6 +249,7 @@ class SimCore:
     def check_integrity(self) -> None:
         """Assert that blocks and legs are each in exactly one place."""
         self._book.check_integrity()
+        self._adapters.check_integrity()
         self._memory.check_integrity(self._book)
 
     # ------------------------------------------------------------------ scheduling
@@ -255,7 +265,16 @@ class SimCore:
             budget -= tokens
         return work, budget
 
-    def _shape(self, work: Sequence[tuple[Run, int]], now_s: float) -> Step:
+    def _load_adapter(self, run: Run) -> float:
+        """See to it that a run's adapter is there; how long that takes."""
+        name = run.leg.adapter
+        if name is None or self._adapters.use(name):
+            return 0.0
+        took_s = self._settings.adapter_load_s / self._settings.speed
+        self._adapters.loaded(name, took_s)
+        return took_s
+
+    def _shape(self, work: Sequence[tuple[Run, int]], now_s: float, loading_s: float) -> Step:
         prefill_tokens = decode_requests = context_tokens = 0
         for run, tokens in work:
             # One missing token is the last of a prompt or of an output: a decode either way.
@@ -269,7 +288,14 @@ class SimCore:
             decode_requests=decode_requests,
             kv_used_fraction=self._memory.used_fraction,
         )
-        return Step(duration_s, now_s, prefill_tokens, decode_requests, context_tokens)
+        return Step(
+            duration_s + loading_s,
+            now_s,
+            prefill_tokens,
+            decode_requests,
+            context_tokens,
+            loading_s,
+        )
 
     def _make_room(self, run: Run) -> bool:
         """Let a running leg's newest token have a block; False if the leg was preempted instead."""
@@ -286,12 +312,12 @@ class SimCore:
         self._book.put_back(run)
 
     def _admit(self, work: list[tuple[Run, int]], budget: int) -> None:
-        book = self._book
+        book, adapters = self._book, self._settings.adapters_per_batch
         while budget and len(book.running) < self._settings.max_running_requests:
-            if book.ready:
-                run = book.ready.popleft()
-            elif book.waiting and self._memory.place(book.waiting[0]):
-                run = book.waiting.popleft()
+            if (run := book.first_fitting(book.ready, adapters)) is not None:
+                book.ready.remove(run)
+            elif (run := book.first_fitting(book.waiting, adapters)) and self._memory.place(run):
+                book.waiting.remove(run)
                 if self._start_fetch(run):
                     continue
             else:
@@ -375,6 +401,7 @@ class SimCore:
     def _end(self, run: Run) -> None:
         self._book.end(run)
         self._memory.drop(run)
+        self._adapters.leg_over(run.leg.adapter)
 
     def _fits(self, ticket: SimTicket, leg: Leg) -> bool:
         return (
@@ -385,7 +412,5 @@ class SimCore:
         )
 
     def _digest(self, leg: Leg, tokens: int) -> bytes:
-        """What stands for a leg's leading tokens and its salt."""
-        return digest(
-            self._memory.root_hash(leg.cache_salt) + pack_tokens(leg.prompt_token_ids[:tokens])
-        )
+        """What stands for a leg's leading tokens, its adapter and its salt."""
+        return digest(self._memory.root_hash(leg) + pack_tokens(leg.prompt_token_ids[:tokens]))

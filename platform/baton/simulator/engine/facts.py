@@ -29,4 +29,5 @@ def replica_facts(
         cache_events=True,
         prefix_fetch=True,
         host_blocks=settings.host_blocks,
+        adapter_slots=settings.adapter_slots,
     )

@@ -23,6 +23,7 @@ class _Content(NamedTuple):
     block_hash: BlockHash
     parent_hash: BlockHash | None
     token_ids: tuple[int, ...]
+    adapter: str | None
     cache_salt: str | None
 
 
@@ -41,7 +42,7 @@ class HostTier:
         size, parent_hash = stored.block_size_tokens, stored.parent_hash
         for index, block_hash in enumerate(stored.block_hashes):
             tokens = stored.token_ids[index * size : (index + 1) * size]
-            content = _Content(block_hash, parent_hash, tokens, stored.cache_salt)
+            content = _Content(block_hash, parent_hash, tokens, stored.adapter, stored.cache_salt)
             self._cached[block_hash] = content
             parent_hash = block_hash
 
@@ -100,5 +101,6 @@ def _event(run: Sequence[_Content]) -> BlocksStored:
         token_ids=tuple(token for content in run for token in content.token_ids),
         block_size_tokens=len(run[0].token_ids),
         tier=HOST,
+        adapter=run[0].adapter,
         cache_salt=run[0].cache_salt,
     )

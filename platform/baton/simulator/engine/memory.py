@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from baton.domain.handoff import Leg
 from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.simulator.engine.blocks import BlockPool, expect
 from baton.simulator.engine.host_tier import GPU, HostTier
@@ -21,8 +22,9 @@ class _Lease(NamedTuple):
 class KvMemory:
     """Blocks for runs, a prefix cache chained by block hashes, and leases on finished prefills.
 
-    The chains start from the layout and the salt, so that no two models, block sizes or tenants
-    ever share a hash. What is evicted goes to the host's memory, if there is room for anything.
+    The chains start from the layout, the adapter and the salt, so that no two models, block sizes,
+    adapters or tenants ever share a hash. What is evicted goes to the host's memory, if there is
+    room for anything.
     """
 
     def __init__(self, settings: SimSettings, layout: str) -> None:
@@ -43,9 +45,10 @@ class KvMemory:
         """How many blocks this many tokens need."""
         return -(-tokens // self._block_tokens)
 
-    def root_hash(self, cache_salt: str | None) -> BlockHash:
-        """Where the chains of one salt start."""
-        return digest(self._layout.encode() + salt_bytes(cache_salt))
+    def root_hash(self, leg: Leg) -> BlockHash:
+        """Where the chains of one adapter and salt start."""
+        adapter = b"" if leg.adapter is None else b"\1" + leg.adapter.encode()
+        return digest(self._layout.encode() + adapter + salt_bytes(leg.cache_salt))
 
     # ------------------------------------------------------------------ a run's blocks
     def place(self, run: Run) -> bool:
@@ -173,7 +176,7 @@ class KvMemory:
     def _extend_hashes(self, run: Run) -> None:
         """Hash the blocks that have become full: each over its tokens and the hash before it."""
         size = self._block_tokens
-        previous = run.hashes[-1] if run.hashes else self.root_hash(run.leg.cache_salt)
+        previous = run.hashes[-1] if run.hashes else self.root_hash(run.leg)
         for start in range(len(run.hashes) * size, len(run.tokens) - size + 1, size):
             previous = digest(previous + pack_tokens(run.tokens[start : start + size]))
             run.hashes.append(previous)
@@ -187,6 +190,7 @@ class KvMemory:
             token_ids=tuple(run.tokens[first * size : end * size]),
             block_size_tokens=size,
             tier=GPU,
+            adapter=run.leg.adapter,
             cache_salt=run.leg.cache_salt,
         )
         self._host.cached(stored)

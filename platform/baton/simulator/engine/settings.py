@@ -33,6 +33,8 @@ _NOT_NEGATIVE = (
     "step_overhead_s",
     "transfer_setup_s",
     "host_blocks",
+    "adapter_slots",
+    "adapter_load_s",
 )
 
 
@@ -78,8 +80,15 @@ class SimSettings:
     """Room in the host's memory for blocks that the KV cache has evicted; 0: they are lost."""
     host_bytes_per_s: float = 20e9
     """At which they come back."""
+    adapter_slots: int = 0
+    """LoRA adapters that are kept loaded at most; 0: none is served."""
+    adapters_per_batch: int = 0
+    """Different ones that may run at the same time."""
+    adapter_load_s: float = 0.5
+    """To load one; nothing is computed meanwhile."""
     speed: float = 1.0
-    """Divides the duration of every step and transfer; leases and deadlines stay as they are."""
+    """Divides the duration of every step, load and transfer; leases and deadlines stay as
+    they are."""
 
     max_len_tokens: int = 4096
     block_size_tokens: int = 16
@@ -131,6 +140,11 @@ class SimSettings:
             "decode_kv_relief_s",
             f"at most decode_kv_s={self.decode_kv_s}",
             holds=self.decode_kv_relief_s <= self.decode_kv_s,
+        )
+        self._require(
+            "adapters_per_batch",
+            f"from {min(1, self.adapter_slots)} to adapter_slots={self.adapter_slots}",
+            holds=min(1, self.adapter_slots) <= self.adapters_per_batch <= self.adapter_slots,
         )
         self._require("eos_probability", "from 0 to 1", holds=0 <= self.eos_probability <= 1)
         self._require(

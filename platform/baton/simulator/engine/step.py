@@ -14,6 +14,8 @@ class Step(NamedTuple):
     decode_requests: int
     context_tokens: int
     """What those decoding requests attend to."""
+    loading_s: float = 0.0
+    """Of its duration, what it took to load adapters."""
 
     @property
     def tokens(self) -> int:

@@ -35,6 +35,11 @@ def digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
+def tuned(model: str, adapter: str | None) -> str:
+    """What stands for a model with an adapter over it: it goes on in other ways than without."""
+    return model if adapter is None else f"{model}\0{adapter}"
+
+
 class TokenStream:
     """A sequence's state: what determines its next token."""
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from baton.domain.handoff import Leg
 from baton.domain.outline import Outline, TokenIds
 from baton.policy.block_hash import chain, chain_root
 from baton.simulator.engine.blocks import expect
@@ -34,7 +35,7 @@ class V1Memory:
         self._caching = settings.prefix_caching
         self._lease_s = settings.lease_s
         self._model = model
-        self._roots: dict[str | None, int] = {}
+        self._roots: dict[tuple[str | None, str | None], int] = {}
         self._leases: dict[str, _Lease] = {}
 
     def blocks_for(self, tokens: int) -> int:
@@ -42,7 +43,7 @@ class V1Memory:
         return -(-tokens // self._size)
 
     def last_hash(self, run: Run, tokens: int) -> bytes:
-        """What stands for the full blocks of a run's first tokens, and for its salt.
+        """What stands for the full blocks of a run's first tokens, its salt and its adapter.
 
         Empty where no prefixes are cached: hashing them would be all their cost.
         """
@@ -50,7 +51,7 @@ class V1Memory:
             return b""
         self._hash(run, run.tokens // self._size)
         full = tokens // self._size
-        return b"%d" % (run.hashes[full - 1] if full else self._root(run.leg.cache_salt))
+        return b"%d" % (run.hashes[full - 1] if full else self._root(run.leg))
 
     def same_prompt(self, run: Run, ticket: SimTicket) -> bool:
         """Whether a ticket is for the beginning of a run's prompt, as far as both sides can say."""
@@ -166,14 +167,19 @@ class V1Memory:
         hashes = run.hashes
         if len(hashes) >= blocks:
             return
-        previous = hashes[-1] if hashes else self._root(run.leg.cache_salt)
+        previous = hashes[-1] if hashes else self._root(run.leg)
         hashes.extend(_chain(run, previous, self._size, first_block=len(hashes), stop=blocks))
 
-    def _root(self, salt: str | None) -> int:
-        root = self._roots.get(salt)
+    def _root(self, leg: Leg) -> int:
+        key = leg.adapter, leg.cache_salt
+        root = self._roots.get(key)
         if root is None:
-            root = chain_root(model=self._model, block_size_tokens=self._size, salt=salt)
-            self._roots[salt] = root
+            root = self._roots[key] = chain_root(
+                model=self._model,
+                block_size_tokens=self._size,
+                adapter=leg.adapter,
+                salt=leg.cache_salt,
+            )
         return root
 
 

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.control.loaded_adapters import LoadedAdapters
+from baton.domain.fleet import AdapterLoad
+
+
+def run_leg(book: LoadedAdapters, name: str, took_s: float = 0.5) -> None:
+    """A leg comes, has its adapter loaded if need be, and is over."""
+    book.leg_came(name)
+    if not book.use(name):
+        book.loaded(name, took_s)
+    book.leg_over(name)
+    book.check_integrity()
+
+
+def test_an_adapter_is_loaded_once_and_found_from_then_on() -> None:
+    book = LoadedAdapters(2)
+    for _ in range(3):
+        run_leg(book, "a")
+    assert book.told() == AdapterLoad(("a",), hits=2, loads=1, busy_s=0.5)
+
+
+def test_the_longest_unused_adapter_goes_for_a_new_one() -> None:
+    book = LoadedAdapters(2)
+    for name in ("a", "b", "a", "c"):
+        run_leg(book, name)
+    assert book.told().loaded == ("a", "c")
+
+
+def test_an_adapter_that_a_leg_needs_outlives_one_that_nobody_does() -> None:
+    book = LoadedAdapters(2)
+    book.leg_came("a")
+    assert not book.use("a")
+    book.loaded("a", 0.5)
+    run_leg(book, "b")
+    run_leg(book, "c")
+    assert book.told().loaded == ("a", "c")
+
+
+def test_an_adapter_that_is_on_its_way_counts_as_there() -> None:
+    book = LoadedAdapters(2)
+    book.leg_came("a")
+    book.leg_came("a")
+    assert book.told() == AdapterLoad(("a",), hits=1, loads=0, busy_s=0.0)
+
+
+def test_legs_without_an_adapter_are_none_of_its_business() -> None:
+    book = LoadedAdapters(1)
+    book.leg_came(None)
+    assert book.use(None)
+    book.leg_over(None)
+    assert book.told() == AdapterLoad()
+
+
+@given(st.integers(1, 4), st.lists(st.sampled_from("abcdefgh"), max_size=40))
+def test_it_holds_what_a_plain_list_of_the_latest_holds(slots: int, names: list[str]) -> None:
+    book, latest = LoadedAdapters(slots), list[str]()
+    for name in names:
+        run_leg(book, name)
+        latest = [*(one for one in latest if one != name), name][-slots:]
+    assert list(book.told().loaded) == latest

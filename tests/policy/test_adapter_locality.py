@@ -1,0 +1,100 @@
+"""Placement of requests that need a LoRA adapter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.domain.fleet import AdapterLoad, Load, ReplicaView, Role
+from baton.domain.handoff import Decision, HandoffMode
+from baton.policy.placement import PlacementQuery, Surroundings
+from baton.policy.predicted import PredictedPlacer
+from tests.fakes.timings import replica_view, surroundings
+
+HALF_A_SECOND = AdapterLoad(loads=4, busy_s=2.0)
+QUERY = PlacementQuery(prompt_tokens=100, max_tokens=100, adapter="ada")
+
+
+def having(
+    name: str,
+    *adapters: str,
+    role: Role = Role.MIXED,
+    queued_tokens: int = 0,
+    running_requests: int = 0,
+) -> ReplicaView:
+    """A replica with room for two adapters, that loads one in half a second."""
+    held = HALF_A_SECOND._replace(loaded=adapters)
+    load = Load(adapters=held, queued_tokens=queued_tokens, running_requests=running_requests)
+    view = replica_view(name, role, load)
+    return replace(view, facts=replace(view.facts, adapter_slots=2))
+
+
+def placed(around: Surroundings, query: PlacementQuery = QUERY) -> Decision:
+    decision = PredictedPlacer().place(query, around)
+    assert isinstance(decision, Decision)
+    return decision
+
+
+def where(*views: ReplicaView, query: PlacementQuery = QUERY) -> str:
+    return placed(surroundings(*views), query).route.decode_replica_id
+
+
+def test_a_request_goes_where_its_adapter_is() -> None:
+    assert where(having("a"), having("b", "ada"), having("c")) == "b"
+
+
+def test_an_adapter_is_worth_the_seconds_to_load_it_and_no_more() -> None:
+    # A prompt token takes 0.1 ms here: the queue takes 0.4 s, then 0.6 s.
+    for queued, winner in ((4000, "held"), (6000, "free")):
+        assert where(having("held", "ada", queued_tokens=queued), having("free")) == winner
+
+
+def test_an_adapter_that_is_on_its_way_somewhere_is_not_loaded_a_second_time() -> None:
+    sent = replace(having("b"), unseen_adapters=frozenset({"ada"}), unseen_legs=1)
+    assert where(having("a"), sent) == "b"
+
+
+def test_an_adapter_is_loaded_where_none_has_to_go_for_it() -> None:
+    assert where(having("a", "x", "y"), having("b", "x")) == "b"
+
+
+def test_a_request_for_the_model_itself_does_not_mind_adapters() -> None:
+    busy = having("a", "ada", queued_tokens=100)
+    assert where(busy, having("b"), query=replace(QUERY, adapter=None)) == "b"
+
+
+def test_loading_is_predicted_beside_the_rest_of_the_wait() -> None:
+    (option,) = placed(surroundings(having("a"))).options
+    (held,) = placed(surroundings(having("a", "ada"))).options
+    assert option.queue_s - held.queue_s == pytest.approx(0.5)
+
+
+def test_streams_that_would_stand_still_meanwhile_are_counted() -> None:
+    (option,) = placed(surroundings(having("a", running_requests=6))).options
+    (held,) = placed(surroundings(having("a", "ada", running_requests=6))).options
+    assert option.harm_s - held.harm_s == pytest.approx(6 * 0.5)
+
+
+def test_both_replicas_of_a_handoff_are_chosen_by_their_adapters() -> None:
+    views = [
+        having("p0", role=Role.PREFILL),
+        having("p1", "ada", role=Role.PREFILL),
+        having("d0", role=Role.DECODE, running_requests=20),
+        having("d1", "ada", role=Role.DECODE, running_requests=20),
+    ]
+    around = surroundings(*views)
+    query = replace(QUERY, prompt_tokens=6000)
+    route = placed(around, query).route
+    assert (route.mode, route.prefill_replica_id, route.decode_replica_id) == (
+        HandoffMode.PULL,
+        "p1",
+        "d1",
+    )
+    assert PredictedPlacer().place_decode(query, views[1], around) == "d1"
+
+
+def test_in_a_large_pool_those_that_have_the_adapter_are_looked_at() -> None:
+    views = [having(f"r{n:03}") for n in range(200)]
+    views[137] = having("r137", "ada")
+    assert where(*views) == "r137"
