@@ -86,6 +86,7 @@ class Deployment:
             answer = self._answer(command)
             # One that lost its own node of Ray on the way says nothing, and ends well.
             said = answer.stdout if answer.returncode == 0 else b""
+            assert not said or said.lstrip().startswith(b"{"), f"{command} said no JSON: {said!r}"
             found: dict[str, Any] = json.loads(said) if said else {}
             if found and holds(found):
                 return found
