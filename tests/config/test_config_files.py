@@ -101,6 +101,8 @@ def test_every_setting_of_the_simulated_engine_can_be_reached() -> None:
         "side_channel_port",
         "side_channel_deadline_s",
         "host_blocks",
+        "adapter_slots",
+        "adapters_per_batch",
     }
     here = {field.name for field in fields(SimTimings)}
     assert here | elsewhere == {field.name for field in fields(SimSettings)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,19 @@ async def test_an_added_request_reaches_the_hook(
     assert request.max_tokens == 9
     assert request.arrived_at_s == 12.5
     assert seam.open_requests == 1
+
+
+async def test_adapters_are_taken_in_without_a_word_to_any_engine(
+    frontend: Frontend, told: Told
+) -> None:
+    seam = Seam(replace(FACTS, adapters=2), told.hooks(), FixedClock())
+    await seam.start(*frontend.addresses)
+    frontend.bind()
+    response = await frontend.ready()
+    assert (response.supports_lora, response.max_loras) == (True, 2)
+    assert (await frontend.utility("add_lora")).result.result is True
+    assert not told.requests
+    await seam.close()
 
 
 async def test_deliveries_of_one_step_are_one_message(seam: Seam, frontend: Frontend) -> None:

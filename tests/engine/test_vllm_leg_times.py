@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     )
     from vllm.v1.engine import FinishReason as EngineFinishReason
 
+    from baton.engine.vllm.adapters import EngineAdapters
     from baton.engine.vllm.legs import LiveLegs
     from baton.engine.vllm.wire import EngineWire
 
@@ -26,7 +27,7 @@ QUEUED, SCHEDULED, PREEMPTED = EngineCoreEventType
 
 
 def live_leg() -> LiveLegs:
-    legs = LiveLegs(EngineWire(), lambda _source_id: "")
+    legs = LiveLegs(EngineWire(), lambda _source_id: "", EngineAdapters({}, slots=1))
     legs.add(
         Leg(
             leg_id="a",

@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     from vllm.v1.metrics.stats import SchedulerIterationDetails, SchedulerStats
 
     from baton.engine.vllm import links
+    from baton.engine.vllm.adapters import EngineAdapters
     from baton.engine.vllm.connector import SourcedStats, SourcedWorker, prefix_to_fetch
     from baton.engine.vllm.legs import LiveLegs
     from baton.engine.vllm.links import LinkMeter
@@ -276,7 +277,7 @@ def a_step(*outputs: EngineCoreOutput, **statistics: object) -> EngineCoreOutput
 
 
 def live_legs() -> LiveLegs:
-    return LiveLegs(EngineWire(), lambda _source_id: "")
+    return LiveLegs(EngineWire(), lambda _source_id: "", EngineAdapters({}, slots=1))
 
 
 def test_context_is_what_each_running_leg_has_behind_it() -> None:

@@ -29,7 +29,7 @@ TenantName = Names(
     "at most 64 letters, digits, '.', '_' and '-', a letter or digit at both ends",
 )
 VariableName = Names(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
-ArgumentName = Names(r"[a-z][a-z0-9_]*", "a vLLM argument with underscores, as max_loras")
+ArgumentName = Names(r"[a-z][a-z0-9_]*", "a vLLM argument with underscores, as seed")
 LabelName = Names(
     r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?",
     "the name of a node's label, as ray.io/accelerator-type",

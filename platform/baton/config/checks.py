@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from baton.config.addresses import ip_address, ip_network, is_any, is_host
 from baton.config.build import Builder
+from baton.config.checks_adapters import check_adapters
 from baton.config.checks_observability import check_observability
 from baton.config.checks_security import check_security
 from baton.config.checks_service import check_scaling, check_service
@@ -52,6 +53,11 @@ _OWN_KEYS: Mapping[str, str] = {
     "kv_transfer_config": "transfer",
     "kv_events_config": "router.index",
     "kv_offloading_size": "engine.offload.host_memory",
+    "enable_lora": "adapters of the model",
+    "lora_modules": "adapters of the model",
+    "max_loras": "engine.adapters.max_batched",
+    "max_cpu_loras": "engine.adapters.max_loaded",
+    "max_lora_rank": "engine.adapters.max_rank",
 }
 """vLLM engine arguments that have a key of their own, and which."""
 
@@ -69,6 +75,7 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
         yield from _pool(seen, name, pool)
     for owner in [("models", name) for name in seen.model_names]:
         yield from _engine(seen, owner)
+    yield from check_adapters(seen)
     for owner in [("pools", name) for name in seen.pool_names]:
         yield from _engine(seen, owner)
     yield from _router(seen)

@@ -221,6 +221,11 @@ def price_per_hour(pool: PoolConfig) -> float | None:
         return None
 
 
+def adapter_sources(model: ModelConfig) -> dict[str, str]:
+    """Where a model's LoRA adapters are kept, by name."""
+    return {name: one.source for name, one in model.adapters.items()}
+
+
 def index_options(config: DeploymentConfig) -> IndexOptions:
     """How every coordinator's prefix index is fed."""
     return IndexOptions(mode=config.router.index)
@@ -270,6 +275,9 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
         share_bandwidth=timings.share_bandwidth,
         host_blocks=host_bytes // timings.kv_block_bytes,
         host_bytes_per_s=timings.host_bytes_per_s,
+        adapter_slots=engine.adapters.max_loaded if model.adapters else 0,
+        adapters_per_batch=engine.adapters.max_batched if model.adapters else 0,
+        adapter_load_s=timings.adapter_load_s,
         speed=timings.speed,
         max_len_tokens=model.max_len_tokens or own.max_len_tokens,
         block_size_tokens=engine.block_size_tokens or own.block_size_tokens,

@@ -27,6 +27,7 @@ from baton.config.bounds import (
 )
 from baton.config.fields import Key, NotYet, SecretRef
 from baton.config.leaves import Bounds
+from baton.config.schema_adapters import AdapterConfig, AdapterSlots
 from baton.config.schema_allow import AllowConfig
 from baton.config.schema_cluster import ClusterConfig
 from baton.config.schema_observability import ObservabilityConfig
@@ -139,8 +140,10 @@ class SimTimings:
     """Transfers at the same time share the network interfaces that they have in common."""
     host_bytes_per_s: Annotated[float, Key("host_rate")] = _SIM.host_bytes_per_s
     """At which offloaded blocks come back."""
+    adapter_load_s: float = _SIM.adapter_load_s
+    """To load an adapter; nothing is computed meanwhile."""
     speed: Annotated[float, NotNegative] = _SIM.speed
-    """Divides the duration of every step and transfer."""
+    """Divides the duration of every step, load and transfer."""
     kv_blocks: Annotated[int, Positive] = _SIM.kv_blocks
     """KV blocks that one engine has room for."""
     kv_block_bytes: Annotated[int, Key("kv_block_size"), Positive] = _SIM.kv_block_bytes
@@ -182,6 +185,7 @@ class EngineConfig:
     """Requests that one engine runs at a time."""
     max_num_batched_tokens: Annotated[int | None, Positive] = None
     """Tokens of one step: the larger, the sooner prompts are done and the longer streams wait."""
+    adapters: AdapterSlots = field(default_factory=AdapterSlots)
     extra: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
     """Raw vLLM engine arguments that have no key of their own here."""
     sim: SimTimings | None = None
@@ -192,10 +196,6 @@ class EngineConfig:
 class ModelConfig:
     """A model that is served; its name is its key."""
 
-    NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"adapters": "LoRA adapters cannot be served, remove it"}
-    )
-
     source: str
     """A hub id, a path, or `tiny`: a small random model that is made on this machine."""
     revision: str | None = None
@@ -203,6 +203,8 @@ class ModelConfig:
     max_len_tokens: Annotated[int | None, Key("max_len"), Bounds(low=2)] = None
     """Prompt and output together; null takes what the model says."""
     engine: EngineConfig = field(default_factory=EngineConfig)
+    adapters: Annotated[Mapping[str, AdapterConfig], ModelName] = field(default_factory=dict)
+    """LoRA adapters over it, under the names that requests give as their `model`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +226,7 @@ class Resources:
     cpus: Annotated[float, NotNegative] = 1.0
     """CPU cores, as Ray counts them."""
     gpus: Annotated[int, NotNegative] = 0
-    """GPUs of one replica: as many as `parallel` makes workers."""
+    """GPUs of one replica: one for each of its workers, so `tp` times `pp`, or none."""
     accelerator: str | None = None
     """Ray's accelerator type, e.g. H100."""
     price_per_hour: Annotated[float | None, NotNegative] = None

@@ -14,7 +14,7 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from baton.config.addresses import ip_network
-from baton.config.derive import engine_env, sim_settings, wants_cache_events
+from baton.config.derive import adapter_sources, engine_env, sim_settings, wants_cache_events
 from baton.config.schema import DeploymentConfig, EngineConfig, EngineKind, ModelConfig, OnFailure
 from baton.domain.errors import EngineStartFailed
 from baton.engine.kept_handlers import kept_handlers
@@ -139,7 +139,12 @@ def _vllm_engine(
 
 def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:
     """The settings of a vLLM engine, with its side channel's ports reserved."""
-    from baton.engine.vllm.settings import Nixl, OnLoadFailure, VllmEngineSettings
+    from baton.engine.vllm.settings import (
+        AdapterSlots,
+        Nixl,
+        OnLoadFailure,
+        VllmEngineSettings,
+    )
 
     pool = config.pools[site.pool]
     model, engine, transfer = config.models[pool.model], pool.engine, config.transfer
@@ -179,6 +184,12 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         gpu_memory_utilization=engine.gpu_memory_utilization,
         nixl=nixl,
         host_memory_bytes=engine.offload.host_memory_bytes,
+        adapters=adapter_sources(model),
+        adapter_slots=AdapterSlots(
+            batched=engine.adapters.max_batched,
+            loaded=engine.adapters.max_loaded,
+            rank=engine.adapters.max_rank,
+        ),
         kv_events=wants_cache_events(config, site.pool),
         extra=cast("dict[str, Json]", _vllm_extra(engine, workers=pool.parallel.workers)),
         env=engine_environment(config, site.pool),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from baton.config.derive import (
+    adapter_sources,
     coordinator_limits,
     index_options,
     probe_options,
@@ -261,6 +262,7 @@ class IngressBody:
             extra={"revision": model.revision} if model.revision else {},
             routes=tuple(str(route) for route in self._config.server.routes),
             allow=brought(self._config),
+            adapters=adapter_sources(model),
             limits=frontend_limits(self._config),
             access=self._door.access(self._config),
         )
@@ -281,6 +283,7 @@ class IngressBody:
             kv_blocks=max_len_tokens // 16,
             max_running_requests=1024,
             max_batched_tokens=8192,
+            adapters=len(self._config.models[self._config.model_name].adapters),
         )
 
     def _can_serve(self) -> bool:

@@ -45,6 +45,7 @@ from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEventBatch
 from baton.engine.vllm import process
+from baton.engine.vllm.adapters import EngineAdapters
 from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
 from baton.engine.vllm.kv_events import subscribe
 from baton.engine.vllm.legs import LiveLegs
@@ -104,7 +105,8 @@ class VllmEngine:
         self._client: AsyncMPClient | None = None
         self._wire = EngineWire()
         self._facts: ReplicaFacts | None = None
-        self._legs = LiveLegs(self._wire, transport)
+        self._adapters = EngineAdapters(settings.adapters, slots=settings.adapter_slots.loaded)
+        self._legs = LiveLegs(self._wire, transport, self._adapters)
         self._release_ids = itertools.count()
         self._others: set[int] | None = None
         self._pids: set[int] = set()
@@ -177,7 +179,11 @@ class VllmEngine:
         return f"ipc://{self._folder}/events"
 
     async def submit(self, leg: Leg) -> LegFailure | None:
-        """Start a leg; None when accepted, else why not (the leg then never runs)."""
+        """Start a leg; None when accepted, else why not (the leg then never runs).
+
+        Raises:
+            AdapterFailed: its adapter cannot be loaded; it never runs.
+        """
         facts = self._facts
         if facts is None or self._closed:
             return LegFailure.ENGINE_ERROR
@@ -189,6 +195,8 @@ class VllmEngine:
             log_event(logger, logging.WARNING, "leg_refused", told)
             unusable = isinstance(error, UnusableTicket)
             return LegFailure.KV_LOAD_FAILED if unusable else LegFailure.REFUSED
+        load = self._core.add_lora_async
+        request.lora_request = await self._adapters.ready(leg.leg_id, leg.adapter, load)
         self._legs.add(leg)
         try:
             await self._core.add_request_async(request)

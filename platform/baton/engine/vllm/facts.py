@@ -61,7 +61,13 @@ def replica_facts(
         ),
         prefix_fetch=hands_off and _is_ours(transfer),
         host_blocks=(settings.host_memory_bytes or 0) // kv_block_bytes(config),
+        adapter_slots=_adapter_slots(config),
     )
+
+
+def _adapter_slots(config: VllmConfig) -> int:
+    """Adapters that every worker keeps in the host's memory."""
+    return 0 if config.lora_config is None else int(config.lora_config.max_cpu_loras)
 
 
 def side_channel(settings: VllmEngineSettings) -> str:

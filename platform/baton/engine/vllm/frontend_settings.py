@@ -27,6 +27,8 @@ class FleetFacts:
     kv_blocks: int
     max_running_requests: int
     max_batched_tokens: int
+    adapters: int = 0
+    """That may run at the same time; 0: none is served."""
 
     @classmethod
     def of(cls, replicas: Sequence[ReplicaFacts]) -> FleetFacts:
@@ -37,6 +39,7 @@ class FleetFacts:
             kv_blocks=sum(facts.kv_blocks for facts in replicas),
             max_running_requests=sum(facts.max_running_requests for facts in replicas),
             max_batched_tokens=max(facts.max_batched_tokens for facts in replicas),
+            adapters=sum(facts.adapter_slots for facts in replicas),
         )
 
 
@@ -87,6 +90,8 @@ class FrontendSettings:
     log_stats: bool = False
     """Serve vLLM's own frontend series on /metrics, at a cost for each token."""
     allow: Brought = field(default_factory=Brought)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Names under which LoRA adapters over the model are asked for, and where they are kept."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Raw vLLM server arguments, as in {"tool-call-parser": "hermes"}."""
     start_timeout_s: float = 120.0
@@ -100,6 +105,9 @@ class FrontendSettings:
         argv = ["--model", self.model, "--served-model-name", self.served_name]
         argv += ["--max-model-len", str(max_len_tokens), "--disable-fastapi-docs"]
         argv += self.allow.argv()
+        if self.adapters:
+            modules = [{"name": name, "path": path} for name, path in self.adapters.items()]
+            argv += ["--enable-lora", "--lora-modules", *map(json.dumps, modules)]
         if not self.log_stats:
             argv.append("--disable-log-stats")
         for name, value in self.extra.items():

@@ -14,6 +14,7 @@ from vllm.v1.engine import (
 
 from baton.domain.fleet import LinkTotals, Load
 from baton.domain.handoff import Leg, LegOutput, LegTimes
+from baton.engine.vllm.adapters import EngineAdapters
 from baton.engine.vllm.links import LinkMeter, nixl_statistics
 from baton.engine.vllm.load import LoadMeter
 from baton.engine.vllm.wire import EngineWire
@@ -60,11 +61,14 @@ class _LiveLeg:
 class LiveLegs:
     """Every leg that was handed to the engine and has not ended."""
 
-    def __init__(self, wire: EngineWire, transport: Callable[[str], str]) -> None:
+    def __init__(
+        self, wire: EngineWire, transport: Callable[[str], str], adapters: EngineAdapters
+    ) -> None:
         self._wire = wire
         self._live: dict[str, _LiveLeg] = {}
         self._meter = LoadMeter()
         self._links = LinkMeter(transport)
+        self._adapters = adapters
 
     def __contains__(self, leg_id: str) -> bool:
         return leg_id in self._live
@@ -79,6 +83,7 @@ class LiveLegs:
     def forget(self, leg_id: str) -> None:
         """A leg has ended, or never began."""
         live = self._live.pop(leg_id, None)
+        self._adapters.leg_over(leg_id)
         if live is not None and not live.started:
             self._start(leg_id, live)
 
@@ -129,7 +134,8 @@ class LiveLegs:
 
     def load(self) -> Load:
         """The engine's load."""
-        return self._meter.load(live_legs=len(self._live))
+        load = self._meter.load(live_legs=len(self._live))
+        return load._replace(adapters=self._adapters.told())
 
     def links(self) -> tuple[LinkTotals, ...]:
         """What was pulled so far, by source."""

@@ -49,7 +49,9 @@ _UTILITIES: Mapping[str, object] = {
     "get_supported_tasks": ("generate",),
     "is_sleeping": False,
     "is_scheduler_paused": False,
+    # Adapters are loaded by the engines that need them, when they need them.
     "list_loras": (),
+    "add_lora": True,
     # The fleet's caches are not the frontend's to reset: nothing was reset.
     "reset_prefix_cache": False,
     "reset_mm_cache": None,
@@ -226,8 +228,8 @@ def _ready(facts: FleetFacts) -> EngineCoreReadyResponse:
         max_num_seqs=facts.max_running_requests,
         max_num_batched_tokens=facts.max_batched_tokens,
         instance_id="baton",
-        supports_lora=False,
-        max_loras=0,
+        supports_lora=facts.adapters > 0,
+        max_loras=facts.adapters,
     )
 
 

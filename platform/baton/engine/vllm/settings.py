@@ -53,6 +53,18 @@ class Nixl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSlots:
+    """How much room an engine has for LoRA adapters."""
+
+    batched: int = 4
+    """Different ones in one step; requests with others wait."""
+    loaded: int = 16
+    """In the host's memory; the longest unused goes for a new one."""
+    rank: int = 16
+    """The highest rank of any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VllmEngineSettings:
     """One engine. None means: vLLM's own default."""
 
@@ -81,6 +93,9 @@ class VllmEngineSettings:
     nixl: Nixl | None = None
     host_memory_bytes: int | None = None
     """Of the host, for KV blocks that the GPU has no room for; all workers together. GPUs only."""
+    adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """LoRA adapters by the names that legs give: a folder or a hub id each."""
+    adapter_slots: AdapterSlots = field(default_factory=AdapterSlots)
     kv_events: bool = True
     """Whether the engine says what its prefix cache holds; without a prefix cache it never does."""
     start_deadline_s: float = 600.0
@@ -143,6 +158,14 @@ def engine_arguments(
             "publisher": "zmq",
             "endpoint": kv_events_endpoint,
             "replay_endpoint": replay_endpoint(kv_events_endpoint),
+        }
+    if settings.adapters:
+        slots = settings.adapter_slots
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": slots.batched,
+            "max_cpu_loras": slots.loaded,
+            "max_lora_rank": slots.rank,
         }
     arguments = {name: value for name, value in arguments.items() if value is not None}
     return arguments | dict(settings.extra)

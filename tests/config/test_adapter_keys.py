@@ -1,0 +1,55 @@
+"""LoRA adapters in a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from baton.config.derive import adapter_sources, sim_settings
+from baton.config.diff import Reload, reload_class
+from tests.config.conftest import LEAST, Load
+
+Refuse = Callable[..., tuple[str, ...]]
+WITH = LEAST.replace("source: tiny", "source: tiny, adapters: {sql: {source: org/sql}}")
+
+
+def with_slots(slots: str) -> str:
+    return WITH.replace("adapters: {sql", f"engine: {{adapters: {slots}}}, adapters: {{sql")
+
+
+def test_adapters_are_named_with_where_they_are_kept(load: Load) -> None:
+    (model,) = load(WITH).config.models.values()
+    assert adapter_sources(model) == {"sql": "org/sql"}
+
+
+def test_a_simulated_engine_has_room_for_adapters_only_where_there_are_any(load: Load) -> None:
+    for text, wanted in ((WITH, (7, 3)), (LEAST, (0, 0))):
+        room = "engine: {adapters: {max_loaded: 7, max_batched: 3}}"
+        config = load(text.replace("role: mixed", f"role: mixed, {room}")).config
+        (model,), (pool,) = config.models.values(), config.pools.values()
+        settings = sim_settings(pool.engine, model, config.transfer)
+        assert (settings.adapter_slots, settings.adapters_per_batch) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (WITH.replace("sql:", "tiny:"), "adapters.tiny: the name is taken by model 'tiny'"),
+        (with_slots("{max_loaded: 2}"), "max_loaded: got 2, wanted at least max_batched, 4"),
+        (with_slots("{max_rank: 10}"), "max_rank: got 10, wanted one of 1, 8, 16, 32"),
+        (WITH.replace("source: org/sql", ""), "adapters.sql.source: missing"),
+        (
+            WITH.replace("adapters:", "engine: {extra: {max_loras: 2}}, adapters:"),
+            "extra.max_loras: cannot be passed on, use 'engine.adapters.max_batched'",
+        ),
+    ],
+)
+def test_adapters_that_cannot_be_served_are_refused(refuse: Refuse, text: str, wanted: str) -> None:
+    assert any(wanted in finding for finding in refuse(text)), refuse(text)
+
+
+def test_other_adapters_take_a_restart_and_other_room_does_not() -> None:
+    # Every ingress and engine is told of all adapters when it starts.
+    assert reload_class(("models", "m", "adapters", "sql", "source")) is Reload.RESTART
+    assert reload_class(("pools", "p", "engine", "adapters", "max_loaded")) is Reload.ROLLING

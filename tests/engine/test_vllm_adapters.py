@@ -1,0 +1,79 @@
+"""The adapters of a vLLM engine, without the engine: what is loaded when, and what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+
+import pytest
+
+from baton.domain.errors import AdapterFailed
+
+pytest.importorskip("vllm")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
+    from vllm.lora.request import LoRARequest
+
+    from baton.engine.vllm.adapters import EngineAdapters
+
+SOURCES = {"ada": "/adapters/ada", "bob": "/adapters/bob"}
+
+
+class Engine:
+    """Loads what it is told to, but for what is missing."""
+
+    def __init__(self, *missing: str) -> None:
+        self.loaded: list[str] = []
+        self.missing = missing
+
+    async def load(self, request: LoRARequest) -> bool:
+        await asyncio.sleep(0)
+        if request.lora_name in self.missing:
+            raise RuntimeError(f"Worker failed\nno adapter in {request.lora_path}\n")
+        self.loaded.append(request.lora_name)
+        return True
+
+
+async def test_an_adapter_is_loaded_before_the_first_leg_that_needs_it_and_not_again() -> None:
+    engine, adapters = Engine(), EngineAdapters(SOURCES, slots=2)
+    first = await adapters.ready("l1", "ada", engine.load)
+    second = await adapters.ready("l2", "ada", engine.load)
+    assert first is not None
+    assert first is second
+    assert (first.lora_name, first.lora_path) == ("ada", "/adapters/ada")
+    assert engine.loaded == ["ada"]
+    told = adapters.told()
+    assert (told.loaded, told.hits, told.loads) == (("ada",), 1, 1)
+
+
+async def test_legs_that_come_together_load_their_adapter_once() -> None:
+    engine, adapters = Engine(), EngineAdapters(SOURCES, slots=2)
+    await asyncio.gather(*(adapters.ready(f"l{n}", "ada", engine.load) for n in range(5)))
+    assert engine.loaded == ["ada"]
+
+
+async def test_a_leg_without_an_adapter_loads_nothing() -> None:
+    engine, adapters = Engine(), EngineAdapters(SOURCES, slots=2)
+    assert await adapters.ready("l", None, engine.load) is None
+    assert not engine.loaded
+
+
+async def test_an_adapter_that_nobody_configured_is_named_with_those_that_are() -> None:
+    with pytest.raises(AdapterFailed, match=r"eve: this engine has no adapter .* it has ada, bob"):
+        await EngineAdapters(SOURCES, slots=2).ready("l", "eve", Engine().load)
+
+
+async def test_an_adapter_that_cannot_be_loaded_fails_its_own_leg_with_the_reason() -> None:
+    engine, adapters = Engine("ada"), EngineAdapters(SOURCES, slots=2)
+    with pytest.raises(AdapterFailed, match="ada: /adapters/ada: no adapter in /adapters/ada"):
+        await adapters.ready("l1", "ada", engine.load)
+    assert not adapters.told().loaded
+    assert await adapters.ready("l2", "bob", engine.load) is not None
+
+
+async def test_a_place_is_taken_from_the_adapter_that_no_leg_needs_any_more() -> None:
+    engine, adapters = Engine(), EngineAdapters(SOURCES, slots=1)
+    await adapters.ready("l1", "ada", engine.load)
+    adapters.leg_over("l1")
+    await adapters.ready("l2", "bob", engine.load)
+    assert adapters.told().loaded == ("bob",)
