@@ -98,3 +98,8 @@ def test_engines_on_a_gpu_are_left_to_vllm() -> None:
 def test_what_the_configuration_sets_for_engines_wins() -> None:
     asked = config("quickstart.yaml", "transfer.env.OMP_NUM_THREADS='2'")
     assert engine_environment(asked, "decode")["OMP_NUM_THREADS"] == "2"
+
+
+def test_workers_of_one_engine_meet_on_the_interface_that_the_cluster_knows() -> None:
+    asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama")
+    assert vllm_settings(asked, site("decode")).env["VLLM_HOST_IP"] == "10.1.2.3"

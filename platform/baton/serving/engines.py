@@ -192,7 +192,8 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         ),
         kv_events=wants_cache_events(config, site.pool),
         extra=cast("dict[str, Json]", _vllm_extra(engine, workers=pool.parallel.workers)),
-        env=engine_environment(config, site.pool),
+        # Left alone, vLLM takes the interface towards the internet for the one between nodes.
+        env={"VLLM_HOST_IP": site.host} | engine_environment(config, site.pool),
     )
 
 
