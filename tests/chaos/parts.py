@@ -63,6 +63,10 @@ class Parts:
         """The processes of a deployment of Serve's: `ingress`, `controller`, or a pool."""
         return _named(rf"ray::ServeReplica:{APP}:{name}\b")
 
+    def serving(self, names: Iterable[str]) -> dict[str, list[int]]:
+        """The processes of several deployments, by name."""
+        return {name: self.replicas(name) for name in names}
+
     def serve_controller(self) -> int:
         """Ray Serve's own."""
         return _only(_named(r"ray::ServeController\b"))
@@ -143,6 +147,12 @@ def parts(folder: Path, **settings: object) -> Iterator[Parts]:
     own = environment(XDG_RUNTIME_DIR=str(folder), RAY_worker_niceness="0")
     with own, running(CONFIG, folder, **settings) as up:
         yield Parts(deployment=up)
+
+
+def ended(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]]) -> str:
+    """Whose processes were there before and are no more: `decode 4711`, or `nobody`."""
+    gone = [f"{name} {pid}" for name in before for pid in before[name] if pid not in after[name]]
+    return ", ".join(gone) or "nobody"
 
 
 def scraped(targets: Sequence[str], *names: str) -> float:

@@ -42,7 +42,7 @@ from tests.chaos.clients import (
 )
 from tests.chaos.history import Ending
 from tests.chaos.load import Load
-from tests.chaos.parts import Parts, living, node, parts, scraped, until
+from tests.chaos.parts import Parts, ended, living, node, parts, scraped, until
 
 NOTED_S = 30.0
 """Between two notes of what was used: a controller that is killed loses as much."""
@@ -117,7 +117,7 @@ def serves_controller_dies(folder: Path) -> Outcome:
     """While it is away an ingress keeps the members it knows; none is taken for gone."""
     with parts(folder) as up:
         up.whole(POOLS, within_s=START_S)
-        pids = {name: up.replicas(name) for name in (*POOLS, INGRESS, CONTROLLER)}
+        pids = up.serving((*POOLS, INGRESS, CONTROLLER))
         with served(up, steady("F6-serve")) as clients:
             faults.kill(up.serve_controller())
             killed_s = time.monotonic()
@@ -127,10 +127,9 @@ def serves_controller_dies(folder: Path) -> Outcome:
             scaled_s = time.monotonic() - killed_s
             up.whole(POOLS | {"decode": 3}, within_s=150)
             clients.for_s(2.0)
-        grown = {name: up.replicas(name) for name in pids}
-    ended = sorted(name for name in pids if not set(pids[name]) <= set(grown[name]))
+        missing = ended(pids, up.serving(pids))
     bounds = [
-        exactly("pools of which a process that served has ended", str(ended), wanted="[]"),
+        exactly("whose process has ended", missing, wanted="nobody"),
         at_most("until a pool was scaled again, s", round(scaled_s, 1), 45.0),
     ]
     return outcome(clients.exchanges, bounds, {})
