@@ -221,6 +221,11 @@ def price_per_hour(pool: PoolConfig) -> float | None:
         return None
 
 
+def api_arguments(model: ModelConfig) -> dict[str, object]:
+    """What a model's API server is given besides what has a key of its own."""
+    return {**model.api, **({"revision": model.revision} if model.revision else {})}
+
+
 def adapter_sources(model: ModelConfig) -> dict[str, str]:
     """Where a model's LoRA adapters are kept, by name."""
     return {name: one.source for name, one in model.adapters.items()}

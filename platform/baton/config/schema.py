@@ -205,6 +205,8 @@ class ModelConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     adapters: Annotated[Mapping[str, AdapterConfig], ModelName] = field(default_factory=dict)
     """LoRA adapters over it, under the names that requests give as their `model`."""
+    api: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
+    """Raw arguments of vLLM's API server, such as `tool_call_parser`, with underscores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +343,7 @@ class ServerConfig:
     NOT_YET: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "tls": "here; it is security.tls, move it there",
-            "extra": "arguments cannot be passed on to vLLM's API server, remove it",
+            "extra": "here; arguments of vLLM's API server are the model's, use models.*.api",
         }
     )
 
