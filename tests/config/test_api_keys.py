@@ -23,8 +23,8 @@ def test_a_models_api_server_gets_its_arguments_and_revision(load: Load) -> None
 
 
 def test_an_argument_that_has_a_key_of_its_own_is_not_passed_on(refuse: Refuse) -> None:
-    (finding,) = refuse(WITH.replace("tool_call_parser: hermes", "api_key: secret"))
-    assert finding.endswith("api.api_key: cannot be passed on, use 'tenants.*.keys_file'")
+    (finding,) = refuse(WITH.replace("tool_call_parser: hermes", "max_model_len: 5"))
+    assert finding.endswith("api.max_model_len: cannot be passed on, use 'max_len of the model'")
 
 
 def test_other_arguments_of_an_api_server_take_a_restart() -> None:
