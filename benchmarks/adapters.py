@@ -1,0 +1,168 @@
+"""How often a request finds its LoRA adapter loaded where it is placed: 50 adapters over one model.
+
+Every policy serves the same requests on the same fleet of simulated engines, in virtual time, all
+in turn, several times over with other seeds. All figures are simulated: they compare policies, and
+say nothing of any real engine. Adapters are asked for by Zipf's law; each has a system prompt of
+its own, which is cached under its name alone. An engine keeps a few adapters loaded, runs fewer of
+them together, and computes nothing while it loads one.
+
+Prints one JSON object as the last line of stdout and writes it, with every repeat's figures, to
+`benchmarks/results/adapters.json`. Progress goes to stderr.
+
+    python -m benchmarks.adapters [--adapters 50] [--repeats 3] [--seed 1] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+
+from baton.domain.fleet import Role
+from baton.domain.request import Phase, Request
+from baton.simulator.arrivals import open_loop, poisson_times
+from baton.simulator.engine.settings import SimSettings
+from baton.simulator.fleet import FleetOptions, VirtualFleet
+from benchmarks._figures import quantile, rounded
+from benchmarks._provenance import provenance
+from benchmarks._routing_policies import ARMS, Arm
+
+RESULTS = Path(__file__).parent / "results" / "adapters.json"
+POLICIES = ("baton", "round_robin", "least_loaded", "llmd")
+_SETTLE_S = 1.0
+_LIMIT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is served, and by what."""
+
+    adapters: int = 50
+    zipf: float = 1.0
+    """The n-th most wanted adapter is wanted n to the power of this times less than the first."""
+    requests: int = 3000
+    rate_per_s: float = 12.0
+    system_tokens: int = 256
+    own_tokens: int = 128
+    output_tokens: int = 64
+    replicas: int = 8
+    engine: SimSettings = field(
+        default_factory=lambda: SimSettings(
+            adapter_slots=8, adapters_per_batch=4, adapter_load_s=0.5
+        )
+    )
+
+
+class UnfinishedError(RuntimeError):
+    """Requests failed or never ended: the run compares nothing."""
+
+
+def main() -> int:
+    """Run everything; returns the exit status."""
+    own = Setting()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--adapters", type=int, default=own.adapters)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    setting = Setting(adapters=options.adapters)
+    began_s = time.monotonic()
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in POLICIES}
+    for seed in range(options.seed, options.seed + options.repeats):
+        requests = draw(setting, seed)
+        for name in POLICIES:
+            runs[name].append(run(setting, ARMS[name], requests, seed))
+            say(f"seed {seed}, {name}: {json.dumps(rounded(runs[name][-1]))}")
+    result = summary(runs) | {"simulated": True, "adapters": setting.adapters}
+    result |= {"repeats": options.repeats, "seed": options.seed}
+    result |= {"took_s": time.monotonic() - began_s} | provenance()
+    whole = rounded(result | {"setting": asdict(setting), "runs": runs})
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(whole, indent=1) + "\n")
+    print(json.dumps(rounded(result)))
+    return 0
+
+
+def draw(setting: Setting, seed: int) -> list[Request]:
+    """The requests of one repeat, in order of arrival; when they arrive is settled later."""
+    rng = random.Random(f"adapters/{seed}")  # noqa: S311 - a load, not a secret
+    names = [f"adapter-{number:02}" for number in range(setting.adapters)]
+    wanted = accumulate(1 / rank**setting.zipf for rank in range(1, setting.adapters + 1))
+    chosen = rng.choices(names, cum_weights=list(wanted), k=setting.requests)
+    system = {name: _tokens(rng, setting.system_tokens) for name in names}
+    return [
+        Request(
+            request_id=f"r{number}",
+            prompt_token_ids=system[name] + _tokens(rng, setting.own_tokens),
+            max_tokens=setting.output_tokens,
+            arrived_at_s=0.0,
+            adapter=name,
+        )
+        for number, name in enumerate(chosen)
+    ]
+
+
+def run(setting: Setting, arm: Arm, requests: Sequence[Request], seed: int) -> dict[str, float]:
+    """Serve the requests under a policy; its figures.
+
+    Raises:
+        UnfinishedError: a request did not finish.
+    """
+    fleet = VirtualFleet(FleetOptions(seed=seed))
+    fleet.add_coordinator(arm.coordinator(seed))
+    for number in range(setting.replicas):
+        fleet.add_replica(f"mixed-{number}", setting.engine, role=Role.MIXED, pool="mixed")
+    fleet.run(until_s=_SETTLE_S)
+    rng = random.Random(f"arrivals/{seed}")  # noqa: S311 - a load, not a secret
+    times_s = poisson_times(setting.rate_per_s, len(requests), rng, start_s=_SETTLE_S)
+    open_loop(fleet, requests, times_s)
+    fleet.run(ended=len(requests), until_s=_LIMIT_S)
+    finished = sum(one.outcome is Phase.FINISHED for one in fleet.records)
+    if finished < len(requests):
+        raise UnfinishedError(f"{finished} of {len(requests)} requests finished")
+    now_s = fleet.timeline.now_s
+    told = [replica.engine.load(now_s).adapters for replica in fleet.replicas.values()]
+    ttfts_s = [
+        one.first_token_at_s - one.arrived_at_s
+        for one in fleet.records
+        if one.first_token_at_s is not None
+    ]
+    return {
+        "hit_fraction": sum(one.hits for one in told) / len(requests),
+        "loads": sum(one.loads for one in told),
+        "cached_fraction": sum(one.cached_tokens or 0 for one in fleet.records)
+        / sum(one.prompt_tokens for one in fleet.records),
+        "ttft_p50_s": quantile(ttfts_s, 0.5),
+        "ttft_p99_s": quantile(ttfts_s, 0.99),
+    }
+
+
+def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, object]:
+    """Each policy's medians over the repeats, with the least and the most hits beside them."""
+    found: dict[str, object] = {}
+    for name, repeats in runs.items():
+        hits = [one["hit_fraction"] for one in repeats]
+        middle = {key: median(one[key] for one in repeats) for key in repeats[0]}
+        found[name] = middle | {"min_hit_fraction": min(hits), "max_hit_fraction": max(hits)}
+    return found
+
+
+def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(3, 90) for _ in range(count))
+
+
+def say(line: str) -> None:
+    """Report progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
