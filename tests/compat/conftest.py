@@ -16,7 +16,15 @@ from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
-from tests.compat.endpoint import MAX_BODY_BYTES, MAX_LEN_TOKENS, MODEL, Server, ServerThread, serve
+from tests.compat.endpoint import (
+    ADAPTER,
+    MAX_BODY_BYTES,
+    MAX_LEN_TOKENS,
+    MODEL,
+    Server,
+    ServerThread,
+    serve,
+)
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +42,7 @@ def running(model_dir: Path) -> Iterator[tuple[ServerThread, EchoFleet]]:
     settings = FrontendSettings(
         model=str(model_dir),
         served_name=MODEL,
+        adapters={ADAPTER: "/adapters/ada"},
         limits=FrontendLimits(max_body_bytes=MAX_BODY_BYTES),
     )
     with serve(settings, echo) as thread:
@@ -60,6 +69,7 @@ def server(request: pytest.FixtureRequest) -> Server:
         base_url=thread.base_url,
         model=MODEL,
         max_len_tokens=MAX_LEN_TOKENS,
+        adapters=(ADAPTER,),
         capabilities=frozenset(),
     )
 

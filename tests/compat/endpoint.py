@@ -20,6 +20,7 @@ from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, Front
 from tests.compat.echo_fleet import EchoFleet
 
 MODEL = "tiny"
+ADAPTER = "tiny-ada"
 MAX_LEN_TOKENS = 1024
 MAX_BODY_BYTES = 256 * 1024
 
@@ -36,6 +37,8 @@ class Server:
     base_url: str
     model: str
     max_len_tokens: int
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters over the model, by name."""
     capabilities: frozenset[str]
 
     @property
@@ -126,6 +129,7 @@ class ServerThread:
             kv_blocks=1000,
             max_running_requests=64,
             max_batched_tokens=2048,
+            adapters=len(self._settings.adapters),
         )
         frontend = VllmFrontend(self._settings, facts, hooks=hooks, clock=MonotonicClock())
         app = await frontend.start()

@@ -20,7 +20,7 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello th
 
 def test_the_model_is_listed_under_its_served_name(client: openai.OpenAI, server: Server) -> None:
     models = client.models.list().data
-    assert [model.id for model in models] == [server.model]
+    assert [model.id for model in models] == [server.model, *server.adapters]
 
 
 def test_chat_answers_with_text_and_usage(client: openai.OpenAI, server: Server) -> None:
