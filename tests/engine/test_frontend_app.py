@@ -145,6 +145,12 @@ def test_extra_arguments_become_flags() -> None:
     assert json.loads(argv[argv.index("--override-generation-config") + 1]) == {"top_k": 3}
 
 
+def test_images_travel_whole_with_every_request() -> None:
+    # A cache of what was sent would be right for one engine, and there are several.
+    argv = FrontendSettings(model="m", served_name="x").argv(max_len_tokens=128)
+    assert argv[argv.index("--mm-processor-cache-gb") + 1] == "0"
+
+
 def test_the_facts_of_a_fleet_are_what_all_replicas_can_do() -> None:
     def replica(name: str, *, max_len_tokens: int) -> ReplicaFacts:
         return ReplicaFacts(

@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
     import torch
     from vllm.lora.request import LoRARequest
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
     from vllm.pooling_params import PoolingParams
     from vllm.sampling_params import (
         RepetitionDetectionParams,
@@ -308,6 +309,10 @@ def test_without_max_tokens_a_request_may_fill_the_context() -> None:
         (
             {"prompt_embeds": torch.zeros(40, 8), "prompt_token_ids": None},
             LocalOnly.PROMPT_EMBEDS,
+        ),
+        (
+            {"mm_features": [MultiModalFeatureSpec(None, "image", "a", PlaceholderRange(1, 9))]},
+            LocalOnly.MULTIMODAL,
         ),
     ],
 )

@@ -104,6 +104,8 @@ class FrontendSettings:
         """Spell vLLM's command line for this frontend."""
         argv = ["--model", self.model, "--served-model-name", self.served_name]
         argv += ["--max-model-len", str(max_len_tokens), "--disable-fastapi-docs"]
+        # It would leave out of a request what it has sent before, to another engine perhaps.
+        argv += ["--mm-processor-cache-gb", "0"]
         argv += self.allow.argv()
         if self.adapters:
             modules = [{"name": name, "path": path} for name, path in self.adapters.items()]
