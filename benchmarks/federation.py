@@ -11,7 +11,7 @@ Each arm gets the same requests on the same replicas; only who chooses the clust
 - `at random`.
 
 Then `federated` again while a whole cluster is lost, and with a region that asks for more than its
-own clusters can serve, with and without spill-over (`near only`). What a replica does is coarse, see
+own clusters can serve, with and without spill-over (`near only`). A replica is coarse: see
 `_federation_world`. Prints one JSON object, (S) throughout but for `decision_us` (M).
 
     python -m benchmarks.federation [--replicas 1000] [--seconds 20]
