@@ -1,0 +1,18 @@
+"""Which page of the documents is made by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from baton.telemetry import reference as metrics
+from tests.reference import api, commands, configuration
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES: Mapping[str, Callable[[], str]] = {
+    "docs/reference/configuration.md": configuration.page,
+    "docs/reference/cli.md": commands.page,
+    "docs/reference/api.md": api.page,
+    "docs/operations/metrics.md": metrics.page,
+}
+"""Each page, by its path within the project."""
