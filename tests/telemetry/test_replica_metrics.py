@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.domain.fleet import LinkTotals, Load, StepTotals, TransferTotals
+from baton.domain.fleet import AdapterLoad, LinkTotals, Load, StepTotals, TransferTotals
 from baton.runtime.replica_host import ReplicaHost
 from baton.telemetry import catalogue as c
 from baton.telemetry.replica_metrics import replica_families
@@ -19,6 +19,7 @@ LOAD = Load(
     kv_used_fraction=0.25,
     step_s=0.01,
     transfers=TransferTotals(failures=5, expired_leases=6),
+    adapters=AdapterLoad(("ada", "bob"), hits=7, loads=3, busy_s=1.25),
     steps=StepTotals(
         steps=10, busy_s=1.5, prefill_tokens=700, decode_tokens=80, prefill_steps=4, decode_steps=9
     ),
@@ -63,6 +64,14 @@ async def test_load_and_steps_are_told_as_the_engine_says() -> None:
     assert (found[c.STEPS.name, "prefill"], found[c.STEPS.name, "decode"]) == (4, 9)
     assert (found[c.COMPUTED.name, "prefill"], found[c.COMPUTED.name, "decode"]) == (700, 80)
     assert found[(c.EXPIRED_LEASES.name,)] == 6
+
+
+async def test_adapters_are_told_as_the_engine_says() -> None:
+    async with hosting(Engine()) as (host, _):
+        found = told(host)
+    assert found[(c.ADAPTERS.name,)] == 2
+    assert (found[(c.ADAPTER_HITS.name,)], found[(c.ADAPTER_LOADS.name,)]) == (7, 3)
+    assert found[(c.ADAPTER_TIME.name,)] == 1.25
 
 
 async def test_pulls_are_told_by_source_and_failures_of_nobody_in_particular_as_other() -> None:

@@ -341,6 +341,14 @@ PULL_FAILURES = _counter(
 EXPIRED_LEASES = _counter(
     _RE, "baton_expired_leases_total", "Leases that nobody pulled or released in time."
 )
+ADAPTERS = _gauge(_RE, "baton_adapters_loaded", "LoRA adapters that are loaded, or soon will be.")
+ADAPTER_HITS = _counter(
+    _RE, "baton_adapter_hits_total", "Legs whose adapter was there, or on its way, when they came."
+)
+ADAPTER_LOADS = _counter(_RE, "baton_adapter_loads_total", "Adapters that were loaded for a leg.")
+ADAPTER_TIME = _counter(
+    _RE, "baton_adapter_load_seconds_total", "What that took; nothing else is computed meanwhile."
+)
 LIVE_LEGS = _gauge(_RE, "baton_live_legs", "Legs that run here, of all coordinators.")
 HELD_LEASES = _gauge(_RE, "baton_held_leases", "Leases that this replica keeps blocks for.")
 COORDINATORS = _gauge(_RE, "baton_coordinators", "Coordinators that are connected.")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric as Family
 
-from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, TransferTotals
+from baton.domain.fleet import AdapterLoad, LinkTotals, Load, ReplicaFacts, TransferTotals
 from baton.runtime.link.options import LinkCounters
 from baton.runtime.replica_host import ReplicaHost
 from baton.telemetry import catalogue as c
@@ -49,6 +49,14 @@ def _add_load(found: Families, load: Load) -> None:
     found.add(c.KV_USED, load.kv_used_fraction)
     found.add(c.STEP_TIME, load.step_s)
     found.add(c.EXPIRED_LEASES, load.transfers.expired_leases)
+    _add_adapters(found, load.adapters)
+
+
+def _add_adapters(found: Families, adapters: AdapterLoad) -> None:
+    found.add(c.ADAPTERS, len(adapters.loaded))
+    found.add(c.ADAPTER_HITS, adapters.hits)
+    found.add(c.ADAPTER_LOADS, adapters.loads)
+    found.add(c.ADAPTER_TIME, adapters.busy_s)
 
 
 def _add_links(found: Families, links: Sequence[LinkTotals], transfers: TransferTotals) -> None:
