@@ -1,0 +1,96 @@
+"""The application as others deploy it: KubeRay's RayService, `serve deploy`, Ray's REST API.
+
+Ray Serve imports `application` in a task on the cluster, and calls it with the arguments that its
+own configuration file gives it. It is called again whenever these change, and then runs once more
+beside what serves: so what is kept in the store of Ray's head is begun anew only where there is
+nothing, and a configuration that differs from what holds becomes its next generation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from baton.config.load import load_text
+from baton.config.render import render
+from baton.config.schema import DeploymentConfig
+from baton.domain.errors import CannotStart, ConfigInvalid
+from baton.serving.app import build_app
+from baton.serving.built import encoded, first_built
+from baton.serving.data_path import is_loopback
+from baton.serving.live_config import (
+    BUILT,
+    Fate,
+    Generations,
+    HeadStore,
+    LiveConfig,
+    Store,
+)
+from baton.serving.preflight import TESTED, key_findings, node_version_findings
+from baton.serving.preflight_facts import cluster_facts
+from baton.serving.preflight_security import door_findings
+from baton.serving.ray_context import control_store
+from baton.serving.ray_door import ray_door
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+_BY = "serve deploy"
+
+
+def application(arguments: dict[str, object]) -> Application:
+    """Build the application that Ray Serve was told to run.
+
+    Raises:
+        ConfigInvalid: the arguments hold no configuration that can be used.
+        CannotStart: the cluster cannot run it.
+    """
+    config = config_of(arguments)
+    check_nodes(config)
+    begin(config, HeadStore())
+    return build_app(config)
+
+
+def config_of(arguments: Mapping[str, object]) -> DeploymentConfig:
+    """The configuration that the arguments hold.
+
+    Raises:
+        ConfigInvalid: there is none, or it is wrong.
+    """
+    config = arguments.get("config")
+    if set(arguments) != {"config"} or not isinstance(config, Mapping):
+        got = ", ".join(sorted(arguments)) or "none"
+        raise ConfigInvalid(
+            (f"arguments of the application: got {got}; wanted 'config', a mapping of its keys",)
+        )
+    return load_text(json.dumps(dict(config)))
+
+
+def check_nodes(config: DeploymentConfig) -> None:
+    """Check what must hold however many nodes there are by now: others may come when asked for.
+
+    Raises:
+        CannotStart: with everything that stands in the way.
+    """
+    store = control_store()
+    door = "guarded" if is_loopback(store) else ray_door(store)
+    findings = (
+        *key_findings(config),
+        *node_version_findings(cluster_facts(tuple(TESTED)).versions),
+        *door_findings(store, door),
+    )
+    if findings:
+        raise CannotStart(findings)
+
+
+def begin(config: DeploymentConfig, store: Store) -> None:
+    """Have this configuration hold, whatever held before; does nothing where it does already."""
+    generations = Generations(store)
+    if store.get(f"note/{BUILT}") is None:
+        generations.add_first(config)
+    elif render(generations.newest(config).config) != render(config):
+        live = LiveConfig(generation=generations.number() + 1, config=config)
+        if generations.add(live, by=_BY):
+            generations.settle(live.generation, Fate.APPLIED)
+    store.put(f"note/{BUILT}", encoded(first_built(config)), overwrite=True)
