@@ -17,7 +17,6 @@ from tests.repo.project import ROOT, CodeBlock, code_blocks, documents
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
-_BATON = re.compile(r"(?:^|\s)(?:\.venv/bin/)?baton((?: [a-z]+)+)", re.MULTILINE)
 
 
 def without_code(text: str) -> str:
@@ -91,25 +90,6 @@ def test_every_make_target_that_is_named_exists() -> None:
 
     assert named
     assert named <= targets()
-
-
-def commands() -> list[str]:
-    return sorted(
-        {verb.strip() for block in code_blocks("bash") for verb in _BATON.findall(block.text)}
-    )
-
-
-@pytest.mark.parametrize("command", commands())
-def test_every_command_that_is_shown_exists(command: str) -> None:
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "baton"), *command.split(), "--help"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", documents())
