@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check check-dashboards bench-agreement bench-apply bench-fidelity bench-hybrid bench-loop bench-metrics bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-hybrid bench-loop bench-metrics bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,9 @@ check: install ## format, lint, types, layers, files
 
 check-dashboards: install ## dashboards and rules: queries, schema, promtool, a real Prometheus on a running baton
 	@scripts/check-dashboards $(ARGS)
+
+check-deploy: install ## manifests: every artefact by its offline validator, and that a typo in it is found
+	@scripts/check-deploy $(ARGS)
 
 bench-agreement: install ## whether baton bench and vllm bench serve agree on one endpoint
 	@.venv/bin/python -m benchmarks.bench_agreement $(ARGS)

@@ -15,7 +15,7 @@ from baton.domain.errors import OperatorError
 _Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="Where the files go; made where it is missing.")
 ]
-_Force = Annotated[
+Force = Annotated[
     bool, typer.Option("--force", help="Also replace files that are there and differ.")
 ]
 _MOST_NAMED = 5
@@ -29,7 +29,7 @@ def dashboards(
     context: typer.Context,
     folder: _Folder,
     *,
-    force: _Force = False,
+    force: Force = False,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
@@ -39,7 +39,9 @@ def dashboards(
     """
     with reported_errors():
         report = write_files(seam_of(context).dashboards(), folder, force=force)
-    _say(report, wanted_format(output, as_json=as_json), "import them in Grafana, or provision DIR")
+    say_written(
+        report, wanted_format(output, as_json=as_json), "import them in Grafana, or provision DIR"
+    )
 
 
 def rules(
@@ -52,7 +54,7 @@ def rules(
             "--runbook-base", metavar="URL", help="Where the runbooks are read that alerts link to."
         ),
     ] = None,
-    force: _Force = False,
+    force: Force = False,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +64,9 @@ def rules(
     """
     with reported_errors():
         report = write_files(seam_of(context).rules(runbook_base), folder, force=force)
-    _say(report, wanted_format(output, as_json=as_json), "name them under rule_files in Prometheus")
+    say_written(
+        report, wanted_format(output, as_json=as_json), "name them under rule_files in Prometheus"
+    )
 
 
 def write_files(files: Mapping[str, bytes], folder: Path, *, force: bool) -> Mapping[str, object]:
@@ -97,7 +101,8 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _say(report: Mapping[str, object], output: OutputFormat, then: str) -> None:
+def say_written(report: Mapping[str, object], output: OutputFormat, then: str) -> None:
+    """Say which files were written, and what to do with them."""
     if output is OutputFormat.JSON:
         print_report(report, output)
         return

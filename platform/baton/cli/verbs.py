@@ -93,6 +93,9 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             ),
             "dashboards": Verb("Get the Grafana dashboards.", {"export": "exports:dashboards"}),
             "rules": Verb("Get the rules for Prometheus.", {"export": "exports:rules"}),
+            "manifests": Verb(
+                "Get files for clusters and machines.", {"export": "manifests:export"}
+            ),
             "version": Verb("Show which versions are installed.", "version:version"),
         },
     }

@@ -1,0 +1,178 @@
+{{/* By which services, policies and monitors find the pods of a group. */}}
+{{- define "baton.podLabels" -}}
+app.kubernetes.io/name: baton
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+baton/group: {{ .group }}
+{{- end }}
+
+{{- define "baton.labels" -}}
+app.kubernetes.io/name: baton
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* A size as the configuration writes it, in whole MiB. */}}
+{{- define "baton.mib" -}}
+{{- $text := . | toString -}}
+{{- if hasSuffix "GiB" $text -}}{{ mulf (trimSuffix "GiB" $text | float64) 1024 | ceil | int }}
+{{- else if hasSuffix "MiB" $text -}}{{ trimSuffix "MiB" $text | float64 | ceil | int }}
+{{- else if hasSuffix "GB" $text -}}{{ divf (mulf (trimSuffix "GB" $text | float64) 1000000000) 1048576 | ceil | int }}
+{{- else -}}{{ divf (trimSuffix "B" $text | float64) 1048576 | ceil | int }}
+{{- end -}}
+{{- end }}
+
+{{/* The probe by which a node's raylet is known to live. */}}
+{{- define "baton.alive" -}}
+exec:
+  command: {{ toJson .Values.probe.command }}
+periodSeconds: 10
+timeoutSeconds: 5
+{{- end }}
+
+{{/* A pod. Wants: root, group, front (bool), requests, limits (YAML texts), rdma (bool). */}}
+{{- define "baton.pod" -}}
+{{- $values := .root.Values -}}
+{{- $head := eq .group "head" -}}
+metadata:
+  labels: {{- include "baton.podLabels" . | nindent 4 }}
+spec:
+  {{- if not $head }}
+  automountServiceAccountToken: false
+  terminationGracePeriodSeconds: 60
+  {{- end }}
+  securityContext: {{- toYaml $values.podSecurityContext | nindent 4 }}
+  {{- if .gpu }}
+  {{- with $values.gpu.nodeSelector }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.gpu.tolerations }}
+  tolerations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+  {{- if .front }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels: {{- include "baton.podLabels" . | nindent 10 }}
+  {{- end }}
+  {{- with $values.imagePullSecrets }}
+  imagePullSecrets: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ ternary "ray-head" "ray-worker" $head }}
+      image: {{ $values.image | quote }}
+      env:
+        {{- range $name, $value := $values.environment }}
+        - name: {{ $name }}
+          value: {{ $value | quote }}
+        {{- end }}
+        - name: HF_TOKEN
+          valueFrom:
+            secretKeyRef:
+              name: {{ .root.Release.Name }}-hub
+              key: token
+              optional: true
+      ports:
+        - name: metrics
+          containerPort: 8080
+        {{- if $head }}
+        - name: gcs
+          containerPort: 6379
+        - name: dashboard
+          containerPort: 8265
+        - name: client
+          containerPort: 10001
+        {{- if $values.console }}
+        - name: observe
+          containerPort: {{ $values.config.observability.metrics.port }}
+        {{- end }}
+        {{- end }}
+        {{- if .front }}
+        - name: api
+          containerPort: {{ $values.config.server.port }}
+        {{- end }}
+      resources: {{- toYaml .resources | nindent 8 }}
+      securityContext:
+        allowPrivilegeEscalation: false
+        capabilities:
+          drop: [ALL]
+          {{- if .rdma }}
+          add: [IPC_LOCK]
+          {{- end }}
+      startupProbe: {{- include "baton.alive" .root | nindent 8 }}
+        failureThreshold: 30
+      livenessProbe: {{- include "baton.alive" .root | nindent 8 }}
+        failureThreshold: 6
+      {{- if .front }}
+      readinessProbe:
+        httpGet:
+          path: /-/healthz
+          port: {{ $values.config.server.port }}
+        periodSeconds: 5
+        timeoutSeconds: 3
+        failureThreshold: 2
+      {{- else }}
+      readinessProbe: {{- include "baton.alive" .root | nindent 8 }}
+        failureThreshold: 6
+      {{- end }}
+      volumeMounts:
+        - name: models
+          mountPath: /models
+        - name: shared-memory
+          mountPath: /dev/shm
+        {{- if $values.keys }}
+        - name: keys
+          mountPath: /etc/baton/keys
+          readOnly: true
+        {{- end }}
+        {{- if $values.console }}
+        - name: console
+          mountPath: /etc/baton/console
+          readOnly: true
+        {{- end }}
+  volumes:
+    - name: models
+      {{- if $values.models.claim }}
+      persistentVolumeClaim:
+        claimName: {{ $values.models.claim }}
+      {{- else }}
+      emptyDir: {}
+      {{- end }}
+    - name: shared-memory
+      emptyDir:
+        medium: Memory
+    {{- if $values.keys }}
+    - name: keys
+      secret:
+        secretName: {{ .root.Release.Name }}-keys
+        defaultMode: 288
+    {{- end }}
+    {{- if $values.console }}
+    - name: console
+      secret:
+        secretName: {{ .root.Release.Name }}-console
+        defaultMode: 288
+    {{- end }}
+{{- end }}
+
+{{/* What Ray Serve is told to run. */}}
+{{- define "baton.serve" -}}
+{{- $config := .Values.config -}}
+proxy_location: EveryNode
+http_options:
+  host: {{ $config.server.host }}
+  port: {{ $config.server.port }}
+applications:
+  - name: baton
+    route_prefix: /
+    import_path: baton.serving.declared:application
+    external_scaler_enabled: true
+    args:
+      config: {{- toYaml $config | nindent 8 }}
+    deployments:
+      - name: ingress
+        ray_actor_options: {num_cpus: 0, resources: {baton_front: 0.5}}
+      - name: controller
+        ray_actor_options: {num_cpus: 0, resources: {baton_head: 0.001}}
+{{- end }}

@@ -1,0 +1,1 @@
+"""Manifests for clusters and machines, all rendered from the one configuration."""

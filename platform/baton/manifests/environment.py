@@ -1,0 +1,39 @@
+"""The variables that every process of Ray must see, on every node, before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from baton.config.schema import DeploymentConfig
+from baton.serving.data_path import DataPath, FrontPorts, FrontSettings, serve_environment
+
+_RUN_DIR: Final = Path("/tmp/baton")  # noqa: S108 - of a container, or of the service alone
+_PORTS: Final = FrontPorts(
+    stats=21000,
+    metrics=21001,
+    fallback_http=21002,
+    fallback_grpc=21003,
+    replica_http_from=21004,
+    replica_http_to=21203,
+)
+"""Each node has one front and addresses of its own, so the same ports do everywhere."""
+_HEAD_RETURNS_S: Final = 600
+"""How long a node waits for a head that comes back (with its memory, in Redis) before it ends."""
+
+
+def ray_variables(config: DeploymentConfig) -> dict[str, str]:
+    """Variables by name, in a stable order."""
+    front = FrontSettings(
+        data_path=DataPath.HAPROXY,
+        run_dir=_RUN_DIR,
+        ports=_PORTS,
+        longest_stream_s=config.admission.timeouts.total_s,
+        threads=4,
+    )
+    variables = serve_environment(front) | {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(_HEAD_RETURNS_S),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return dict(sorted(variables.items()))

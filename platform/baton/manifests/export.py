@@ -1,0 +1,52 @@
+"""Every form of deployment, and the files of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Final
+
+from baton.config.load import LoadedConfig
+from baton.manifests.adapted import adapted
+from baton.manifests.compose import compose_files
+from baton.manifests.helm import helm_files
+from baton.manifests.images import docker_files
+from baton.manifests.kuberay import kuberay_files
+from baton.manifests.kustomize import kustomize_files
+from baton.manifests.ray_up import ray_up_files
+from baton.manifests.settings import ManifestSettings
+from baton.manifests.systemd import systemd_files
+
+Files = Mapping[str, bytes]
+
+
+class Target(StrEnum):
+    """A form of deployment."""
+
+    KUBERAY = "kuberay"
+    HELM = "helm"
+    KUSTOMIZE = "kustomize"
+    RAY = "ray"
+    COMPOSE = "compose"
+    SYSTEMD = "systemd"
+    DOCKER = "docker"
+
+
+def manifest_files(target: Target, loaded: LoadedConfig, settings: ManifestSettings) -> Files:
+    """Files by their path below a folder.
+
+    Raises:
+        CannotExport: the configuration asks for what this form cannot give.
+    """
+    return _FILES[target](loaded, settings)
+
+
+_FILES: Final[Mapping[Target, Callable[[LoadedConfig, ManifestSettings], Files]]] = {
+    Target.KUBERAY: lambda loaded, settings: kuberay_files(adapted(loaded), settings),
+    Target.HELM: lambda loaded, settings: helm_files(adapted(loaded), settings),
+    Target.KUSTOMIZE: lambda loaded, settings: kustomize_files(adapted(loaded), settings),
+    Target.RAY: lambda loaded, settings: ray_up_files(adapted(loaded), settings),
+    Target.COMPOSE: lambda loaded, settings: compose_files(loaded.config, settings),
+    Target.SYSTEMD: systemd_files,
+    Target.DOCKER: lambda _loaded, _settings: docker_files(),
+}

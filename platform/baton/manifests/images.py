@@ -1,0 +1,32 @@
+"""Dockerfiles for machines with and without GPUs, and what images are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Final
+
+import baton
+from baton.manifests.adapted import Adapted
+from baton.manifests.settings import ManifestSettings
+
+BATON_UID: Final = 10001
+"""The user that containers run as; the Dockerfiles make it."""
+MODELS: Final = "/models"
+"""Where models from the hub are kept."""
+
+
+def image_of(deployment: Adapted, settings: ManifestSettings) -> str:
+    """The image that every node runs."""
+    if settings.image is not None:
+        return settings.image
+    return f"baton:{baton.__version__}-{'cuda' if deployment.needs_gpus else 'cpu'}"
+
+
+def docker_files() -> Mapping[str, bytes]:
+    """Both Dockerfiles: images hold baton and engines, and no configuration."""
+    folder = resources.files("baton.manifests") / "templates" / "docker"
+    return {
+        name: (folder / name).read_bytes()
+        for name in ("Dockerfile.cpu", "Dockerfile.cuda", "dockerignore")
+    }

@@ -1,0 +1,42 @@
+"""What Ray Serve is told to run, in its own declarative form (`serve deploy`, `serveConfigV2`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from baton.manifests.adapted import Adapted, Plain
+from baton.manifests.shapes import FRONT, FRONT_SHARE, HEAD
+from baton.serving.names import APP, CONTROLLER, INGRESS
+
+IMPORT_PATH: Final = "baton.serving.declared:application"
+_SLIVER: Final = 0.001
+
+
+def serve_config(deployment: Adapted) -> Plain:
+    """The whole of it: Ray's `ServeDeploySchema`.
+
+    The configuration goes along as the application's argument, so that whoever changes it changes
+    this, and Serve sees that there is something to do.
+    """
+    config = deployment.config
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": config.server.host, "port": config.server.port},
+        "applications": [
+            {
+                "name": APP,
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                # Pools are sized by the controller, not by Serve's own autoscaler.
+                "external_scaler_enabled": True,
+                "args": {"config": deployment.written},
+                "deployments": [_at(INGRESS, FRONT, FRONT_SHARE), _at(CONTROLLER, HEAD, _SLIVER)],
+            }
+        ],
+    }
+
+
+def _at(deployment: str, resource: str, share: float) -> Plain:
+    """A deployment on the nodes that have a resource, and on no others."""
+    options: Plain = {"num_cpus": 0, "resources": {resource: share}}
+    return {"name": deployment, "ray_actor_options": options}

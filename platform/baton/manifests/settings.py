@@ -1,0 +1,45 @@
+"""What manifests need to know besides the configuration: names, and which image."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from baton.domain.errors import OperatorError
+
+_LONGEST_NAME: Final = 40
+"""Names of Kubernetes hold 63 characters, and `-ingress` and the like are added to this one."""
+_NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+class CannotExport(OperatorError):
+    """What the configuration asks for cannot be had in this form of deployment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestSettings:
+    """What things are called, and what they run."""
+
+    name: str = "baton"
+    """Of the deployment: every object's name begins with it."""
+    namespace: str = "baton"
+    """Where in Kubernetes they are."""
+    image: str | None = None
+    """None: the one that the Dockerfiles make, by the version of baton."""
+    gpus_per_node: int = 8
+    """Replicas with more GPUs span nodes. Source: HGX and DGX machines have eight."""
+
+    def __post_init__(self) -> None:
+        for option, name in (("--name", self.name), ("--namespace", self.namespace)):
+            if not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+                raise CannotExport(
+                    f"got the name {name!r}, wanted lower-case letters, digits and '-',"
+                    f" {_LONGEST_NAME} at most",
+                    f"give another one with {option}",
+                )
+        if self.gpus_per_node < 1:
+            raise CannotExport(
+                f"got {self.gpus_per_node} GPUs of a node, wanted one at least",
+                "give how many a node has with --gpus-per-node",
+            )

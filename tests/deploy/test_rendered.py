@@ -1,0 +1,170 @@
+"""What is kept in `deploy/` is what the configurations render to, now."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baton.config.load import load_config, load_text
+from baton.manifests.adapted import adapted
+from baton.manifests.export import Target, manifest_files
+from baton.manifests.kuberay import RAY_VERSION, ray_service
+from baton.manifests.settings import CannotExport, ManifestSettings
+from tests.deploy.python_checks import objects
+from tests.deploy.rendered import EXAMPLES, FOLDER, export, kept, stray
+from tests.repo.project import ROOT
+
+AGAIN = "render them again: python -m tests.deploy.rendered --write"
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def config(tmp_path: Path, *more: str, pool: str = "decode", gpus: int = 1) -> Path:
+    path = tmp_path / "config.yaml"
+    lines = ["version: 1", "model: {source: org/model}", "pools:"]
+    lines += [f"  {pool}: {{role: mixed, resources: {{gpus: {gpus}}}, parallel: {{tp: {gpus}}}}}"]
+    path.write_text("\n".join([*lines, *more]) + "\n")
+    return path
+
+
+def export_of(path: Path, target: Target = Target.KUBERAY, **settings: object) -> dict[str, str]:
+    given = ManifestSettings(**settings)  # type: ignore[arg-type]  # as the test has it
+    files = manifest_files(target, load_config([path]), given)
+    return {name: content.decode() for name, content in files.items()}
+
+
+def workers(path: Path, group: str, **settings: object) -> dict[str, object]:
+    given = ManifestSettings(**settings)  # type: ignore[arg-type]  # as the test has it
+    service = json.loads(json.dumps(ray_service(adapted(load_config([path])), given, rdma=False)))
+    groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    (found,) = (one for one in groups if one["groupName"] == group)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_what_is_kept_is_what_is_rendered() -> None:
+    wanted = kept()
+    differ = [
+        name
+        for name, content in wanted.items()
+        if not (FOLDER / name).exists() or (FOLDER / name).read_bytes() != content
+    ]
+    assert not differ, AGAIN
+
+
+def test_nothing_else_is_kept() -> None:
+    assert stray() == [], AGAIN
+
+
+def test_every_example_is_kept() -> None:
+    assert {path.name for path in FOLDER.iterdir() if path.is_dir()} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_application_gets_the_configuration_that_was_given(path: Path) -> None:
+    deployment = adapted(load_config([path]))
+    assert load_text(json.dumps(deployment.written)) == deployment.config
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_there_are_nodes_for_every_pool_as_large_as_it_may_get(path: Path) -> None:
+    loaded = load_config([path]).config
+    for name, pool in loaded.pools.items():
+        group = workers(path, name)
+        assert group["maxReplicas"] == pool.replicas.max
+        resources = group["resources"]
+        assert isinstance(resources, dict)
+        hosts = group["numOfHosts"]
+        assert isinstance(hosts, int)
+        assert int(resources.get("GPU", 0)) * hosts == pool.resources.gpus
+        assert int(resources["CPU"]) * hosts >= pool.resources.cpus
+
+
+def test_a_replica_with_more_gpus_than_a_node_spans_several(tmp_path: Path) -> None:
+    path = config(tmp_path, gpus=16)
+    assert workers(path, "decode")["numOfHosts"] == 2
+    assert workers(path, "decode", gpus_per_node=16)["numOfHosts"] == 1
+    with pytest.raises(CannotExport, match="cannot be shared evenly by 3 nodes"):
+        export_of(path, gpus_per_node=7)
+
+
+def test_rdma_is_asked_for_where_the_configuration_requires_it(tmp_path: Path) -> None:
+    without = export_of(config(tmp_path))["rayservice.yaml"]
+    required = export_of(config(tmp_path, "transfer: {require_rdma: true}"))["rayservice.yaml"]
+    assert "rdma/hca" not in without
+    assert "rdma/hca" in required
+    assert "IPC_LOCK" in required
+
+
+def test_keys_are_mounted_where_the_application_looks_for_them(tmp_path: Path) -> None:
+    files = export_of(config(tmp_path, "tenants: {acme: {keys_file: secrets/acme.keys}}"))
+    assert "keys_file: /etc/baton/keys/acme.keys" in files["rayservice.yaml"]
+    assert "mountPath: /etc/baton/keys" in files["rayservice.yaml"]
+    assert "secretName: baton-keys" in files["rayservice.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("security: {tls: {cert_file: a.pem, key_file: a.key}}", "speaks no TLS"),
+        ("tenants: {a: {keys_file: a/k}, b: {keys_file: b/k}}", "would be one file"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_refused(tmp_path: Path, more: str, why: str) -> None:
+    with pytest.raises(CannotExport, match=why):
+        export_of(config(tmp_path, more))
+
+
+@pytest.mark.parametrize("pool", ["head", "my_pool"])
+def test_a_pool_whose_name_no_group_of_nodes_may_have_is_refused(tmp_path: Path, pool: str) -> None:
+    with pytest.raises(CannotExport, match="groups of nodes"):
+        export_of(config(tmp_path, pool=pool))
+
+
+@pytest.mark.parametrize("name", ["", "Baton", "-x", "a" * 41])
+def test_a_name_that_kubernetes_would_not_take_is_refused(name: str) -> None:
+    with pytest.raises(CannotExport, match="--name"):
+        ManifestSettings(name=name)
+
+
+def test_compose_is_refused_where_there_are_no_metrics(tmp_path: Path) -> None:
+    path = config(tmp_path, "observability: {metrics: {enabled: false}}")
+    with pytest.raises(CannotExport, match="nothing to scrape"):
+        export_of(path, Target.COMPOSE)
+
+
+def test_a_machine_that_ends_tls_itself_gets_one_unit_and_none_for_a_cluster(
+    tmp_path: Path,
+) -> None:
+    path = config(tmp_path, "security: {tls: {cert_file: a.pem, key_file: a.key}}")
+    assert set(export_of(path, Target.SYSTEMD)) == {"baton.service", "baton.yaml"}
+
+
+def test_the_schema_of_the_chart_has_only_what_helm_understands(example: Path) -> None:
+    assert "(?=" not in (example / "helm" / "values.schema.json").read_text()
+
+
+def test_ray_is_the_one_in_the_lock() -> None:
+    assert f"\nray=={RAY_VERSION} " in (ROOT / "requirements" / "cpu.lock").read_text()
+
+
+def test_everything_belongs_to_one_namespace_and_carries_the_name(tmp_path: Path) -> None:
+    given = ManifestSettings(name="mine", namespace="theirs")
+    for name, content in manifest_files(
+        Target.KUBERAY, load_config([config(tmp_path)]), given
+    ).items():
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / name).write_bytes(content)
+    for one in objects(tmp_path / "out"):
+        metadata = one["metadata"]
+        assert isinstance(metadata, dict)
+        assert metadata["namespace"] == "theirs"
+        assert metadata["name"].startswith("mine")
+
+
+def test_an_export_is_the_same_every_time(tmp_path: Path) -> None:
+    first = export("gpu-example", Target.HELM, tmp_path / "first")
+    second = export("gpu-example", Target.HELM, tmp_path / "second")
+    for path in first.rglob("*.*"):
+        assert path.read_bytes() == (second / path.relative_to(first)).read_bytes()
