@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tests.abuse.fuzz import Found, Target, fuzz
 from tests.chaos.case import (
+    Bound,
     Engines,
     Figure,
     Outcome,
@@ -26,16 +27,17 @@ _SEED = 7
 def _ran(target: Target[_T], *, longest_s: float, least: int) -> Outcome:
     length = minutes_asked(_MINUTES)
     found = fuzz(target, seconds=length["minutes"] * 60, seed=_SEED)
-    return _outcome(found, length, longest_s=longest_s, least=least)
+    longest = at_most("longest for one input, s of processor", found.longest_cpu_s, longest_s)
+    return _outcome(found, length, longest, least=least)
 
 
 def _outcome(
-    found: Found, length: dict[str, float], *, longest_s: float, least: int, **more: Figure
+    found: Found, length: dict[str, float], longest: Bound, *, least: int, **more: Figure
 ) -> Outcome:
     return Outcome(
         bounds=(
             exactly("inputs that crashed or hung what reads them", found.complaints, 0),
-            at_most("longest for one input, s", found.longest_s, longest_s),
+            longest,
             at_least("inputs", found.inputs, least),
             at_least("different outcomes", len(found.seen), 2),
         ),
@@ -82,7 +84,8 @@ def _live(folder: Path, *, stream: bool | None) -> Outcome:
         others = len(set(baton.deployment.pids().items()) ^ set(before.items()))
         well = baton.client("acme").get("/v1/models").status_code
     # Without a number an answer has 4,096 tokens, of 4 ms each and what the machine adds.
-    outcome = _outcome(found, length, longest_s=60.0, least=200)
+    longest = at_most("longest for one input, s", found.longest_s, 60.0)
+    outcome = _outcome(found, length, longest, least=200)
     after = (
         exactly("replicas that are not those of before", others, 0),
         exactly("a good request afterwards", well, 200),

@@ -100,7 +100,7 @@ def replaced(before: dict[str, list[int]], after: dict[str, list[int]]) -> list[
 
 def told(up: Parts) -> Mapping[str, Any]:
     """The generation that holds and what is said of the last rollout, once somebody says it."""
-    status = up.status()
+    status = up.deployment.wait_for(lambda status: status["generation"] is not None, 60)
     return {"generation": status["generation"], **status.get("rollout", {})}
 
 
