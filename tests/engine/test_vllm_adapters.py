@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,15 @@ async def test_legs_that_come_together_load_their_adapter_once() -> None:
     engine, adapters = Engine(), EngineAdapters(SOURCES, slots=2)
     await asyncio.gather(*(adapters.ready(f"l{n}", "ada", engine.load) for n in range(5)))
     assert engine.loaded == ["ada"]
+
+
+async def test_an_adapter_that_lies_here_is_taken_from_where_it_lies(tmp_path: Path) -> None:
+    adapters = EngineAdapters({"here": str(tmp_path), "lost": str(tmp_path / "no")}, slots=2)
+    adapters.fetch()
+    for name, path in (("here", tmp_path), ("lost", tmp_path / "no")):
+        found = await adapters.ready(name, name, Engine().load)
+        assert found is not None
+        assert found.lora_path == str(path)
 
 
 async def test_a_leg_without_an_adapter_loads_nothing() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.domain.errors import EngineDied
+from baton.domain.errors import AdapterFailed, EngineDied
 from baton.domain.events import LegFailed, LegsAborted, LoadReported, ReplicaLost, StepProduced
 from baton.domain.fleet import Load, LossReason
 from baton.domain.handoff import LegFailure, LegOutput
@@ -36,6 +36,16 @@ async def test_an_engine_that_raises_on_submit_fails_one_leg_only() -> None:
         client.submit("decode-1", make_leg("b"))
         await engine.watch.until(lambda: "b" in engine.running)
         assert not log.of(ReplicaLost)
+
+
+async def test_a_leg_whose_adapter_cannot_be_loaded_is_refused_with_the_reason() -> None:
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        engine.answer = AdapterFailed("ada", "/adapters/ada: no such folder")
+        client.submit("decode-1", make_leg("a"))
+        failed = await log.wait(LegFailed)
+        # Not an engine's failure: another try would end the same, and the replica is well.
+        assert failed.failure is LegFailure.REFUSED
+        assert failed.why == "adapter ada: /adapters/ada: no such folder"
 
 
 async def test_an_engine_that_never_accepts_fails_the_leg_at_the_deadline() -> None:

@@ -152,6 +152,7 @@ class VllmEngine:
         self._events_endpoint = self._kv_events_endpoint()
         try:
             with process.environment(engine_environment(settings, os.getpid())):
+                self._adapters.fetch()
                 if not self._closed:
                     self._launch()
         except Exception as error:

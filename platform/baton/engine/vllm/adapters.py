@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 from vllm.lora.request import LoRARequest
+from vllm.lora.utils import get_adapter_absolute_path
 
 from baton.control.loaded_adapters import LoadedAdapters
 from baton.domain.errors import AdapterFailed
@@ -33,6 +35,16 @@ class EngineAdapters:
         self._book = LoadedAdapters(slots)
         self._by_leg: dict[str, str] = {}
         self._loading = asyncio.Lock()
+
+    def fetch(self) -> None:
+        """Bring adapters from a hub to this machine; blocks.
+
+        Left to the engine, the first request for one would hold up all that runs there. One that
+        cannot be had is told of when it is asked for.
+        """
+        for request in self._requests.values():
+            with suppress(OSError, ValueError):
+                request.lora_path = get_adapter_absolute_path(request.lora_path)
 
     async def ready(
         self, leg_id: str, name: str | None, load: Callable[[LoRARequest], Awaitable[object]]
