@@ -27,6 +27,7 @@ GUIDES = (
 ALONE = {"fit", "plan", "simulate", "config"}
 """Verbs that need nothing that runs."""
 AT_ONCE = {"fit", "config"}
+LONG = (pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(600))
 WRONGLY_CALLED: type[Exception] = typer.BadParameter.__mro__[1]
 """Of all the ways to call a command wrongly, which Typer exports only one of."""
 
@@ -65,7 +66,7 @@ def cases() -> Sequence[object]:
         for example in examples(document):
             verbs = {words[0] for words in example.commands}
             if verbs <= ALONE:
-                marks = () if verbs <= AT_ONCE else (pytest.mark.slow, pytest.mark.thorough)
+                marks = () if verbs <= AT_ONCE else LONG
                 found.append(pytest.param(document, example, id=str(example), marks=marks))
     return found
 
