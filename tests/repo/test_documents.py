@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from ruamel.yaml import YAML
@@ -103,6 +104,18 @@ def test_every_link_within_the_project_resolves(name: str) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target.read_text()), link
+
+
+def test_a_picture_is_drawn_with_its_own_ground_and_says_what_it_shows() -> None:
+    drawn = sorted((ROOT / "docs/images").glob("*.svg"))
+
+    assert drawn
+    for file in drawn:
+        root = ElementTree.parse(file).getroot()  # noqa: S314 - the project's own
+        title, ground = root[0], root[1]
+        assert title.tag.endswith("}title")
+        assert len(title.text or "") > len("a picture"), file.name
+        assert ground.get("width") == root.get("width"), "pages may be dark"
 
 
 def test_a_decision_says_what_would_reverse_it_within_sixty_lines() -> None:
