@@ -126,7 +126,7 @@ def compose(folder: Path) -> list[str]:
 
 def dockerfiles(folder: Path) -> list[str]:
     """`hadolint`, with its warnings."""
-    paths = sorted(folder.glob("Dockerfile.*"))
+    paths = sorted(folder / f"Dockerfile.{kind}" for kind in ("cpu", "cuda"))
     return _complaints([_OWN / "hadolint", "--failure-threshold", "info", *paths])
 
 

@@ -8,7 +8,8 @@ from typing import Final
 from baton.config.schema import DeploymentConfig
 from baton.serving.data_path import DataPath, FrontPorts, FrontSettings, serve_environment
 
-_RUN_DIR: Final = Path("/tmp/baton")  # noqa: S108 - of a container, or of the service alone
+RUN_DIR: Final = Path("/tmp/baton")  # noqa: S108 - of a container, or of the service alone
+"""Where HAProxy's files and sockets are; short, for a socket's path holds 107 bytes."""
 _PORTS: Final = FrontPorts(
     stats=21000,
     metrics=21001,
@@ -26,7 +27,7 @@ def ray_variables(config: DeploymentConfig) -> dict[str, str]:
     """Variables by name, in a stable order."""
     front = FrontSettings(
         data_path=DataPath.HAPROXY,
-        run_dir=_RUN_DIR,
+        run_dir=RUN_DIR,
         ports=_PORTS,
         longest_stream_s=config.admission.timeouts.total_s,
         threads=4,

@@ -26,7 +26,7 @@ def image_of(deployment: Adapted, settings: ManifestSettings) -> str:
 def docker_files() -> Mapping[str, bytes]:
     """Both Dockerfiles: images hold baton and engines, and no configuration."""
     folder = resources.files("baton.manifests") / "templates" / "docker"
-    return {
-        name: (folder / name).read_bytes()
-        for name in ("Dockerfile.cpu", "Dockerfile.cuda", "dockerignore")
-    }
+    ignored = (folder / "dockerignore").read_bytes()
+    files = {name: (folder / name).read_bytes() for name in ("Dockerfile.cpu", "Dockerfile.cuda")}
+    # BuildKit finds what to ignore beside the Dockerfile, by its name.
+    return files | {f"{name}.dockerignore": ignored for name in files}
