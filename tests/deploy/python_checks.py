@@ -40,7 +40,19 @@ def ray_service(folder: Path) -> list[str]:
     """What a RayService has that KubeRay does not know, and the other way round."""
     services = [one for one in objects(folder) if one["kind"] == "RayService"]
     found = [f"{len(services)} RayServices, wanted one"] if len(services) != 1 else []
-    return found + [line for one in services for line in of_schema(one, RAY_SERVICE)]
+    found += [line for one in services for line in of_schema(one, RAY_SERVICE)]
+    return found or [line for one in services for line in _said_twice(one)]
+
+
+def _said_twice(service: dict[str, object]) -> Iterator[str]:
+    """Resources in two places, which KubeRay's operator refuses."""
+    cluster = cast("dict[str, dict[str, dict[str, object]]]", service["spec"])["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cast("list[Object]", cluster["workerGroupSpecs"])]
+    for group in groups:
+        started = cast("dict[str, str]", group.get("rayStartParams", {}))
+        both = started.keys() & {"num-cpus", "num-gpus", "memory", "resources", "labels"}
+        if both and group.get("resources"):
+            yield f"{group.get('groupName', 'head')}: resources, and {', '.join(sorted(both))}"
 
 
 def served(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ TYPOS = [
     Typo("kuberay", "rayservice.yaml", "workerGroupSpecs:", "workerGroupSpec:"),
     Typo("kuberay", "rayservice.yaml", "minReplicas:", "minReplica:"),
     Typo("kuberay", "rayservice.yaml", "mode: token", "mode: tokens"),
+    Typo("kuberay", "rayservice.yaml", "dashboard-host:", "num-cpus:"),
     Typo("ray", "cluster.yaml", "idle_timeout_minutes:", "idle_timeout_minute:"),
     Typo("ray", "cluster.yaml", "head_node_type: head", "head_node_type: haed"),
     Typo("helm", "values.yaml", "role: prefill", "roles: prefill"),

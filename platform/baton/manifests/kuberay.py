@@ -75,8 +75,8 @@ def ray_service(deployment: Adapted, settings: ManifestSettings, *, rdma: bool) 
                 "enableInTreeAutoscaling": True,
                 "autoscalerOptions": AUTOSCALER,
                 "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0", "dashboard-host": EVERYWHERE},
-                    "resources": _texts(head.resources),
+                    "rayStartParams": {"dashboard-host": EVERYWHERE},
+                    "resources": _texts({"CPU": head.cpus, **head.resources}),
                     "template": pods.template(head, probes=head_probes()),
                 },
                 "workerGroupSpecs": [_workers(front, at_front), *engines],
