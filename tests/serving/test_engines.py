@@ -8,6 +8,7 @@ from pathlib import Path
 from baton.config import DeploymentConfig, load_config
 from baton.domain.fleet import Role
 from baton.engine.sim import SimEngine
+from baton.engine.vllm.settings import engine_arguments
 from baton.serving.engines import ReplicaSite, build_engine, engine_environment, vllm_settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -52,6 +53,20 @@ def test_an_engine_on_a_gpu_is_told_how_much_of_the_hosts_memory_is_its_own() ->
     asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama", offloading)
     assert vllm_settings(asked, site("decode")).host_memory_bytes == 8 * 1024**3
     assert vllm_settings(asked, site("prefill")).host_memory_bytes is None
+
+
+def test_an_engine_is_told_of_adapters_and_of_the_room_for_them_where_there_are_any() -> None:
+    model = "models.llama-8b.source=/models/llama"
+    adapter = "models.llama-8b.adapters={sql: {source: /adapters/sql}}"
+    asked = config("gpu-example.yaml", model, adapter, "pools.decode.engine.adapters.max_loaded=9")
+    arguments = engine_arguments(vllm_settings(asked, site("decode")), None)
+    assert arguments["enable_lora"]
+    assert (arguments["max_loras"], arguments["max_cpu_loras"]) == (4, 9)
+    assert dict(vllm_settings(asked, site("decode")).adapters) == {"sql": "/adapters/sql"}
+    without = engine_arguments(
+        vllm_settings(config("gpu-example.yaml", model), site("decode")), None
+    )
+    assert "enable_lora" not in without
 
 
 def test_an_engine_says_what_it_caches_only_where_the_index_wants_to_know() -> None:
