@@ -150,6 +150,13 @@ ACCESS = (
         ("tests/engine/test_frontend_access.py", "tests/engine/test_frontend_seam.py"),
     ),
     Mutation(
+        "where an adapter is kept, which a request cannot say",
+        f"{_FRONT}/wire.py",
+        "adapter, engine_request.lora_request = engine_request.lora_request, None",
+        "adapter = engine_request.lora_request",
+        ("tests/engine/test_vllm_wire.py",),
+    ),
+    Mutation(
         "the token of metrics and console",
         "platform/baton/serving/access_token.py",
         'if _has(scope["headers"], wanted.encode()):',

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.control.ledger import Entry
 from baton.control.loaded_adapters import LoadedAdapters
 from baton.domain.fleet import AdapterLoad
+from baton.domain.handoff import LegKind
+from baton.domain.request import Request
+from baton.policy.block_hash import chain, chain_root
 
 
 def run_leg(book: LoadedAdapters, name: str, took_s: float = 0.5) -> None:
@@ -14,6 +20,18 @@ def run_leg(book: LoadedAdapters, name: str, took_s: float = 0.5) -> None:
         book.loaded(name, took_s)
     book.leg_over(name)
     book.check_integrity()
+
+
+def test_a_requests_blocks_and_legs_are_those_of_its_adapter() -> None:
+    plain = Entry(
+        request=Request(request_id="r", prompt_token_ids=(1,) * 32, max_tokens=1, arrived_at_s=0.0)
+    )
+    tuned = Entry(request=replace(plain.request, adapter="ada"))
+    assert not set(plain.hashes(("m", 16))) & set(tuned.hashes(("m", 16)))
+    root = chain_root(model="m", block_size_tokens=16, adapter="ada")
+    assert tuned.hashes(("m", 16)) == chain(root, (1,) * 32, 16)
+    legs = [one.next_leg(LegKind.LOCAL) for one in (plain, tuned)]
+    assert [leg.adapter for leg in legs] == [None, "ada"]
 
 
 def test_an_adapter_is_loaded_once_and_found_from_then_on() -> None:
