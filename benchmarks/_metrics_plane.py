@@ -24,7 +24,7 @@ from baton.config import DeploymentConfig, load_config
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import ReplicaHost
 from baton.serving.engines import ReplicaSite, build_engine
-from baton.serving.ingress import IngressBody
+from baton.serving.ingress_body import IngressBody
 from baton.serving.membership import Member
 from baton.serving.metadata import LINK_ADDRESS, REPLICA_ID
 from baton.serving.replica import host_options, metrics_endpoint

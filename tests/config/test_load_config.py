@@ -498,12 +498,6 @@ def model(rest: str, base: str = LEAST) -> str:
         ),
         (
             "version: 1\nmodels: {a: {source: a}, b: {source: b}}\n"
-            "pools: {a: {role: mixed, model: a}, b: {role: mixed, model: b}}",
-            "b: {source",
-            "models.b: not yet: several models",
-        ),
-        (
-            "version: 1\nmodels: {a: {source: a}, b: {source: b}}\n"
             "pools: {a: {role: mixed, model: a}}",
             "b: {source",
             "models.b: no pool, wanted a pool of role",

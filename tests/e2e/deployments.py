@@ -99,11 +99,12 @@ class Deployment:
         *,
         max_tokens: int = MAX_TOKENS,
         request_id: str = "",
+        model: str = "",
         on_chunk: Callable[[int], None] = lambda _count: None,
     ) -> str:
         """The text of one streamed completion; fails unless the stream ends properly."""
         body = {
-            "model": self.model,
+            "model": model or self.model,
             "prompt": prompt,
             "max_tokens": max_tokens,
             "temperature": 0,

@@ -12,7 +12,7 @@ from baton.config import load_config
 from baton.domain.errors import Broken, RdmaMissing, TransferFailed
 from baton.runtime.link.client import LinkClient
 from baton.runtime.replica_host import ReplicaHost
-from baton.serving.ingress import IngressBody
+from baton.serving.ingress_body import IngressBody
 from baton.serving.own_side_channel import OwnCheckTiming, OwnSideChannel
 from baton.serving.replica import EngineReplica, own_side_channel
 from tests.fakes.link_rig import FAST, EventLog, hosting

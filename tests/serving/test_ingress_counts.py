@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,9 @@ from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, Gate, answer
 from baton.runtime.key_files import editing
 from baton.runtime.keys import mint
 from baton.runtime.link.options import LinkOptions
-from baton.serving.ingress import Ingress, IngressBody
+from baton.serving.ingress import Ingress
+from baton.serving.ingress_body import IngressBody
+from baton.serving.several_bodies import SeveralBodies
 from baton.telemetry.catalogue import (
     ADMISSIONS,
     INGRESS_GENERATION,
@@ -169,9 +172,14 @@ async def test_another_configuration_changes_edges_and_names_without_a_restart(
         assert "acme" in body.telemetry._collector._tenants
 
 
+def _the_one(body: IngressBody, _model: str, _part: DeploymentConfig) -> IngressBody:
+    return body
+
+
 async def test_an_ingress_tells_serve_where_its_metrics_are() -> None:
     async with an_ingress() as body:
-        served: Any = SimpleNamespace(_started=lambda body=body: body)
+        bodies = SeveralBodies(config(), partial(_the_one, body))
+        served: Any = SimpleNamespace(_started=lambda: bodies)
         told = Ingress.record_replica_metadata(served)
         assert told == {"metrics": body.telemetry.address}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.domain.demand import CoordinatorReport, Tally
 from baton.domain.fleet import Role
-from baton.serving.packing import packed, packed_report, unpacked, unpacked_report
+from baton.serving.packing import packed, packed_reports, unpacked, unpacked_reports
 
 INLINE_BYTES = 100 * 1024
 """What Ray still puts into its own message."""
@@ -19,8 +19,8 @@ def test_plain_values_come_back_and_others_as_text() -> None:
 
 def test_what_was_not_packed_is_left_as_it_is() -> None:
     assert unpacked({"generation": 3}) == {"generation": 3}
-    assert unpacked_report({"generation": 3}) is None
-    assert unpacked_report(packed_report.__name__) is None
+    assert unpacked_reports({"generation": 3}) == ()
+    assert unpacked_reports(packed_reports.__name__) == ()
 
 
 def test_six_hundred_ticks_with_all_their_numbers_go_into_a_message() -> None:
@@ -36,6 +36,6 @@ def test_a_report_of_a_thousand_tenants_comes_back_and_goes_into_a_message() -> 
         for number in range(1000)
     )
     report = CoordinatorReport(coordinator_id="i", at_s=1.0, tallies=rows)
-    sent = packed_report(report)
+    sent = packed_reports((report,))
     assert len(sent) < INLINE_BYTES
-    assert unpacked_report(sent) == report
+    assert unpacked_reports(sent) == (report,)

@@ -68,9 +68,6 @@ _LAST_PORT = 65535
 def check(root: Section, builder: Builder) -> Iterator[Finding]:
     """Everything that is wrong between keys."""
     seen = Seen(builder, *(_names(root, key) for key in ("models", "pools", "tenants")))
-    if len(seen.model_names) > 1:
-        second = ("models", seen.model_names[1])
-        yield seen.wrong(second, "not yet: several models, keep one and start another baton")
     for name, pool in seen.pools().items():
         yield from _counts(seen, name)
         yield from _pool(seen, name, pool)

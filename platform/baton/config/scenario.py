@@ -101,6 +101,9 @@ def simulated(
         CannotModel: no accelerator is named, the model's shape is not known, or it does not fit.
         ConfigInvalid: the user's own policy cannot be loaded.
     """
+    if len(config.models) > 1:
+        names = ", ".join(config.models)
+        raise CannotModel((f"models: got {names}, wanted one: simulate one after the other",))
     modelled = _modelled(config, model_config)
     options = autoscaler_options(config)
     build_placer(config, router_rng(config, "simulated"))  # a policy that cannot be loaded, now

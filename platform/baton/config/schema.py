@@ -394,6 +394,5 @@ class DeploymentConfig:
 
     @property
     def model_name(self) -> str:
-        """The name of the model that is served; for now there is exactly one."""
-        (name,) = self.models
-        return name
+        """The name of the only model; of several, all names: to be shown, not looked up."""
+        return ", ".join(self.models)

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import add, sub
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from baton.control.class_counts import ClassCounts, by_class, sum_of
 from baton.control.cold_starts import ColdStarts
@@ -108,6 +108,10 @@ class _Watched:
         return self.samples[-1].at_s - self.samples[0].at_s
 
 
+_Heard: TypeAlias = tuple[CoordinatorReport, _Watched]
+"""A coordinator's last report, and what was kept of those before."""
+
+
 class Observer:
     """See the module."""
 
@@ -118,10 +122,10 @@ class Observer:
         self._options = options or ObserverOptions()
         self._slos: dict[str, Slo] = {}
         self._watched: dict[str, _Watched] = {}
-        self._slacks: deque[tuple[float, float]] = deque()
+        self._slacks: deque[tuple[float, str, float]] = deque()
         self._starts: dict[str, ColdStarts] = {}
         self._known_pools: set[str] = set()
-        self._in_use: tuple[str, ...] = (DEFAULT_CLASS,)
+        self._in_use: dict[str, tuple[str, ...]] = {}
         self.ledgers = Ledgers()
         """What was since the beginning: classes over their own windows, usage."""
         self.reconfigure(slos=slos)
@@ -151,12 +155,11 @@ class Observer:
         sane = list(self._sane(reports, troubles))
         for report in sane:
             self._take(report, now_s, troubles)
-        current = [self._watched[report.coordinator_id] for report in sane]
+        heard = [(report, self._watched[report.coordinator_id]) for report in sane]
         self._forget(now_s)
-        rated = [one for one in current if one.span_s > 0]
         if not sane:
             troubles.append("no coordinator reports")
-        elif not rated:
+        elif not any(one.span_s > 0 for _, one in heard):
             troubles.append("every coordinator has reported only once: there are no rates yet")
         seen = {
             name: self._pool(name, state, sane, now_s, troubles)
@@ -164,18 +167,43 @@ class Observer:
         }
         computed_s = {name: self._computed_s(name, pools[name], sane, now_s) for name in pools}
         self.ledgers.held(seen.values(), computed_s, now_s)
-        in_use = self._objectives(rated)
+        self._note_slacks(sane, now_s)
+        whole = replace(self._asked(heard, now_s), pools=seen, missing=tuple(troubles))
+        return replace(whole, models=self._by_model(whole, heard, pools))
+
+    def _asked(self, heard: Sequence[_Heard], now_s: float, *, model: str = "") -> Observation:
+        """What was asked of some coordinators, and what they made of it; without pools."""
+        rated = [one for _, one in heard if one.span_s > 0]
+        in_use = self._objectives(rated, model)
         return Observation(
             at_s=now_s,
             window_s=max((one.span_s for one in rated), default=self._options.window_s),
             demand=_demand(rated),
-            service=self._service(rated, sane, now_s),
-            pools=seen,
+            service=self._service(rated, [report for report, _ in heard]),
             ttft_s=min((slo.ttft_s for slo in in_use if slo.ttft_s is not None), default=None),
             tpot_s=min((slo.tpot_s for slo in in_use if slo.tpot_s is not None), default=None),
             attainment_target=max((slo.attainment_target for slo in in_use), default=_TARGET),
-            missing=tuple(troubles),
         )
+
+    def _by_model(
+        self, whole: Observation, heard: Sequence[_Heard], pools: Mapping[str, PoolState]
+    ) -> dict[str, Observation]:
+        """The same of each model's requests and pools; empty where there is only one."""
+        models = sorted({state.model for state in pools.values()})
+        if len(models) < 2:  # noqa: PLR2004 - several
+            return {}
+        return {
+            model: replace(
+                self._asked(
+                    [one for one in heard if one[0].model == model], whole.at_s, model=model
+                ),
+                pools={
+                    name: one for name, one in whole.pools.items() if pools[name].model == model
+                },
+                missing=whole.missing,
+            )
+            for model in models
+        }
 
     def spans(self) -> Iterator[tuple[Mapping[str, ClassCounts], Mapping[str, ClassCounts], float]]:
         """Of each coordinator: classes when the window began and now, and how long that is."""
@@ -210,7 +238,7 @@ class Observer:
         for name in [one for one, known in self._watched.items() if known.newest_at_s < oldest_s]:
             del self._watched[name]
 
-    def _objectives(self, rated: Sequence[_Watched]) -> list[Slo]:
+    def _objectives(self, rated: Sequence[_Watched], model: str) -> list[Slo]:
         """What the classes promise in which requests have ended in the window, or did last."""
         used = {
             name
@@ -219,14 +247,13 @@ class Observer:
             if counts != one.samples[0].classes.get(name)
         }
         if used:
-            self._in_use = tuple(sorted(used))
-        return [self._slos[name] for name in self._in_use if name in self._slos]
+            self._in_use[model] = tuple(sorted(used))
+        in_use = self._in_use.get(model, (DEFAULT_CLASS,))
+        return [self._slos[name] for name in in_use if name in self._slos]
 
     # -------------------------------------------------------------- what requests got
 
-    def _service(
-        self, rated: Sequence[_Watched], sane: Sequence[CoordinatorReport], now_s: float
-    ) -> Service:
+    def _service(self, rated: Sequence[_Watched], sane: Sequence[CoordinatorReport]) -> Service:
         counts = ClassCounts()
         refused_per_s = 0.0
         for one in rated:
@@ -244,14 +271,18 @@ class Observer:
             refused_per_s=refused_per_s,
             in_flight=sum(report.in_flight for report in sane),
             held=sum(report.held for report in sane),
-            slack_s=self._slack_s(sane, now_s),
+            slack_s=self._slack_s({report.model for report in sane}),
         )
 
-    def _slack_s(self, sane: Sequence[CoordinatorReport], now_s: float) -> float | None:
-        self._slacks.extend((now_s, one.slack_s) for one in sane if one.slack_s is not None)
+    def _note_slacks(self, sane: Sequence[CoordinatorReport], now_s: float) -> None:
+        self._slacks.extend(
+            (now_s, one.model, one.slack_s) for one in sane if one.slack_s is not None
+        )
         while self._slacks and self._slacks[0][0] <= now_s - self._options.fast_window_s:
             self._slacks.popleft()
-        return min((slack_s for _, slack_s in self._slacks), default=None)
+
+    def _slack_s(self, models: Collection[str]) -> float | None:
+        return min((slack_s for _, model, slack_s in self._slacks if model in models), default=None)
 
     # -------------------------------------------------------------- pools
 

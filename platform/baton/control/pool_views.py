@@ -22,6 +22,8 @@ class PoolState:
     gpus_per_replica: float = 1.0
     cold_start_s: float = 60.0
     """What to expect until a start was seen."""
+    model: str = ""
+    """As in its coordinators' reports; empty where there is only one."""
 
 
 def most_telling(

@@ -164,3 +164,11 @@ class CoordinatorReport:
     wanted_rates: tuple[tuple[str, float, float], ...] = field(default=())
     """By tenant with a rate limit: requests and tokens per second that it has asked for here
     lately; shares of its limits are dealt out by these."""
+
+    @property
+    def model(self) -> str:
+        """Whose requests these are, where an ingress has several models; else empty.
+
+        It is part of the id: reports travel between versions of baton as they are.
+        """
+        return self.coordinator_id.partition("/")[2]

@@ -154,8 +154,9 @@ def pool_version(config: DeploymentConfig, name: str) -> str:
 
 
 def ingress_version(config: DeploymentConfig) -> str:
-    """The same for ingresses: an API server is started for one revision of one model."""
-    return f"{_code()} {config.models[config.model_name].revision or ''}".strip()
+    """The same for ingresses: API servers are started for one revision of each model."""
+    revisions = (model.revision or "" for model in config.models.values())
+    return f"{_code()} {' '.join(revisions)}".strip()
 
 
 def _code() -> str:

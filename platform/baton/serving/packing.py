@@ -29,14 +29,16 @@ def unpacked(answer: object) -> object:
     return json.loads(zlib.decompress(answer)) if isinstance(answer, bytes) else answer
 
 
-def packed_report(report: CoordinatorReport) -> bytes:
-    """A report."""
-    return zlib.compress(pickle.dumps(report), _LEVEL)
+def packed_reports(reports: tuple[CoordinatorReport, ...]) -> bytes:
+    """The reports of an ingress; a single one as itself, as other versions of baton send it."""
+    told = reports[0] if len(reports) == 1 else reports
+    return zlib.compress(pickle.dumps(told), _LEVEL)
 
 
-def unpacked_report(answer: object) -> CoordinatorReport | None:
-    """A report that was packed; None for anything else."""
+def unpacked_reports(answer: object) -> tuple[CoordinatorReport, ...]:
+    """Reports that were packed; none for anything else."""
     if not isinstance(answer, bytes):
-        return None
+        return ()
     found = pickle.loads(zlib.decompress(answer))  # noqa: S301 - from our own ingress, over Ray
-    return found if isinstance(found, CoordinatorReport) else None
+    several = found if isinstance(found, tuple) else (found,)
+    return tuple(one for one in several if isinstance(one, CoordinatorReport))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from baton.config.derive import autoscaler_options, pool_bounds, scaling_policy_name
 from baton.config.schema import DeploymentConfig
@@ -13,6 +13,7 @@ from baton.domain.fleet import Role
 from baton.policy.scaling.baselines.fixed import Static
 from baton.policy.scaling.catalogue import scaling_policy
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
+from baton.policy.scaling.per_model import PerModel
 from baton.policy.scaling.wants import ScalingPolicy
 from baton.serving.serve_control import DeploymentState
 
@@ -29,6 +30,8 @@ class ScalingPlan:
     options: AutoscalerOptions
     roles: Mapping[str, Role]
     """What each pool's replicas start as."""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Each pool's model, where there are several."""
     configured: bool = True
     """Whether the configuration says anything of an autoscaler."""
 
@@ -59,6 +62,7 @@ class ScalingPlan:
             draining=seen.stopping,
             running=seen.running,
             gpus_per_replica=bounds.gpus_per_replica,
+            model=self.models.get(seen.name, ""),
         )
 
     def policy(self) -> ScalingPolicy:
@@ -67,6 +71,8 @@ class ScalingPlan:
         Raises:
             ConfigInvalid: the user's own cannot be loaded.
         """
+        if self.automatic and self.models:
+            return PerModel(lambda: scaling_policy(self.rule, self.options))
         if self.automatic:
             return scaling_policy(self.rule, self.options)
         return Static(replace(self.options, bounds={}))  # without bounds: every pool as it is
@@ -74,10 +80,11 @@ class ScalingPlan:
 
 def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
     """What a configuration says of scaling."""
-    options = autoscaler_options(config)
+    options, several = autoscaler_options(config), len(config.models) > 1
     return ScalingPlan(
         rule=scaling_policy_name(config),
         roles={name: pool.role for name, pool in config.pools.items()},
+        models={name: pool.model for name, pool in config.pools.items()} if several else {},
         options=options or AutoscalerOptions(rule=ScalingRule.STATIC, bounds=pool_bounds(config)),
         configured=options is not None,
     )

@@ -41,7 +41,10 @@ def target_groups(
             replica_id = str(member.metadata.get(REPLICA_ID, member.replica_id))
             labels = {"pool": member.deployment, "replica": replica_id}
             component = Component.REPLICA
-        groups.append(_group(str(address), component, node=member.node_ip, **labels))
+        # An ingress of several models has one for each.
+        groups += [
+            _group(one, component, node=member.node_ip, **labels) for one in str(address).split(",")
+        ]
     return groups
 
 

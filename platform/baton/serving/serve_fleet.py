@@ -15,7 +15,7 @@ from baton.serving import overrides as kept
 from baton.serving import serve_control
 from baton.serving.live_config import wall_s
 from baton.serving.names import INGRESS
-from baton.serving.packing import unpacked_report
+from baton.serving.packing import unpacked_reports
 from baton.serving.quota_desk import Shares
 from baton.serving.scaling_ports import Reports
 from baton.serving.serve_control import DeploymentState
@@ -45,8 +45,8 @@ class ServeFleet:
         """What ingresses report, and for each that does not, why."""
         answers = await serve_control.call_all(self._app, INGRESS, "report", timeout_s=_ASK_S)
         self._refs = answers.refs  # until the next round
-        reports = (unpacked_report(one) for one in answers.given)
-        return tuple(one for one in reports if one is not None), answers.missing
+        reports = [report for one in answers.given for report in unpacked_reports(one)]
+        return tuple(reports), answers.missing
 
     async def scale(self, pool: str, replicas: int) -> None:
         """Have exactly so many replicas of a pool."""
@@ -78,7 +78,12 @@ class ServeFleet:
         answers = await serve_control.call_all(
             self._app, INGRESS, "take_quotas", shares, at_most, timeout_s=_ASK_S
         )
-        return frozenset(one for one in answers.given if isinstance(one, str))
+        return frozenset(
+            one
+            for taken in answers.given
+            for one in ((taken,) if isinstance(taken, str) else taken or ())
+            if isinstance(one, str)
+        )
 
 
 class KeyValues(Protocol):

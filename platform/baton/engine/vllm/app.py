@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,18 @@ class VllmFrontend:
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
+    @property
+    def api(self) -> AsgiApp:
+        """The app without its gate, for a gate before several."""
+        assert self._api is not None, "it is asked for once it has started"
+        return self._api.asgi
+
+    def stand_before(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> AsgiApp:
+        """This frontend's gate, with its limits and keys, before an app of several models."""
+        assert self._gate is not None, "it is asked for once it has started"
+        self._gate.stand_before(app, healthy=healthy)
+        return self._gate
+
     def reconfigure(
         self, *, limits: FrontendLimits | None = None, access: Access | None = None
     ) -> None:
@@ -134,13 +146,14 @@ class VllmFrontend:
         from baton.engine.vllm.seam import Seam
 
         def construct() -> FleetLLM:
-            return FleetLLM(
-                engine_config(args),
-                addresses=addresses,
-                log_stats=self._settings.log_stats,
-                admit=self._hooks.admit,
-                limits=self._settings.limits,
-            )
+            with kept_handlers():
+                return FleetLLM(
+                    engine_config(args),
+                    addresses=addresses,
+                    log_stats=self._settings.log_stats,
+                    admit=self._hooks.admit,
+                    limits=self._settings.limits,
+                )
 
         self._seam = Seam(self._facts, self._hooks, self._clock)
         await self._seam.start(addresses["input_address"], addresses["output_address"])

@@ -191,6 +191,13 @@ class Gate:
         self._healthy = healthy
         self._admit = admit
 
+    def stand_before(self, app: AsgiApp, *, healthy: Callable[[], bool]) -> None:
+        """Let requests through to another app, of which several models are part.
+
+        Which of them a request is for is in its body: only they can say that they are full.
+        """
+        self._app, self._healthy, self._admit = app, healthy, _take_any
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
         match scope["type"]:
@@ -347,6 +354,15 @@ class _BoundedBody:
 
 class _BodyRefused(Exception):
     """Stops whoever reads the body."""
+
+
+def _take_any(_requests: int, _caller: Caller) -> None:
+    """Refuse nobody."""
+
+
+async def refuse(path: str, send: Send, problem: Problem) -> None:
+    """Answer with an error in the shape of the API that has this path."""
+    await answer(send, problem, _dialect(path))
 
 
 async def answer(send: Send, problem: Problem, dialect: Dialect) -> None:

@@ -97,3 +97,5 @@ class Observation:
     """Of those classes: the share of requests that are to meet them."""
     missing: tuple[str, ...] = ()
     """What could not be seen, in words; a tick that misses anything holds still."""
+    models: Mapping[str, Observation] = field(default_factory=dict)
+    """Where there are several: the same of each one's own requests and pools, by its name."""

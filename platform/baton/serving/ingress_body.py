@@ -1,0 +1,312 @@
+"""What an ingress has for one model: an API server, a coordinator behind it, links to replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from baton.config.derive import (
+    adapter_sources,
+    api_arguments,
+    coordinator_limits,
+    index_options,
+    probe_options,
+    service_rules,
+)
+from baton.config.policies import build_placer, router_rng
+from baton.config.schema import DeploymentConfig
+from baton.control.coordinator import Coordinator
+from baton.control.pair_notices import PairNoticeKind
+from baton.domain.commands import Delivery, RecordOrder
+from baton.domain.demand import CoordinatorReport
+from baton.domain.errors import BatonError, Broken, LinkFailed, Rejected
+from baton.domain.events import Event, QuotasShared, ReplicaJoined, TimePassed
+from baton.domain.fleet import ReplicaFacts
+from baton.engine.vllm.app import VllmFrontend
+from baton.engine.vllm.callers import Caller
+from baton.engine.vllm.frontend_gate import AsgiApp
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.runtime.clock import MonotonicClock
+from baton.runtime.driver import Driver
+from baton.runtime.link.client import LinkClient
+from baton.runtime.link.options import LinkOptions
+from baton.serving.config_holder import Switch
+from baton.serving.engines import model_path
+from baton.serving.fleet_watch import FleetWatch
+from baton.serving.front_door import FrontDoor, brought, frontend_limits
+from baton.serving.ingress_telemetry import IngressTelemetry
+from baton.serving.membership import Membership
+from baton.serving.quota_desk import OwnShares, Shares
+from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
+from baton.serving.tracing import ingress_tracer
+from baton.telemetry.logs import log_event
+from baton.telemetry.recorders import Recorders
+from baton.telemetry.records import RecordBook, Story, story
+
+_LOGGER = logging.getLogger(__name__)
+_FIRST_REPLICA_S = 1800.0
+
+
+class IngressBody:
+    """Everything an ingress replica owns; `start` builds it up, `close` takes it down.
+
+    It stands between the driver and the frontend, because the link may speak before the frontend
+    is there to be spoken to: a frontend takes seconds to import.
+    """
+
+    def __init__(
+        self, config: DeploymentConfig, *, app: str, coordinator_id: str, link: LinkOptions
+    ) -> None:
+        self._config = config
+        self._coordinator_id = coordinator_id
+        self._clock = MonotonicClock()
+        self._records = RecordBook()
+        self._frontend: VllmFrontend | None = None
+        self._door = FrontDoor(config)
+        self._shares = OwnShares(coordinator_id)
+        self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
+        self._link = LinkClient(coordinator_id, self._on_link_event, options=link)
+        rules, rng = service_rules(config), router_rng(config, coordinator_id)
+        self._placer = build_placer(config, rng)
+        self._coordinator = Coordinator(
+            limits=coordinator_limits(config),
+            placer=self._placer,
+            rules=rules,
+            coordinators=config.server.replicas.min,
+            seed=rng.getrandbits(63),
+            index=index_options(config),
+            probing=probe_options(config),
+        )
+        self.telemetry = IngressTelemetry(
+            config.observability,
+            self._coordinator,
+            rules,
+            now_s=self._clock.now_s,
+            unjoined=lambda: len(self._unjoined),
+        )
+        tracer = ingress_tracer(config, instance_id=coordinator_id, clock=self._clock)
+        self._tracers = () if tracer is None else (tracer,)
+        self._driver = Driver(
+            self._coordinator,
+            link=self._link,
+            frontend=self,
+            recorder=Recorders(self._records, *self.telemetry.recorders, *self._tracers),
+            clock=self._clock,
+        )
+        self._watch = FleetWatch(self._link, self._driver.on_event)
+        self._membership = Membership(
+            app=app, deployments=tuple(config.pools), on_change=self._watch.on_members
+        )
+
+    async def start(self, host: str) -> AsgiApp:
+        """Follow the fleet and bring the API up; metrics are served at this address.
+
+        Raises:
+            EngineStartFailed: the frontend cannot be started.
+        """
+        await self.telemetry.start(host)
+        for tracer in self._tracers:
+            tracer.start()
+        await self._membership.start()
+        await self._door.start()
+        settings = await asyncio.to_thread(self._frontend_settings)
+        self._frontend = VllmFrontend(
+            settings, await self._fleet_facts(), hooks=self._hooks(), clock=self._clock
+        )
+        return await self._frontend.start()
+
+    async def close(self) -> None:
+        """Stop taking requests and free everything. Idempotent."""
+        await self._membership.stop()
+        await self._door.close()
+        if self._frontend is not None:
+            await self._frontend.close()
+        self._driver.close()
+        await self._link.close()
+        await self.telemetry.close()
+        for tracer in self._tracers:
+            await asyncio.to_thread(tracer.close)
+
+    def switch_to(self, config: DeploymentConfig) -> Switch:
+        """The way to another configuration; whatever can fail has not.
+
+        Requests under way keep what they were promised. Blocks on key files.
+
+        Raises:
+            ConfigInvalid: a policy of the user's own, or key files, cannot be used.
+        """
+        self._door.check(config)
+        placer = self._placer
+        if (config.router, config.slo) != (self._config.router, self._config.slo):
+            placer = build_placer(config, router_rng(config, self._coordinator_id))
+        limits, rules = coordinator_limits(config), service_rules(config)
+
+        async def switch() -> None:
+            await self._door.reconfigure(config)
+            self._config, self._placer = config, placer
+            self._coordinator.reconfigure(limits=limits, placer=placer, rules=rules)
+            self.telemetry.go_by(rules)
+            if self._frontend is not None:
+                access = self._door.access(config)
+                self._frontend.reconfigure(limits=frontend_limits(config), access=access)
+            self._driver.on_event(TimePassed())  # who waits may have a place now
+
+        return switch
+
+    def healthy(self) -> bool:
+        """Whether a request that comes now could be served."""
+        return self._frontend is not None and self._frontend.healthy()
+
+    @property
+    def frontend(self) -> VllmFrontend:
+        """Its API server.
+
+        Raises:
+            LinkFailed: it has not started.
+        """
+        if self._frontend is None:
+            raise LinkFailed("ingress", "its frontend has not started")
+        return self._frontend
+
+    def check(self) -> None:
+        """Raise when no request will be served here again; that there is no replica is no reason.
+
+        Raises:
+            Broken: vLLM's server has lost the coordinator behind it.
+        """
+        if self._frontend is not None and self._frontend.broken:
+            raise Broken("ingress", "its frontend cannot reach its coordinator any more")
+
+    def status(self) -> dict[str, object]:
+        """The fleet as this ingress sees it, and what it has done."""
+        phases: dict[str, int] = {}
+        for phase in self._driver.phases().values():
+            phases[str(phase)] = phases.get(str(phase), 0) + 1
+        return {
+            "healthy": self.healthy(),
+            "replicas": self._fleet_report(),
+            "timings": timing_report(self._coordinator.knowledge.timings.quality()),
+            "unjoined": {
+                replica_id: self._link.refusals.get(replica_id, "connecting")
+                for replica_id in sorted(self._unjoined)
+            },
+            "in_flight": phases,
+            "ended": self._records.totals(),
+            "traces": [tracer.counts.told() for tracer in self._tracers],
+            "policy": policy_report(self._config.router.policy, self._placer),
+        }
+
+    def explain(self, request_id: str) -> list[Story]:
+        """The stories of a request, oldest first; empty when it is unknown or long gone."""
+        return [story(record) for record in self._records.find(request_id)]
+
+    def requests(self, count: int, order: RecordOrder) -> list[Story]:
+        """Stories of requests that have ended lately, and how long ago they did."""
+        now_s = self._clock.now_s()
+        return [
+            story(record) | {"age_s": round(now_s - record.ended_at_s, 3)}
+            for record in self._records.pick(count, order)
+        ]
+
+    def links(self) -> list[Row]:
+        """What this ingress knows of every pair of replicas, one row a pair."""
+        return link_report(self._coordinator.knowledge.links.rows(self._clock.now_s()))
+
+    def report(self) -> CoordinatorReport:
+        """What the controller scales by, and deals quotas out by."""
+        return self._coordinator.report(self._coordinator_id, self._clock.now_s())
+
+    def take_quotas(self, shares: Shares, *, at_most: bool) -> str | None:
+        """Go by this ingress' shares of tenants' limits; its id, or None when it has none."""
+        own = self._shares.take(shares, at_most=at_most)
+        if own is None:
+            return None
+        self._driver.on_event(QuotasShared(shares=own))
+        return self._coordinator_id
+
+    @property
+    def _unjoined(self) -> AbstractSet[str]:
+        return self._link.replica_ids - self._link.joined_ids
+
+    def _fleet_report(self) -> list[Row]:
+        caches = self._coordinator.knowledge.caches(self._clock.now_s())
+        leases = self._coordinator.leases()
+        return fleet_report(self._driver.fleet(), caches=caches, leases=leases)
+
+    # -------------------------------------------------------------- ports.Frontend
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Stream tokens to clients."""
+        if self._frontend is not None:
+            self._frontend.deliver(deliveries)
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        """End a request with an error the client can read."""
+        if self._frontend is not None:
+            self._frontend.fail(request_id, error)
+
+    # -------------------------------------------------------------- wiring
+
+    def _hooks(self) -> FrontendHooks:
+        return FrontendHooks(
+            on_request=self._driver.on_request,
+            on_abort=self._driver.on_abort,
+            admit=self._refuse,
+            healthy=self._can_serve,
+        )
+
+    def _refuse(self, requests: int, caller: Caller) -> Rejected | None:
+        return self._driver.refuse(requests, tenant=caller.tenant, slo_class=caller.slo_class)
+
+    def _frontend_settings(self) -> FrontendSettings:
+        name = self._config.model_name
+        model = self._config.models[name]
+        return FrontendSettings(
+            model=model_path(model),
+            served_name=name,
+            extra=api_arguments(model),
+            routes=tuple(str(route) for route in self._config.server.routes),
+            allow=brought(self._config),
+            adapters=adapter_sources(model),
+            limits=frontend_limits(self._config),
+            access=self._door.access(self._config),
+        )
+
+    async def _fleet_facts(self) -> FleetFacts:
+        """What the frontend is told of its engine, which is the whole fleet.
+
+        Only the context's length matters to it. Where the configuration does not say it, the first
+        replica that joins does; an engine start can take minutes.
+        """
+        max_len_tokens = self._config.models[self._config.model_name].max_len_tokens
+        if max_len_tokens is None:
+            async with asyncio.timeout(_FIRST_REPLICA_S):
+                return FleetFacts.of([await self._first_facts])
+        return FleetFacts(
+            max_len_tokens=max_len_tokens,
+            block_size_tokens=16,
+            kv_blocks=max_len_tokens // 16,
+            max_running_requests=1024,
+            max_batched_tokens=8192,
+            adapters=len(self._config.models[self._config.model_name].adapters),
+        )
+
+    def _can_serve(self) -> bool:
+        return any(not view.draining for view in self._driver.fleet().replicas.values())
+
+    def _on_link_event(self, event: Event) -> None:
+        self.telemetry.on_event(event)
+        self._watch.on_link_event(event)
+        self._say_notices()
+        if isinstance(event, ReplicaJoined) and not self._first_facts.done():
+            self._first_facts.set_result(event.facts)
+
+    def _say_notices(self) -> None:
+        """Log what became of pairs of replicas."""
+        for notice in self._coordinator.take_notices():
+            fields = {"source": notice.source_id, "target": notice.target_id, "why": notice.why}
+            bad = notice.kind in {PairNoticeKind.QUARANTINED, PairNoticeKind.SOURCE_UNREACHABLE}
+            level = logging.WARNING if bad else logging.INFO
+            log_event(_LOGGER, level, str(notice.kind).replace(" ", "_"), fields)
