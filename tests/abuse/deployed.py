@@ -14,6 +14,7 @@ from baton.runtime.key_files import editing
 from baton.runtime.keys import mint
 from tests.abuse.raw import Address
 from tests.abuse.routes import Shown
+from tests.chaos.parts import environment
 from tests.e2e.deployments import Deployment, running
 
 MODEL = "tiny"
@@ -106,5 +107,7 @@ def abused(folder: Path, *, level: str = "info", **settings: object) -> Iterator
     config = folder / "abused.yaml"
     text = _CONFIG.format(tenants="\n".join(lines), token_file=token_file, level=level)
     config.write_text(text)
-    with running(str(config), folder, **settings) as deployment:
+    # Simulated engines do not mind that the tiny model's own context is shorter; vLLM's API would.
+    longer = environment(VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
+    with longer, running(str(config), folder, **settings) as deployment:
         yield Abused(deployment=deployment, keys=keys, console_token=token, folder=folder)

@@ -9,6 +9,13 @@ _VLLM = "platform/baton/engine/vllm"
 
 DEPLOYMENT = (
     Mutation(
+        "keeping others' log handlers while vLLM's API server is made",
+        "platform/baton/engine/vllm/app.py",
+        "            with kept_handlers():\n",
+        "            if True:\n",
+        ("tests/engine/test_frontend_app.py",),
+    ),
+    Mutation(
         "a controller that takes over holds still for a window",
         f"{_SERVING}/takeover.py",
         "self._pending = self._pending or another_acted",

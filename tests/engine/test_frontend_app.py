@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 import httpx
@@ -65,6 +67,22 @@ def frontend(fleet: EchoFleet, settings: FrontendSettings) -> VllmFrontend:
         healthy=fleet.healthy,
     )
     return VllmFrontend(settings, FACTS, hooks=hooks, clock=MonotonicClock())
+
+
+async def test_whoever_else_logs_in_the_process_goes_on(
+    model_dir: Path, fleet: EchoFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM configures logging once a process; Ray Serve's own handlers must outlive that."""
+    monkeypatch.setattr("vllm.logger._last_configured_logging_config", None)
+    target = logging.FileHandler(tmp_path / "ingress.log")
+    serves = MemoryHandler(10, target=target)
+    started = frontend(fleet, FrontendSettings(model=str(model_dir), served_name=MODEL))
+    await started.start()
+    kept = serves.target
+    await started.close()
+    serves.close()
+    target.close()
+    assert kept is target
 
 
 def test_open_streams_end_with_an_error_when_the_frontend_closes(

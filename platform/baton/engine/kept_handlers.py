@@ -1,9 +1,9 @@
-"""Keeps the log handlers of a process while something is imported that configures logging.
+"""Keeps the log handlers of a process while something is done that configures logging.
 
-vLLM does, as it is imported, and Python's `logging.config` then closes every handler that there is.
-Ray Serve's own do not survive that: its replica can no longer name its log file, and a Serve
-controller that starts again (2.60) takes a replica that cannot for broken, and ends it. So each
-process that imports vLLM, ingresses too, died with Serve's controller.
+vLLM does, as it is imported and again when an engine is made, and Python's `logging.config` then
+closes every handler that there is. Ray Serve's own do not survive that: its replica can no longer
+name its log file, and a Serve controller that starts again (2.60) takes a replica that cannot for
+broken, and ends it. So each process that has vLLM, ingresses too, died with Serve's controller.
 """
 
 from __future__ import annotations
