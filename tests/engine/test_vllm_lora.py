@@ -1,0 +1,178 @@
+"""Two real engines with tiny LoRA adapters: loaded on demand, handed over, never mixed up."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from itertools import count
+from random import Random
+
+import pytest
+import pytest_asyncio
+
+from baton.control.cache_feed import CacheFeed
+from baton.domain.cache import unpack_hashes
+from baton.domain.errors import AdapterFailed
+from baton.domain.fleet import Role
+from baton.domain.handoff import Leg, LegKind
+from baton.engine.tiny_adapter import RANK, write_tiny_adapter
+from baton.engine.vllm.settings import AdapterSlots
+from baton.policy.block_hash import chain, chain_root
+from tests.contracts.engine_contract import Listener, RunningPair, running_pair
+from tests.engine.vllm_engines import (
+    VllmEngine,
+    checking_engine,
+    engine_settings,
+    tiny_model,
+    with_payload,
+)
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.thorough,
+    pytest.mark.timeout(420),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+ADAPTERS = ("ada", "bob", "cy", "dee")
+LOADED = 3
+TOKENS = 16
+BLOCK_TOKENS = 32
+_NUMBERS = count()
+
+
+@dataclass(frozen=True)
+class Engines:
+    """A prefill and a decode engine."""
+
+    pair: RunningPair
+
+    @property
+    def decode(self) -> Listener:
+        return self.pair.decode
+
+    @property
+    def vllm(self) -> VllmEngine:
+        engine = self.pair.decode.engine
+        assert isinstance(engine, VllmEngine)
+        return engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
+    folder = tmp_path_factory.mktemp("models")
+    model = tiny_model(folder)
+    adapters = {
+        name: str(write_tiny_adapter(folder / name, model, seed=seed))
+        for seed, name in enumerate(ADAPTERS, start=1)
+    }
+    adapters["lost"] = str(folder / "nowhere")
+    slots = AdapterSlots(batched=2, loaded=LOADED, rank=RANK)
+    prefill, decode = (
+        checking_engine(
+            replace(
+                engine_settings(model, role),
+                dtype="float32",  # rounding has no say
+                adapters=adapters,
+                adapter_slots=slots,
+            )
+        )
+        for role in (Role.PREFILL, Role.DECODE)
+    )
+    async with running_pair(prefill, decode) as pair:
+        yield Engines(pair)
+
+
+def prompt() -> tuple[int, ...]:
+    """One that nobody has seen."""
+    random = Random(next(_NUMBERS))
+    return tuple(random.randrange(400, 8000) for _ in range(3 * BLOCK_TOKENS + 5))
+
+
+def leg(tokens: tuple[int, ...], adapter: str | None, *, salt: str | None = None) -> Leg:
+    name = f"leg-{next(_NUMBERS)}"
+    return with_payload(
+        Leg(
+            leg_id=name,
+            request_id=name,
+            kind=LegKind.LOCAL,
+            prompt_token_ids=tokens,
+            max_tokens=TOKENS,
+            adapter=adapter,
+            cache_salt=salt,
+        )
+    )
+
+
+async def test_each_adapter_answers_in_its_own_way_and_always_the_same(engines: Engines) -> None:
+    tokens = prompt()
+    first = {one: await engines.decode.run(leg(tokens, one)) for one in (None, *ADAPTERS)}
+    assert len(set(first.values())) == len(first)
+    # The last adapter has taken the place of the first, which comes back.
+    assert {one: await engines.decode.run(leg(tokens, one)) for one in first} == first
+
+
+async def test_what_is_reported_as_loaded_is_what_vllm_has_loaded(engines: Engines) -> None:
+    for name in ("ada", "bob", "ada", "cy", "dee", "ada"):
+        await engines.decode.run(leg(prompt(), name))
+        told = engines.vllm.load().adapters
+        numbers = {ADAPTERS.index(one) + 1 for one in told.loaded}
+        assert numbers == set(await engines.vllm._core.list_loras_async())
+        assert len(told.loaded) <= LOADED
+    assert told.loads >= len(ADAPTERS)
+    assert told.busy_s > 0
+
+
+async def test_an_adapters_prompt_is_handed_over_and_goes_on_as_in_one_engine(
+    engines: Engines,
+) -> None:
+    tokens = prompt()
+    for adapter in ("ada", "bob"):
+        alone = await engines.decode.run(leg(tokens, adapter, salt="alone"))
+        prefill = replace(leg(tokens, adapter, salt="handed"), kind=LegKind.PREFILL)
+        await engines.pair.prefill.run(prefill)
+        ticket = engines.pair.prefill.outputs(prefill.leg_id)[-1].ticket
+        pulls = engines.vllm.load().transfers.pulls
+        decode = leg(tokens, adapter, salt="handed")
+        decode = replace(decode, kind=LegKind.DECODE, ticket=ticket)
+        assert await engines.decode.run(decode) == alone
+        assert engines.vllm.load().transfers.pulls == pulls + 1
+        assert (engines.decode.outputs(decode.leg_id)[0].cached_tokens or 0) >= 3 * BLOCK_TOKENS
+
+
+async def test_a_prefix_is_found_again_under_its_own_adapter_only(engines: Engines) -> None:
+    tokens, cached = prompt(), []
+    for adapter in (None, "ada", "bob", "ada", None):
+        one = leg(tokens, adapter)
+        await engines.decode.run(one)
+        cached.append(engines.decode.outputs(one.leg_id)[0].cached_tokens)
+    assert cached == [0, 0, 0, 3 * BLOCK_TOKENS, 3 * BLOCK_TOKENS]
+
+
+async def test_what_is_cached_is_told_under_names_that_have_the_adapter_in_them(
+    engines: Engines,
+) -> None:
+    tokens, facts = prompt(), engines.decode.facts
+    root = chain_root(model=facts.model, block_size_tokens=BLOCK_TOKENS, adapter="ada")
+    wanted = set(chain(root, tokens, BLOCK_TOKENS))
+    feed = CacheFeed(
+        model=facts.model, block_size_tokens=BLOCK_TOKENS, capacity_blocks=facts.kv_blocks
+    )
+    await engines.decode.run(leg(tokens, "ada"))
+    async for batch in engines.vllm.kv_events():
+        feed.apply(batch)
+        held = {one for change in feed.snapshot().changes for one in unpack_hashes(change.hashes)}
+        if wanted <= held:
+            break
+
+
+async def test_an_adapter_that_is_not_there_costs_its_own_leg_and_nothing_else(
+    engines: Engines,
+) -> None:
+    before = await engines.decode.run(leg(tokens := prompt(), "ada"))
+    with pytest.raises(AdapterFailed, match=r"lost: .*nowhere"):
+        await engines.vllm.submit(leg(tokens, "lost"))
+    with pytest.raises(AdapterFailed, match=r"eve: this engine has no adapter of that name"):
+        await engines.vllm.submit(leg(tokens, "eve"))
+    assert await engines.decode.run(leg(tokens, "ada")) == before
