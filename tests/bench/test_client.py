@@ -182,6 +182,7 @@ async def test_usage_in_the_last_piece_is_read() -> None:
         (events("429 Busy", "{}"), "http 429"),
         (events(token(), chunk(error={"message": "died"})), "stream"),
         (events("data: {oops\n\n"), "stream"),
+        (events('data: {"x":' + "[" * 100_000 + "\n\n"), "stream"),
         (events(token(), END), "stream"),
         (events("data: " + "x" * (17 << 20)), "stream"),
     ],

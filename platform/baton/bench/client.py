@@ -38,6 +38,8 @@ while a request is on its way."""
 _SHOWN_CHARACTERS = 160
 _OK = 200
 _DONE = b"[DONE]"
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What reading somebody's JSON raises; the last: it is nested deeply, if only in parts unread."""
 
 
 class EndpointUnusable(OperatorError):
@@ -223,7 +225,7 @@ class CompletionClient:
         status, body = await self._call("GET", "/v1/models", None)
         try:
             models = msgspec.json.decode(body, type=_Models).data if status == _OK else None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             models = None
         if models is None:
             raise EndpointUnusable(
@@ -249,7 +251,7 @@ class CompletionClient:
         status, said = await self._call("POST", "/tokenize", body)
         try:
             return msgspec.json.decode(said, type=_Counted).count if status == _OK else None
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return None
 
     async def _call(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
@@ -308,7 +310,7 @@ class CompletionClient:
                 answer.fail("timeout", f"not finished within {self._options.deadline_s:g} s")
             else:
                 answer.fail("connection", f"connection: {type(error).__name__}")
-        except (msgspec.DecodeError, UnicodeDecodeError, BadStream):
+        except (*UNREADABLE, BadStream):
             answer.fail("stream", "not the stream of a completion")
         answer.ended_at_s = self._clock()
         return answer
@@ -381,7 +383,7 @@ def _count(usage: Usage, answer: Answer) -> None:
 def _refusal(body: bytes) -> str:
     try:
         said: object = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         said = body.decode(errors="replace")
     if isinstance(said, dict):
         said = said.get("error", said)

@@ -172,7 +172,7 @@ def _read(source_id: str, address: str, parts: list[bytes]) -> _Payload:
     if len(parts) == _PARTS:
         try:
             payload = _PAYLOAD.decode(parts[0])
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             why = str(error)
         else:
             if payload.compatibility_hash and payload.agent_metadata_bytes:

@@ -26,6 +26,8 @@ _LIMIT_BYTES: Final = 4096
 """Longest message: ids are a few dozen bytes."""
 _LIMIT_CONNECTIONS: Final = 512
 _CLOSE_DEADLINE_S: Final = 2.0
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Of a message: it is not what it should be, no text, or nested too deeply."""
 
 
 class Verb(StrEnum):
@@ -181,7 +183,7 @@ class _Connection(asyncio.Protocol):
             del self._buffer[:end]
             try:
                 answer = self._server.answer(body)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except _UNREADABLE:
                 return self.abort()
             if self._transport is not None:
                 self._transport.write(_frame(answer))
@@ -257,7 +259,7 @@ class LeaseClient:
                     raise PullFailedError(f"{self._address}: an answer of {length} bytes")
                 body = await reader.readexactly(length)
                 return msgspec.msgpack.decode(body, type=answer)
-        except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, EOFError, *_UNREADABLE) as error:
             raise PullFailedError(f"{verb} to {self._address}: {error!r}") from error
 
     async def wait_connected(self, arrived: asyncio.Event) -> None:
