@@ -39,8 +39,8 @@ async def test_an_adapter_is_loaded_before_the_first_leg_that_needs_it_and_not_a
     engine, adapters = Engine(), EngineAdapters(SOURCES, slots=2)
     first = await adapters.ready("l1", "ada", engine.load)
     second = await adapters.ready("l2", "ada", engine.load)
-    assert first is not None
     assert first is second
+    assert first is not None
     assert (first.lora_name, first.lora_path) == ("ada", "/adapters/ada")
     assert engine.loaded == ["ada"]
     told = adapters.told()

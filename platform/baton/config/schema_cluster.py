@@ -12,5 +12,3 @@ class ClusterConfig:
     node_address: str = "127.0.0.1"
     """The address at which other nodes reach the one where `baton up` runs; loopback: there are
     none."""
-    rack_label: str | None = None
-    """The label of Ray's nodes whose value names their rack; null: racks are not told apart."""

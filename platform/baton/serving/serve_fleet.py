@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from baton.control.autoscaler import Override
@@ -78,12 +78,9 @@ class ServeFleet:
         answers = await serve_control.call_all(
             self._app, INGRESS, "take_quotas", shares, at_most, timeout_s=_ASK_S
         )
-        return frozenset(
-            one
-            for taken in answers.given
-            for one in ((taken,) if isinstance(taken, str) else taken or ())
-            if isinstance(one, str)
-        )
+        given: Iterable[object] = answers.given
+        taken = (one if isinstance(one, tuple) else (one,) for one in given)
+        return frozenset(one for several in taken for one in several if isinstance(one, str))
 
 
 class KeyValues(Protocol):
