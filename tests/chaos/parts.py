@@ -230,6 +230,7 @@ class Killed:
 def kill_to_restart(pid: int) -> Killed:
     """Kill a process, and remember what it was."""
     process = psutil.Process(pid)
+    until(lambda: bool(process.cmdline()), 5.0)  # one that has just begun says nothing of itself
     told = Killed(process.cmdline(), process.environ())
     faults.kill(pid)
     return told

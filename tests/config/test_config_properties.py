@@ -43,6 +43,7 @@ from baton.config.schema import (
     SimTimings,
     TransferConfig,
 )
+from baton.config.schema_adapters import AdapterSlots
 from baton.config.schema_allow import AllowConfig
 from baton.config.schema_cluster import ClusterConfig
 from baton.config.schema_observability import MetricsConfig
@@ -130,6 +131,9 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (EngineConfig, "sim"): st.none(),
     (OffloadConfig, "host_memory"): st.none(),
     (RouterConfig, "policy"): st.sampled_from(["predicted", "own.policies:choose"]),
+    (AdapterSlots, "max_batched"): st.integers(1, 16),
+    (AdapterSlots, "max_loaded"): st.integers(16, 1000),
+    (AdapterSlots, "max_rank"): st.sampled_from([8, 16, 320]),
     (SecurityConfig, "tls"): st.just({})
     | st.fixed_dictionaries(
         {"cert_file": st.just("a.pem"), "key_file": st.just("b.pem")},

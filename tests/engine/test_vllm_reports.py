@@ -61,6 +61,7 @@ def facts(
         scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048),
         kv_events_config=arguments.get("kv_events_config"),
         kv_transfer_config=arguments.get("kv_transfer_config"),
+        lora_config=None,
     )
     return replica_facts(settings, config, endpoint)
 

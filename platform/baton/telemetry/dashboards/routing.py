@@ -44,6 +44,7 @@ def board() -> Board:
             Row(title="Which replicas are counted on?", panels=tuple(_recovery())),
             Row(title="How right are the predictions?", panels=tuple(_predictions())),
             Row(title="What do caches save?", panels=tuple(_cache())),
+            Row(title="Are LoRA adapters where they are needed?", panels=tuple(_adapters())),
             Row(title="Engines", panels=(*_engines(), *_steps(), *_processes())),
         ),
     )
@@ -221,6 +222,40 @@ def _cache() -> Iterator[Panel]:
         queries=(Query(expr=total(series(c.INDEX_BLOCKS), "source"), legend="{{source}}"),),
         unit=Unit.COUNT,
         width=6,
+    )
+
+
+def _adapters() -> Iterator[Panel]:
+    yield Panel(
+        title="Adapters that are loaded",
+        about="Of all replicas of a pool; one that several have counts for each. All zero: none"
+        " are configured.",
+        shape=Shape.LINES,
+        queries=(Query(expr=total(series(c.ADAPTERS, **IN_POOL), _POOL), legend="{{pool}}"),),
+        unit=Unit.COUNT,
+    )
+    yield Panel(
+        title="Legs with an adapter",
+        about="Those that found it on their replica, and adapters that were loaded for one. Many"
+        " loads for long: more adapters are in use than fit, see `engine.adapters`.",
+        shape=Shape.STACK,
+        queries=(
+            Query(expr=total(rate(c.ADAPTER_HITS, **IN_POOL)), legend="found it"),
+            Query(expr=total(rate(c.ADAPTER_LOADS, **IN_POOL)), legend="had it loaded"),
+        ),
+        unit=Unit.PER_S,
+    )
+    yield Panel(
+        title="Time that loading takes",
+        about="Of each replica's time, in which it computes nothing.",
+        shape=Shape.LINES,
+        queries=(
+            Query(
+                expr=total(rate(c.ADAPTER_TIME, **IN_POOL), _POOL, "replica"),
+                legend="{{replica}}",
+            ),
+        ),
+        unit=Unit.FRACTION,
     )
 
 
