@@ -286,8 +286,10 @@ def test_a_key_means_the_same_in_a_file_an_overlay_a_variable_and_an_option(
     # Names that users choose are in the file, so that variables can find them.
     classes: Tree = {"classes": {name: {} for name in config.slo.classes}}
     tenants: Tree = {name: {} for name in config.tenants}
+    adapters: Tree = {name: {} for name in config.models["m.1"].adapters}
+    models: Tree = {"m.1": {"adapters": adapters}}
     trees: list[Tree] = [
-        {"models": {"m.1": {}}, "pools": {"a-1": {}}, "slo": classes, "tenants": tenants},
+        {"models": models, "pools": {"a-1": {}}, "slo": classes, "tenants": tenants},
         {},
     ]
     env: dict[str, str] = {}
