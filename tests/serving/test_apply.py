@@ -21,6 +21,7 @@ from baton.serving.built import Builds, Built, Mark, first_built, vllm_version
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.live_config import ConfigFollower, Fate, Generations, Kept, LiveConfig
 from baton.serving.rolling import Manner, Sight
+from tests.fakes.head_store import HeadStore
 
 BASE = (
     "version: 1\nmodel: {source: tiny, max_len: 4096}\n"
@@ -38,29 +39,6 @@ def make(tmp_path: Path) -> Make:
         return load_config([file], sets=sets).config
 
     return _make
-
-
-class Shelf:
-    """A store in memory."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-
-    def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
-        if key in self.kept and not overwrite:
-            return False
-        self.kept[key] = value
-        return True
-
-    def get(self, key: str) -> bytes | None:
-        return self.kept.get(key)
-
-    def keys(self, prefix: str) -> list[str]:
-        return [key for key in self.kept if key.startswith(prefix)]
-
-    def delete(self, key: str, *, by_prefix: bool = False) -> None:
-        for one in self.keys(key) if by_prefix else [key]:
-            self.kept.pop(one, None)
 
 
 @dataclass
@@ -101,7 +79,7 @@ class Fleet:
     told: list[LiveConfig] = field(default_factory=list)
     resized: list[tuple[str, int]] = field(default_factory=list)
     generations: Generations = field(
-        default_factory=lambda: Generations(Shelf(), now_s=lambda: 1e9)
+        default_factory=lambda: Generations(HeadStore(), now_s=lambda: 1e9)
     )
     notes: list[dict[str, object]] = field(default_factory=list)
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -552,7 +530,7 @@ def test_a_configuration_that_cannot_be_taken_leaves_the_old_one(make: Make) -> 
 
 
 def test_who_starts_later_begins_with_the_newest_generation(make: Make) -> None:
-    generations = Generations(Shelf())
+    generations = Generations(HeadStore())
     assert generations.newest(make()) == LiveConfig(generation=0, config=make())
     for number in range(1, 12):
         live = LiveConfig(generation=number, config=make(f"router.seed={number}"))
@@ -562,7 +540,7 @@ def test_who_starts_later_begins_with_the_newest_generation(make: Make) -> None:
 
 
 def test_a_number_is_taken_once(make: Make) -> None:
-    generations = Generations(Shelf())
+    generations = Generations(HeadStore())
     first = LiveConfig(generation=1, config=make("router.seed=1"))
     assert generations.add(first)
     assert not generations.add(LiveConfig(generation=1, config=make("router.seed=2")))
@@ -570,7 +548,7 @@ def test_a_number_is_taken_once(make: Make) -> None:
 
 
 def test_old_generations_are_forgotten(make: Make) -> None:
-    shelf = Shelf()
+    shelf = HeadStore()
     config = make()
     for number in range(1, 26):
         Generations(shelf).add(LiveConfig(generation=number, config=config))
@@ -578,7 +556,7 @@ def test_old_generations_are_forgotten(make: Make) -> None:
 
 
 def test_what_became_of_a_generation_is_kept_with_it(make: Make) -> None:
-    shelf = Shelf()
+    shelf = HeadStore()
     generations = Generations(shelf, now_s=lambda: 1e9)
     generations.add_first(make())
     generations.add_first(make("router.seed=1"))
@@ -593,7 +571,7 @@ def test_what_became_of_a_generation_is_kept_with_it(make: Make) -> None:
 
 
 def test_who_was_not_told_finds_the_newest_in_the_store(make: Make) -> None:
-    generations = Generations(Shelf())
+    generations = Generations(HeadStore())
 
     async def scenario() -> None:
         holder, process = holder_of(make())
@@ -610,7 +588,7 @@ def test_who_was_not_told_finds_the_newest_in_the_store(make: Make) -> None:
 
 
 def test_looking_goes_on_after_it_has_failed(make: Make) -> None:
-    generations = Generations(Shelf())
+    generations = Generations(HeadStore())
     generations.add(LiveConfig(generation=4, config=make("router.seed=13")))
 
     async def scenario() -> None:

@@ -11,6 +11,7 @@ from baton.domain.errors import ConfigInvalid
 from baton.serving.built import decoded
 from baton.serving.declared import begin, config_of
 from baton.serving.live_config import BUILT, Fate, Generations
+from tests.fakes.head_store import HeadStore
 
 TEXT = """
 version: 1
@@ -18,29 +19,6 @@ model: {source: tiny, max_len: 64, engine: {kind: sim, sim: {}}}
 pools: {decode: {role: mixed}}
 """
 OTHER = TEXT.replace("role: mixed", "role: mixed, replicas: {min: 1, max: 3}")
-
-
-class Store:
-    """As the store of Ray's head."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-
-    def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
-        if key in self.kept and not overwrite:
-            return False
-        self.kept[key] = value
-        return True
-
-    def get(self, key: str) -> bytes | None:
-        return self.kept.get(key)
-
-    def keys(self, prefix: str) -> list[str]:
-        return [key for key in self.kept if key.startswith(prefix)]
-
-    def delete(self, key: str, *, by_prefix: bool = False) -> None:
-        for name in self.keys(key) if by_prefix else [key]:
-            del self.kept[name]
 
 
 @pytest.fixture
@@ -64,7 +42,7 @@ def test_a_configuration_with_a_misspelt_key_is_refused(config: DeploymentConfig
 
 
 def test_the_first_configuration_is_generation_0(config: DeploymentConfig) -> None:
-    store = Store()
+    store = HeadStore()
     begin(config, store)
     (kept,) = Generations(store).history()
     assert (kept.generation, kept.fate) == (0, Fate.STARTED)
@@ -72,7 +50,7 @@ def test_the_first_configuration_is_generation_0(config: DeploymentConfig) -> No
 
 
 def test_building_it_again_changes_nothing(config: DeploymentConfig) -> None:
-    store = Store()
+    store = HeadStore()
     begin(config, store)
     before = dict(store.kept)
     begin(config, store)
@@ -80,7 +58,7 @@ def test_building_it_again_changes_nothing(config: DeploymentConfig) -> None:
 
 
 def test_another_configuration_is_the_next_generation(config: DeploymentConfig) -> None:
-    store = Store()
+    store = HeadStore()
     begin(config, store)
     begin(load_text(OTHER), store)
     newest = Generations(store).newest(config)
@@ -91,7 +69,7 @@ def test_another_configuration_is_the_next_generation(config: DeploymentConfig) 
 def test_what_was_applied_by_hand_is_overruled_by_what_is_declared(
     config: DeploymentConfig,
 ) -> None:
-    store = Store()
+    store = HeadStore()
     begin(config, store)
     begin(load_text(OTHER), store)
     begin(config, store)
@@ -100,7 +78,7 @@ def test_what_was_applied_by_hand_is_overruled_by_what_is_declared(
 
 
 def test_link_keys_and_notes_of_what_runs_are_kept(config: DeploymentConfig) -> None:
-    store = Store()
+    store = HeadStore()
     begin(config, store)
     store.put("link-keys", b"secret", overwrite=True)
     begin(load_text(OTHER), store)

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.runtime.link.keys import FleetKeys
 from baton.serving.link_keys import fleet_keys
+from tests.fakes.head_store import HeadStore
 
 
-class Kept:
-    """A store as Ray's head has one."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-        self._lock = threading.Lock()
-
-    def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
-        with self._lock:
-            if key in self.kept and not overwrite:
-                return False
-            self.kept[key] = value
-            return True
-
-    def get(self, key: str) -> bytes | None:
-        return self.kept.get(key)
-
-    def keys(self, prefix: str) -> list[str]:
-        return [key for key in self.kept if key.startswith(prefix)]
-
-    def delete(self, key: str, *, by_prefix: bool = False) -> None:
-        for found in self.keys(key) if by_prefix else [key]:
-            del self.kept[found]
-
-
-class Raced(Kept):
+class Raced(HeadStore):
     """A store in which another process is a moment earlier."""
 
     def __init__(self, first: FleetKeys) -> None:
@@ -49,10 +23,10 @@ class Raced(Kept):
 
 
 def test_whoever_asks_later_gets_what_the_first_one_made() -> None:
-    store = Kept()
+    store = HeadStore()
     made = fleet_keys(store)
     assert fleet_keys(store) == made
-    assert fleet_keys(Kept()) != made
+    assert fleet_keys(HeadStore()) != made
 
 
 def test_of_two_who_make_them_at_once_both_use_the_first_ones() -> None:
@@ -61,14 +35,14 @@ def test_of_two_who_make_them_at_once_both_use_the_first_ones() -> None:
 
 
 def test_a_deployment_that_begins_anew_has_new_ones() -> None:
-    store = Kept()
+    store = HeadStore()
     before = fleet_keys(store)
     store.delete("", by_prefix=True)  # as `forget_all` does
     assert fleet_keys(store) != before
 
 
 def test_keys_that_cannot_be_read_are_refused_and_not_shown() -> None:
-    store = Kept()
+    store = HeadStore()
     fleet_keys(store)
     (name,) = store.kept
     store.kept[name] = b'["a-secret", "another"]'
