@@ -27,7 +27,7 @@ CANARY = "canaryquokka7f3a9"
 PROMPT = f"the merger with {CANARY} closes on friday, tell nobody"
 _SAID = [{"role": "user", "content": PROMPT}]
 _ASKED = {
-    "/v1/completions": {"prompt": PROMPT, "max_tokens": 12},
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 48, "ignore_eos": True},
     "/v1/chat/completions": {"messages": _SAID, "max_tokens": 12},
     "/v1/responses": {"input": PROMPT, "max_output_tokens": 12},
     "/v1/messages": {"messages": _SAID, "max_tokens": 12},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.serving.rollout_lease import RolloutLease
-from tests.serving.test_apply import Shelf
+from tests.fakes.head_store import HeadStore
 
 
 class Wall:
@@ -15,7 +15,7 @@ class Wall:
 
 
 def test_of_two_who_roll_out_one_hears_of_the_other() -> None:
-    shelf, wall = Shelf(), Wall()
+    shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
     assert first.take() == ""
     assert second.take() == "a:1"
@@ -26,7 +26,7 @@ def test_of_two_who_roll_out_one_hears_of_the_other() -> None:
 
 
 def test_who_lives_keeps_it_and_who_was_killed_loses_it() -> None:
-    shelf, wall = Shelf(), Wall()
+    shelf, wall = HeadStore(), Wall()
     first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
     first.take()
     for _ in range(40):
@@ -39,7 +39,7 @@ def test_who_lives_keeps_it_and_who_was_killed_loses_it() -> None:
 
 
 def test_it_is_renewed_now_and_then_only() -> None:
-    shelf, wall = Shelf(), Wall()
+    shelf, wall = HeadStore(), Wall()
     lease = RolloutLease("a:1", shelf, now_s=wall)
     lease.renew()
     assert shelf.kept == {}, "what is not held is not renewed"
