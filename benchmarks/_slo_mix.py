@@ -34,6 +34,8 @@ REQUESTS = 8000
 last from two minutes to eight, longer than any pause between flips and any stream's usual life."""
 LOAD = 1.0
 """Of what the best split for a phase alone can just carry, with that phase's mean lengths."""
+LOADS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
+"""At which capacities are looked for."""
 PROMISE = Slo(ttft_s=2.0, tpot_s=0.05, attainment_target=0.95)
 """As quick as people read along, at which balanced splits of these phases are 26:1, 2.6:1 and
 0.3:1. With 200 ms a token, a stream of 1,500 may wait for minutes before anything is late, and a
@@ -74,19 +76,19 @@ BATON = Arm(REPLICAS // 2, Disaggregate.AUTO, flips=True)
 
 
 @lru_cache(maxsize=1)
-def trace() -> Trace:
+def trace(load: float = LOAD) -> Trace:
     """Code, then conversation, then reasoning."""
     rng = random.Random(0)  # noqa: S311 - a load
     phases = [
-        Phase(duration_s=phase_s(kind), rate_per_s=rate(kind), shares=((kind, 1.0),))
+        Phase(duration_s=phase_s(kind, load), rate_per_s=rate(kind, load), shares=((kind, 1.0),))
         for kind in KINDS
     ]
     return phased("moving mix", phases, KINDS, rng)
 
 
-def rate(kind: str) -> float:
+def rate(kind: str, load: float = LOAD) -> float:
     """Requests a second of a phase."""
-    return LOAD * max(carried(kind).values())
+    return load * max(carried(kind).values())
 
 
 @lru_cache(maxsize=len(KINDS))
@@ -102,12 +104,12 @@ def carried(kind: str) -> dict[int, float]:
     }
 
 
-def phase_s(kind: str) -> float:
+def phase_s(kind: str, load: float = LOAD) -> float:
     """How long a phase lasts."""
-    return REQUESTS / rate(kind)
+    return REQUESTS / rate(kind, load)
 
 
-def run(arm: Arm) -> Run:
+def run(arm: Arm, load: float = LOAD) -> Run:
     """One arm."""
     made = engines("H100", Dtype.FP8, 60.0)
     options = PredictedOptions(
@@ -130,7 +132,7 @@ def run(arm: Arm) -> Run:
         autoscaler=(lambda: _flipper(counts)) if arm.flips else None,
         scaling_interval_s=_INTERVAL_S,
     )
-    return simulate(scene, trace())
+    return simulate(scene, trace(load))
 
 
 def _flipper(counts: dict[str, int]) -> Autoscaler:
@@ -184,20 +186,40 @@ def _share(outcomes: Sequence[Outcome]) -> float:
     return _good(outcomes) / len(outcomes) if outcomes else 1.0
 
 
+def capacity(arm: Arm) -> dict[str, object]:
+    """The highest of `LOADS` that an arm carries with the promised attainment, from the lowest up.
+
+    As a share of what the best split for each phase alone can just carry; 0 when not even the
+    lowest is carried. This is what the DistServe paper calls goodput (arXiv 2401.09670, section 2).
+    """
+    attained: dict[str, float] = {}
+    carries = 0.0
+    for load in LOADS:
+        share = attained[f"{load:g}"] = _share(run(arm, load).outcomes)
+        if share < PROMISE.attainment_target:
+            break
+        carries = load
+    return {"arm": arm.name, "slo_capacity": carries, "attained": attained}
+
+
 def mix() -> dict[str, object]:
     """Every arm, and how much more goodput flips and deflection give than the best static split.
 
-    Twice: as it ran, and as if each phase had lasted as long as the others, which counts a request
-    of code, of which more come in a second, for more.
+    Three times: as it ran; as if each phase had lasted as long as the others, which counts a
+    request of code, of which more come in a second, for more; and by the highest load that is
+    carried with the promised attainment.
     """
     arms = (BATON, *STATIC, *HYBRID)
     with ProcessPoolExecutor(_PROCESSES, mp_context=get_context("fork")) as pool:
         rows = list(pool.map(figures, arms))
+        capacities = list(pool.map(capacity, arms))
     return {
         "moving_mix_gain": gain(rows, "goodput_per_s"),
         "moving_mix_gain_equal_times": gain(rows, "goodput_per_s_equal_times"),
+        "moving_mix_slo_capacity_gain": gain(capacities, "slo_capacity"),
         "phases": {kind: {"rate_per_s": rate(kind), "lasts_s": phase_s(kind)} for kind in KINDS},
         "rows": rows,
+        "capacities": capacities,
     }
 
 
