@@ -40,6 +40,19 @@ def test_it_goes_down_only_when_enough_has_been_to_spare() -> None:
     assert 100 + 120 + 240 / 0.9 - 10 <= at_s <= 100 + 120 + 240 / 0.9 + 10
 
 
+def test_what_takes_long_to_start_is_kept_longer_by_so_much() -> None:
+    def stopped_at_s(cold_start_s: float) -> float:
+        track = Track(120.0, headroom_fraction=0.2, patience_s=240.0)
+        have, tick = 10, 0
+        while have == 10:
+            need = 9.5 if tick < 10 else 0.0
+            have = track.target(tick * 10.0, have=have, need=need, cold_start_s=cold_start_s)
+            tick += 1
+        return tick * 10.0
+
+    assert stopped_at_s(300.0) - stopped_at_s(0.0) == 300.0
+
+
 def test_a_small_part_too_many_is_kept_longer() -> None:
     ((some_s, _),) = followed(lambda at_s: 9.5 if at_s < 100 else 6.4, 7200, have=10)
     ((all_s, _),) = followed(lambda at_s: 9.5 if at_s < 100 else 0.5, 7200, have=10)

@@ -62,8 +62,8 @@ class SloScalingOptions:
     clear_backlog_s: float = 10.0
     """Within which a backlog that would be late is to be worked off."""
     patience_cooldowns: float = 4.0
-    """How long a pool that is not needed at all is kept after it has grown, in cooldowns of stops;
-    what is needed in part, longer in proportion."""
+    """How long a pool that is not needed at all is kept after it has grown, in cooldowns of stops,
+    and one cold start more; what is needed in part, longer in proportion."""
     max_correction: float = 2.0
     """The most by which needs are raised when requests are late although there should be enough."""
 

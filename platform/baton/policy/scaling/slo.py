@@ -115,8 +115,7 @@ class SloPolicy:
         )
 
     def _horizon_s(self, seen: Observation) -> float:
-        cold_s = max((pool.cold_start_s for pool in seen.pools.values()), default=0.0)
-        return cold_s + self._options.interval_s
+        return _cold_start_s(seen) + self._options.interval_s
 
     def _learn(self, seen: Observation) -> tuple[Rates, Rates]:
         """Demand as it is, and as it may be when a replica that is started now is ready."""
@@ -205,7 +204,9 @@ class SloPolicy:
     def _target(self, seen: Observation, role: Role, need: _Need, have: int) -> int:
         wanted = need.greatest
         if wanted is not None:
-            return self._tracks[role].target(seen.at_s, have=have, need=wanted)
+            cold_start_s = _cold_start_s(seen)
+            track = self._tracks[role]
+            return track.target(seen.at_s, have=have, need=wanted, cold_start_s=cold_start_s)
         service = seen.service
         late = service.slack_s is not None and service.slack_s < 0
         asked = service.held > 0 or seen.demand.requests_per_s > 0
@@ -241,6 +242,10 @@ class SloPolicy:
         if self._idle_since_s is None or not self._options.scale_to_zero:
             return False
         return seen.at_s - self._idle_since_s >= self._options.down.cooldown_s
+
+
+def _cold_start_s(seen: Observation) -> float:
+    return max((pool.cold_start_s for pool in seen.pools.values()), default=0.0)
 
 
 def _told(

@@ -17,8 +17,8 @@ class Track:
     Theory of operation. What is had goes up to the need at once. It goes down to the greatest need
     of the last `window_s`, and a little headroom: what is stopped must not be wanted back. And
     while the last change was upwards, only when enough has been to spare since all of it was last
-    needed: the spare share of the pool, added up over time, has to come to `patience_s`. So a
-    quarter too many is kept four times as long as all too many, a need that goes up and down
+    needed: the spare share of the pool, added up over time, has to come to `patience_s` and one cold
+    start, which is paid for again by who stops too soon. So a quarter too many is kept four times as long as all too many, a need that goes up and down
     quickly is followed up only, and one that falls for good is followed down without more pauses.
 
     Source: the surplus that is waited for is the rent of ski rental (Karlin et al., Competitive
@@ -36,7 +36,7 @@ class Track:
         self._falling = False
         self._spare_s = 0.0
 
-    def target(self, at_s: float, *, have: int, need: float) -> int:
+    def target(self, at_s: float, *, have: int, need: float, cold_start_s: float = 0.0) -> int:
         """How many to have now."""
         passed_s = 0.0 if self._at_s is None else max(0.0, at_s - self._at_s)
         passed_s = min(passed_s, self._window_s)  # what was not seen was not to spare
@@ -50,7 +50,8 @@ class Track:
             self._spare_s = 0.0  # all of it was needed again
             return have
         self._spare_s += passed_s * (have - kept) / have
-        return kept if self._falling or self._spare_s >= self._patience_s else have
+        waited = self._spare_s >= self._patience_s + cold_start_s
+        return kept if self._falling or waited else have
 
     def _note(self, have: int) -> None:
         """See which way the last change went, whoever made it."""
