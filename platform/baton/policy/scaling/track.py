@@ -17,9 +17,10 @@ class Track:
     Theory of operation. What is had goes up to the need at once. It goes down to the greatest need
     of the last `window_s`, and a little headroom: what is stopped must not be wanted back. And
     while the last change was upwards, only when enough has been to spare since all of it was last
-    needed: the spare share of the pool, added up over time, has to come to `patience_s` and one cold
-    start, which is paid for again by who stops too soon. So a quarter too many is kept four times as long as all too many, a need that goes up and down
-    quickly is followed up only, and one that falls for good is followed down without more pauses.
+    needed: the spare share of the pool, added up over time, has to come to `patience_s` and one
+    cold start, which is paid for again by who stops too soon. So a quarter too many is kept four
+    times as long as all too many, a need that goes up and down quickly is followed up only, and one
+    that falls for good is followed down without more pauses.
 
     Source: the surplus that is waited for is the rent of ski rental (Karlin et al., Competitive
     snoopy caching, 1988): paying as much for waiting as going back on a change would cost is never
