@@ -88,7 +88,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--outcome", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    found = parser.parse_args(arguments)
+    if found.results.resolve().parent == found.write_page.resolve().parent:
+        parser.error("--results and --write-page name one folder, and each locks its own: name two")
+    return found
 
 
 def choose(cases: Mapping[str, Case], patterns: Sequence[str], *, quick: bool) -> list[Case]:
