@@ -11,7 +11,7 @@ import pytest
 
 from tests.repo.project import ROOT
 
-MAKEFILE = "install check test demo-once:\n\t@echo step $@\n"
+MAKEFILE = "install check check-deploy test demo-once:\n\t@echo step $@\n"
 
 
 def run(tree: Path, command: str, *, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -92,6 +92,19 @@ def test_ci_runs_the_readmes_commands_in_order(ci: Path) -> None:
     assert done.returncode == 0, done.stderr
     steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")]
     assert steps == ["install", "check", "test", "demo-once"]
+    assert "left out make check-deploy" in done.stdout
+
+
+def test_ci_checks_manifests_where_their_validators_can_be_had(ci: Path) -> None:
+    (ci / "scripts").mkdir()
+    (ci / "scripts/tools").write_text("#!/bin/sh\n[ \"$*\" = 'prometheus manifests' ]\n")
+    (ci / "scripts/tools").chmod(0o755)
+
+    done = run(ci, ".ci/run")
+
+    assert done.returncode == 0, done.stderr
+    steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert steps == ["install", "check", "check-deploy", "test", "demo-once"]
 
 
 def test_ci_stops_at_the_first_step_that_fails(ci: Path) -> None:
