@@ -23,6 +23,8 @@ from tests.abuse.timing import probe, timed
 from tests.chaos.case import Bound, Engines, Outcome, at_least, at_most, case, exactly
 
 ROOT = Path(__file__).parents[3]
+_ROUNDS = 10
+"""Of excesses, so that they last long enough beside a stream whose gaps are measured."""
 
 
 # ---------------------------------------------------------------------------------------------- B1
@@ -172,7 +174,7 @@ def limits(folder: Path) -> Outcome:
         with drips.stream_gaps(baton.url, baton.keys["beta"], MODEL) as gaps:
             wrong = [
                 why
-                for name, ask, wanted in EXCESSES
+                for name, ask, wanted in EXCESSES * _ROUNDS
                 for why in wrong_answer(client, name, ask, wanted)
             ]
         quiet = client.get("/v1/models").status_code
