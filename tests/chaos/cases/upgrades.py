@@ -101,7 +101,8 @@ def replaced(before: dict[str, list[int]], after: dict[str, list[int]]) -> list[
 def told(up: Parts) -> Mapping[str, Any]:
     """The generation that holds and what is said of the last rollout, once somebody says it."""
     status = up.deployment.wait_for(lambda status: status["generation"] is not None, 60)
-    return {"generation": status["generation"], **status.get("rollout", {})}
+    # Last: a rollout of another version of baton is of no generation.
+    return {**status.get("rollout", {}), "generation": status["generation"]}
 
 
 # -------------------------------------------------------------------- F15
