@@ -84,7 +84,7 @@ class ScriptedCommands:
         progress("asking")
         return self._answer("apply", config=config, options=options)
 
-    def down(self, *, timeout_s: float) -> Report:
+    def down(self, *, timeout_s: float, address: str | None = None) -> Report:
         return self._answer("down", timeout_s=timeout_s)
 
     def demo(self, config: LoadedConfig, *, once: bool, progress: Progress) -> Report:

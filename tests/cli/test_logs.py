@@ -33,7 +33,9 @@ class Scripted:
     lines: list[LogLine | None] = field(default_factory=lambda: [LINE, None, OTHER])
     asked: list[tuple[LogOrder, bool]] = field(default_factory=list)
 
-    def logs(self, order: LogOrder, *, follow: bool) -> Iterator[LogLine | None]:
+    def logs(
+        self, order: LogOrder, *, follow: bool, address: str | None = None
+    ) -> Iterator[LogLine | None]:
         self.asked.append((order, follow))
         return iter(self.lines)
 
@@ -88,7 +90,9 @@ def test_nothing_that_fits_is_said_and_prints_nothing() -> None:
 
 def test_without_a_deployment_there_is_a_next_step() -> None:
     class Nothing(Scripted):
-        def logs(self, order: LogOrder, *, follow: bool) -> Iterator[LogLine | None]:
+        def logs(
+            self, order: LogOrder, *, follow: bool, address: str | None = None
+        ) -> Iterator[LogLine | None]:
             raise NotRunning("nothing runs here", "start it")
 
     result = run(scripted=Nothing())

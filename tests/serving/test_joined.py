@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from baton.domain.errors import DeploymentEnded, NotRunning
-from baton.serving.cluster_state import ClusterState, write_state
+from baton.domain.errors import DeploymentEnded, NotRunning, SeveralRunning
+from baton.serving.cluster_state import ClusterState, process_ticks, write_state
 from baton.serving.data_path import DataPath
 from baton.serving.joined import Joined, join, local_state
 
@@ -42,6 +43,43 @@ def test_nothing_is_joined_where_nothing_runs(
         local_state()
     with pytest.raises(NotRunning), join(None):
         pytest.fail("something was joined")
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two deployments run here; both are held by this process."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "baton").mkdir(mode=0o700)
+    for number in (1, 2):
+        one = replace(
+            ENDED,
+            name=f"held-{number}",
+            pid=os.getpid(),
+            pid_started_ticks=process_ticks(os.getpid()),
+            address=f"127.0.0.1:{number}",
+            http_url=f"http://127.0.0.1:800{number}",
+        )
+        write_state(one, tmp_path / "baton")
+
+
+@pytest.mark.usefixtures("two")
+def test_where_two_run_neither_is_taken_for_the_one_that_is_meant() -> None:
+    with pytest.raises(SeveralRunning, match="say which with --address") as raised:
+        local_state()
+    for told in ("http://127.0.0.1:8001 at 127.0.0.1:1", "http://127.0.0.1:8002 at 127.0.0.1:2"):
+        assert told in str(raised.value)
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize("address", ["127.0.0.1:2", "http://127.0.0.1:8002", "127.0.0.1:8002"])
+def test_where_two_run_an_address_says_which(address: str) -> None:
+    assert local_state(address).name == "held-2"
+
+
+@pytest.mark.usefixtures("two")
+def test_where_two_run_another_address_is_neither() -> None:
+    with pytest.raises(NotRunning, match=r"is at 127\.0\.0\.1:3: there is http"):
+        local_state("127.0.0.1:3")
 
 
 class Asked(Joined):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from baton.cli.options import Output, Timeout, seam_of, seconds
+from baton.cli.options import LocalAddress, Output, Timeout, seam_of, seconds
 from baton.cli.output import OutputFormat, print_report, reported_errors
 
 
 def down(
-    context: typer.Context, *, timeout: Timeout = "60s", output: Output = OutputFormat.TEXT
+    context: typer.Context,
+    *,
+    timeout: Timeout = "60s",
+    address: LocalAddress = None,
+    output: Output = OutputFormat.TEXT,
 ) -> None:
     """Drain and stop the deployment that runs here."""
     timeout_s = seconds(timeout)
     with reported_errors():
-        report = seam_of(context).commands().down(timeout_s=timeout_s)
+        report = seam_of(context).commands().down(timeout_s=timeout_s, address=address)
     print_report(report, output)

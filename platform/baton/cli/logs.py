@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from baton.cli.options import Json, Output, seam_of, wanted_format
+from baton.cli.options import Json, LocalAddress, Output, seam_of, wanted_format
 from baton.cli.output import OutputFormat, Paint, painted, reported_errors
 from baton.cli.seam import LogLine
 
@@ -57,6 +57,7 @@ def logs(  # noqa: PLR0913 - each is an option
     others: Annotated[
         bool, typer.Option("--all", help="Also what vLLM, Ray and others print.")
     ] = False,
+    address: LocalAddress = None,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
@@ -80,7 +81,7 @@ def logs(  # noqa: PLR0913 - each is an option
             others=others,
             last=last or None,
         )
-        lines = seam_of(context).commands().logs(order, follow=follow)
+        lines = seam_of(context).commands().logs(order, follow=follow, address=address)
         _print(lines, as_json=as_lines)
 
 

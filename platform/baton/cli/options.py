@@ -34,7 +34,17 @@ Json = Annotated[bool, typer.Option("--json", help="The same as --output json.")
 Address = Annotated[
     str | None,
     typer.Option(
-        "--address", metavar="HOST:PORT", help="Of the Ray cluster, if not on this machine."
+        "--address",
+        metavar="HOST:PORT",
+        help="Of the Ray cluster, if not on this machine, or if several run here.",
+    ),
+]
+LocalAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Of the deployment's Ray cluster or endpoint, if several run here.",
     ),
 ]
 Timeout = Annotated[

@@ -180,19 +180,21 @@ class Commands(Protocol):
         """
         ...
 
-    def logs(self, order: LogOrder, *, follow: bool) -> Iterable[LogLine | None]:
+    def logs(
+        self, order: LogOrder, *, follow: bool, address: str | None = None
+    ) -> Iterable[LogLine | None]:
         """What was logged here, and with `follow` what will be; None for nothing new for a moment.
 
         Raises:
-            NotRunning: there is no deployment here.
+            NotRunning: there is no deployment here, or there are several and none was named.
         """
         ...
 
-    def down(self, *, timeout_s: float) -> Report:
+    def down(self, *, timeout_s: float, address: str | None = None) -> Report:
         """Drain and stop the deployment.
 
         Raises:
-            NotRunning: there is none.
+            NotRunning: there is none, or there are several and none was named.
             TimedOut: something still runs.
         """
         ...

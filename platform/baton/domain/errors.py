@@ -281,6 +281,12 @@ class NotRunning(OperatorError):
     http_status = 503
 
 
+class SeveralRunning(NotRunning):
+    """More than one deployment runs here, and which is meant was not said."""
+
+    retryable = False
+
+
 class DeploymentEnded(NotRunning):
     """The deployment that was joined is there no more; asking again helps nobody."""
 

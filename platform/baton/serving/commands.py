@@ -118,9 +118,9 @@ def doctor(config: LoadedConfig | None, *, address: str | None, progress: Progre
     return examined(None if config is None else config.config, address=address, progress=progress)
 
 
-def logs(order: LogOrder, *, follow: bool) -> Iterator[LogLine | None]:
+def logs(order: LogOrder, *, follow: bool, address: str | None = None) -> Iterator[LogLine | None]:
     """What was logged here, and with `follow` what will be; None for nothing new for a moment."""
-    state = local_state()
+    state = local_state(address)
     files = LogFiles(Path(state.run_dir) / "session_latest" / "logs")
     return followed(files, order, alive=state.is_alive) if follow else printed(files, order)
 
@@ -212,9 +212,9 @@ def _start_again(
         ) from error
 
 
-def down(*, timeout_s: float) -> Report:
+def down(*, timeout_s: float, address: str | None = None) -> Report:
     """Tell the process that holds the deployment to drain and end, and wait until it has."""
-    state = local_state()
+    state = local_state(address)
     holder = psutil.Process(state.pid)
     holder.send_signal(signal.SIGTERM)
     until_s = time.monotonic() + timeout_s

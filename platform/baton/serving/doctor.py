@@ -60,8 +60,6 @@ def _runs_at(config: DeploymentConfig | None, state: ClusterState | None) -> str
 def _deployment_checks(
     address: str | None, state: ClusterState | None, progress: Progress
 ) -> Iterator[Check]:
-    if address is None and state is None:
-        return nothing_runs(NotRunning("nothing runs here", "start one with 'baton up -c FILE'"))
     try:
         with join(address) as deployment:
             running = running_now(deployment, progress)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import cast
 
 from baton.domain.commands import RecordOrder
-from baton.domain.errors import DeploymentEnded, NotRunning
+from baton.domain.errors import DeploymentEnded, NotRunning, SeveralRunning
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import ask_all
@@ -103,9 +103,10 @@ def join(address: str | None) -> Iterator[Joined]:
 
     Raises:
         NotRunning: none runs here.
+        SeveralRunning: several run here, and no address is given.
         ClusterFailed: nothing answers there, or it refuses us.
     """
-    state = local_state() if address is None else None
+    state = local_state() if address is None else _here(address)
     if state is not None:
         attach(state.address, token_file=state.token_file)
     else:
@@ -117,15 +118,37 @@ def join(address: str | None) -> Iterator[Joined]:
         detach()
 
 
-def local_state() -> ClusterState:
-    """The deployment of this user on this machine; the newest where there are several.
+def local_state(address: str | None = None) -> ClusterState:
+    """The deployment of this user on this machine; the one at `address` where there are several.
 
     Raises:
-        NotRunning: there is none.
+        NotRunning: there is none, or none at that address.
+        SeveralRunning: any of them may be meant, and what one is told may not be meant for another.
     """
     states = running_clusters(state_folder())
     if not states:
         raise NotRunning(
             "no deployment of this user runs on this machine", "start one with 'baton up -c FILE'"
         )
-    return states[-1]
+    if address is None and len(states) == 1:
+        return states[0]
+    listed = "; ".join(f"{one.http_url} at {one.address}" for one in states)
+    if address is None:
+        raise SeveralRunning(
+            f"{len(states)} deployments of this user run on this machine: {listed}",
+            "say which with --address HOST:PORT",
+        )
+    if (found := _here(address)) is None:
+        raise NotRunning(
+            f"no deployment of this user on this machine is at {address}: there is {listed}",
+            "say which with --address HOST:PORT",
+        )
+    return found
+
+
+def _here(address: str) -> ClusterState | None:
+    """The deployment of this user on this machine whose Ray, or whose endpoint, is there."""
+    for state in running_clusters(state_folder()):
+        if address in {state.address, state.http_url, state.http_url.rpartition("/")[2]}:
+            return state
+    return None
