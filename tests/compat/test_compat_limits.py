@@ -66,6 +66,31 @@ def test_answers_beyond_the_limit_are_a_bad_request_and_so_are_prompts(
     assert post(server, text, stream=stream, max_tokens=1, n=2).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_engines_tell_no_log_probabilities_they_are_refused(
+    server: Server, fleet: EchoFleet, limit: Limit, *, stream: bool
+) -> None:
+    limit(FrontendLimits(logprobs=False))
+    chat, text = "/v1/chat/completions", "/v1/completions"
+    for path, changes in ((chat, {"logprobs": True}), (text, {"logprobs": 1})):
+        refused = post(server, path, stream=stream, max_tokens=1, **changes)
+        assert refused.status_code == 400
+        assert "log probabilities" in str(error_of(path, refused.content)["message"])
+    assert fleet.arrived.empty()
+    assert post(server, text, stream=stream, max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_a_number_that_no_engine_can_be_told_is_a_bad_request(
+    server: Server, fleet: EchoFleet, *, path: str
+) -> None:
+    refused = post(server, path, stream=False, top_k=10**40)
+    assert refused.status_code == 400
+    assert "64 bits" in str(error_of(path, refused.content)["message"])
+    assert fleet.arrived.empty()
+    assert post(server, path, stream=False).status_code == 200
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_more_tokens_than_anybody_may_have_are_a_bad_request(

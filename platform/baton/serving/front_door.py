@@ -13,7 +13,7 @@ import logging
 from datetime import UTC, datetime
 
 from baton.config.derive import allows_anonymous, key_files, tenants
-from baton.config.schema import DeploymentConfig
+from baton.config.schema import DeploymentConfig, EngineKind
 from baton.domain.tenant import CacheSharing
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_limits import FrontendLimits
@@ -37,6 +37,7 @@ def frontend_limits(config: DeploymentConfig) -> FrontendLimits:
         max_tokens=admission.max_tokens,
         default_max_tokens=admission.default_max_tokens,
         max_messages=admission.max_messages,
+        logprobs=all(pool.engine.kind is not EngineKind.SIM for pool in config.pools.values()),
     )
 
 

@@ -61,6 +61,9 @@ class FrontendLimits:
     context."""
     max_messages: int | None = None
     """None: `MOST_MESSAGES`."""
+    logprobs: bool = True
+    """Whether engines tell log probabilities. Simulated ones have none, and vLLM's handlers break
+    where they are missing."""
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_n", "max_tokens", "default_max_tokens", "max_messages"):
@@ -85,6 +88,12 @@ class FrontendLimits:
         if self.max_tokens is None or max_tokens is None or max_tokens <= self.max_tokens:
             return None
         return _bad(f"asked for {max_tokens} output tokens, at most {self.max_tokens} are given")
+
+    def no_logprobs(self, *asked: object) -> Problem | None:
+        """Why log probabilities are refused; `asked` is None where a request wants none."""
+        if self.logprobs or all(one is None for one in asked):
+            return None
+        return _bad("log probabilities were asked for, and the engines here are simulated: none")
 
     def broken_by(self, path: str, body: bytes) -> Problem | None:
         """Why a request's complete body is refused; None leaves it to vLLM."""

@@ -22,7 +22,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.executor import Executor
 
 from baton.domain.errors import BatonError, EngineStartFailed
@@ -48,6 +48,7 @@ _WRONG_MODEL = "Error with model %s"
 _CLIENTS_FAULT = (VLLMClientError, ValueError, TypeError, OverflowError)
 _CLOSE_TIMEOUT_S = 1.0
 _GONE = Problem(status=503, message="this frontend is going away; try again", retry_after_s=1.0)
+_TOO_GREAT = Problem(status=400, message="a number in the request takes more than 64 bits")
 
 
 class FleetError(GracefulHTTPError, GenerationError):  # type: ignore[misc]  # vllm is not followed
@@ -123,6 +124,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             self.limits.too_many_tokens(sampling_params.max_tokens)
             or bad_name(request_id)
             or too_many_words(sampling_params.bad_words)
+            or self.limits.no_logprobs(sampling_params.logprobs, sampling_params.prompt_logprobs)
         )
         if problem is not None:
             raise FleetError(problem)
@@ -143,6 +145,10 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
                     yield output
             except EngineDeadError as error:
                 raise FleetError(_GONE) from error
+            except EngineGenerateError as error:
+                if isinstance(error.__cause__, OverflowError):
+                    raise FleetError(_TOO_GREAT) from error
+                raise
 
     async def aclose(self) -> None:
         """End open requests with an error and stop; unlike vLLM's shutdown, wait for its tasks."""
