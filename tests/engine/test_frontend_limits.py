@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -189,5 +190,6 @@ def test_who_does_not_say_gets_the_default_or_as_much_as_anybody_may_have(
 
 @pytest.mark.parametrize("name", ["max_body_bytes", "max_n", "max_tokens", "max_messages"])
 def test_a_limit_of_nothing_is_a_mistake(name: str) -> None:
+    nothing: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=name):
-        FrontendLimits(**{name: 0})
+        FrontendLimits(**nothing)
