@@ -217,7 +217,7 @@ def _ready(facts: FleetFacts) -> EngineCoreReadyResponse:
         num_gpu_blocks=facts.kv_blocks,
         block_size=facts.block_size_tokens,
         dp_stats_address=None,
-        dtype="auto",  # not read by a frontend, and the replicas' own affair
+        dtype="bfloat16",
         vllm_version=vllm.__version__,
         world_size=1,
         data_parallel_size=1,
