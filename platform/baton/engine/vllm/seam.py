@@ -1,10 +1,11 @@
 """The engine side of vLLM's EngineCore wire: to vLLM's API server, the whole fleet is one engine.
 
-Theory of operation: vLLM's client binds two sockets in a private folder of this process; the seam
-connects to both, says that it is ready, and from then on turns ADD, ABORT and UTILITY messages
-into calls of its hooks, and deliveries into one `EngineCoreOutputs` message per engine step. It
-keeps nothing of a request but the length of its prompt. A request that it cannot read or that a
-hook refuses with an exception is answered with an error at once, so that no client waits for it.
+Theory of operation: vLLM's client, in Python or in Rust, listens on two sockets in a private folder
+of this process; the seam connects to both, says that it is ready, and from then on turns ADD, ABORT
+and UTILITY messages into calls of its hooks, and deliveries into one `EngineCoreOutputs` message
+per engine step. It keeps nothing of a request but the length of its prompt. A request that it
+cannot read or that a hook refuses with an exception is answered with an error at once, so that no
+client waits for it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ from baton.domain.errors import BatonError, EngineFailed, LinkFailed
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks
 from baton.engine.vllm.resume_checks import misfit
-from baton.engine.vllm.wire import FrontendWire, UnsupportedRequest
+from baton.engine.vllm.wire import (
+    FrontendWire,
+    Introduce,
+    UnsupportedRequest,
+    introduced_by_gate,
+)
 from baton.runtime.log_events import log_event
 from baton.runtime.ports import Clock
 
@@ -62,13 +68,23 @@ _UTILITIES: Mapping[str, object] = {
 class Seam:
     """One engine, as far as vLLM's API server can see. Satisfies `ports.Frontend`."""
 
-    def __init__(self, facts: FleetFacts, hooks: FrontendHooks, clock: Clock) -> None:
+    def __init__(
+        self,
+        facts: FleetFacts,
+        hooks: FrontendHooks,
+        clock: Clock,
+        *,
+        introduce: Introduce = introduced_by_gate,
+    ) -> None:
+        """`introduce` says who asks, by the frontend at the other end."""
         self._facts = facts
         self._hooks = hooks
         self._clock = clock
         # Engines of a fleet are of this version; one that is not refuses what it cannot take up.
         why = misfit()
-        self._wire = FrontendWire(max_len_tokens=facts.max_len_tokens, takes_up=why is None)
+        self._wire = FrontendWire(
+            max_len_tokens=facts.max_len_tokens, takes_up=why is None, introduce=introduce
+        )
         if why is not None:
             log_event(logger, logging.WARNING, "sampling_state_not_resumed", {"why": why})
         self._encoder = MsgpackEncoder()
@@ -198,6 +214,10 @@ class Seam:
                 request.request_id, EngineFailed(request.request_id, "could not be handed on")
             )
 
+    def abandon(self) -> None:
+        """Abort all that is open: the other end is gone, and nobody will read an answer."""
+        self._abort(tuple(self._prompt_tokens))
+
     def _abort(self, request_ids: Sequence[str]) -> None:
         known = tuple(i for i in request_ids if self._prompt_tokens.pop(i, None) is not None)
         if known:
@@ -217,6 +237,7 @@ def _ready(facts: FleetFacts) -> EngineCoreReadyResponse:
         num_gpu_blocks=facts.kv_blocks,
         block_size=facts.block_size_tokens,
         dp_stats_address=None,
+        # The replicas' own affair. vLLM's Rust frontend reads it, to encode media, which is closed.
         dtype="bfloat16",
         vllm_version=vllm.__version__,
         world_size=1,

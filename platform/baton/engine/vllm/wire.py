@@ -19,7 +19,7 @@ Of an adapter only its name travels, beside the payload: where it is kept is for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -33,8 +33,8 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from baton.domain.commands import Delivery
 from baton.domain.handoff import Leg, LegKind, LegOutput, LegTimes, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
-from baton.domain.trace_context import span_id, trace_headers
-from baton.engine.vllm.callers import OUR_ARGS, caller_of, trace_of
+from baton.domain.trace_context import TraceContext, span_id, trace_headers
+from baton.engine.vllm.callers import OUR_ARGS, Caller, caller_of, trace_of
 from baton.engine.vllm.resume_keys import RESUME_ARGS
 from baton.engine.vllm.salts import known_salt, scoped_salt
 from baton.engine.vllm.sampling import can_be_resumed, prefill_params, set_lengths
@@ -87,18 +87,37 @@ class UnsupportedRequest(ValueError):
         return f"request {self.request_id}: {self.why}"
 
 
+Introduce: TypeAlias = Callable[[EngineCoreRequest], tuple[Caller, TraceContext | None]]
+"""Says who asks, and in which trace; may take from a request what its client may not say. Raises
+`UnsupportedRequest` for one that nobody asked in a way that counts."""
+
+
+def introduced_by_gate(request: EngineCoreRequest) -> tuple[Caller, TraceContext | None]:
+    """As the gate before vLLM's Python frontend wrote it into the sampling parameters."""
+    extra_args = request.sampling_params.extra_args
+    return caller_of(extra_args), trace_of(extra_args)
+
+
 class FrontendWire:
     """The end at the frontend: requests out of frames, outputs out of deliveries."""
 
-    def __init__(self, *, max_len_tokens: int, takes_up: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        max_len_tokens: int,
+        takes_up: bool = True,
+        introduce: Introduce = introduced_by_gate,
+    ) -> None:
         """Take what holds for every engine.
 
         Args:
             max_len_tokens: The context of the model.
             takes_up: Whether engines take up resumed legs with all state of their sampling.
+            introduce: Who asks, by the frontend that is at this end.
         """
         self._max_len_tokens = max_len_tokens
         self._takes_up = takes_up
+        self._introduce = introduce
         self._decode_request = MsgpackDecoder(EngineCoreRequest)
         self._decode_output = MsgpackDecoder(EngineCoreOutput)
         self._encoder = MsgpackEncoder()
@@ -107,7 +126,8 @@ class FrontendWire:
         """The request in an ADD message (its frames without the type frame).
 
         Raises:
-            UnsupportedRequest: not a generation request, or one whose input is not complete.
+            UnsupportedRequest: not a generation request, or one whose input is not complete, or
+                that nobody asked.
             msgspec.DecodeError: the frames are not an `EngineCoreRequest`.
         """
         engine_request: EngineCoreRequest = self._decode_request.decode(list(frames))
@@ -117,6 +137,7 @@ class FrontendWire:
             raise UnsupportedRequest(request_id, "got pooling parameters, wanted a generation")
         if engine_request.resumable:
             raise UnsupportedRequest(request_id, "its prompt is streamed in parts; send it whole")
+        caller, trace = self._introduce(engine_request)
         prompt_token_ids = tuple(engine_request.prompt_token_ids or ())
         max_tokens = params.max_tokens
         if max_tokens is None:
@@ -126,7 +147,6 @@ class FrontendWire:
             can_be_resumed(params, takes_up=self._takes_up)
             and local_only is not LocalOnly.PROMPT_EMBEDS
         )
-        caller, trace = caller_of(params.extra_args), trace_of(params.extra_args)
         engine_request.cache_salt = scoped_salt(caller.cache_scope, engine_request.cache_salt)
         _make_safe(engine_request, params)
         if trace is not None and trace.sampled:

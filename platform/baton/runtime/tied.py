@@ -1,0 +1,32 @@
+"""Runs a program that dies with the process that asked for it.
+
+Theory of operation: the kernel is told to kill this process when its parent dies, and then it
+becomes the program, which inherits that order and every descriptor it was passed. Python cannot
+give the order between fork and exec without risking a deadlock in a parent that has threads.
+
+It is run by path and without packages: nothing of baton may be imported here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> None:
+    """Tie this process to the parent of the id in the first argument, then become the rest."""
+    parent, *program = arguments
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        sys.exit(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != int(parent):
+        sys.exit("the parent has died already")
+    os.execv(program[0], program)  # noqa: S606 - this process stands in for it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,112 @@
+"""Who asks, as the gate before vLLM's Rust frontend says it in a request's id."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import pytest
+
+from baton.engine.vllm.callers import CALLER_ARG, Caller
+from baton.engine.vllm.frontend_limits import MOST_BAD_WORDS, FrontendLimits
+
+with warnings.catch_warnings():
+    # The vendors' modules warn while they are imported.
+    warnings.simplefilter("ignore")
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackEncoder
+
+    from baton.engine.vllm.rust_callers import RustCallers
+    from baton.engine.vllm.wire import FrontendWire, UnsupportedRequest
+
+
+def callers(**limits: int) -> RustCallers:
+    counted = itertools.count()
+    return RustCallers(
+        limits=FrontendLimits(**limits),  # type: ignore[arg-type]  # tests know the names
+        isolated={"secret"},
+        new_handle=lambda: f"h{next(counted)}",
+    )
+
+
+def request(external_id: str | None, **changes: object) -> EngineCoreRequest:
+    fields: dict[str, object] = {
+        "request_id": f"{external_id}-0123abcd",
+        "external_req_id": external_id,
+        "prompt_token_ids": [1, 2, 3],
+        "mm_features": None,
+        "sampling_params": SamplingParams(max_tokens=9),
+        "pooling_params": None,
+        "arrival_time": 0.0,
+        "lora_request": None,
+        "cache_salt": None,
+        "data_parallel_rank": None,
+    }
+    return EngineCoreRequest(**(fields | changes))
+
+
+def test_a_tenant_keeps_its_handle_and_two_tenants_have_two() -> None:
+    door = callers()
+    assert door.handle("acme") == door.handle("acme") != door.handle("other")
+
+
+def test_handles_say_nothing_of_a_tenant_and_cannot_be_guessed() -> None:
+    door = RustCallers(limits=FrontendLimits())
+    first, second = door.handle("acme"), RustCallers(limits=FrontendLimits()).handle("acme")
+    assert first != second
+    assert len(first) == 18
+    assert "acme" not in first
+
+
+@pytest.mark.parametrize(
+    ("said", "slo_class"), [("name~h0~gold", "gold"), ("h0~h1~gold~h0~", None), ("~h0~", None)]
+)
+def test_tenant_and_class_are_the_last_two_words_of_the_id(said: str, slo_class: str) -> None:
+    door = callers()
+    door.handle("acme")
+    door.handle("other")
+    assert door.introduce(request(f"chatcmpl-{said}")) == (Caller("acme", slo_class), None)
+
+
+def test_a_tenant_with_a_cache_of_its_own_has_its_scope() -> None:
+    door = callers()
+    door.handle("secret")
+    caller, _ = door.introduce(request("cmpl-a~h0~"))
+    assert caller == Caller("secret", None, "secret")
+
+
+@pytest.mark.parametrize("said", [None, "", "cmpl-a", "cmpl-a~h9~", "cmpl-a~h0", "cmpl-h0~x"])
+def test_a_request_that_did_not_come_through_the_gate_is_not_run(said: str | None) -> None:
+    door = callers()
+    door.handle("acme")
+    with pytest.raises(UnsupportedRequest, match="did not come through the gate"):
+        door.introduce(request(said))
+
+
+def test_what_a_client_may_not_say_is_taken_off_or_made_its_own() -> None:
+    door = callers()
+    door.handle("acme")
+    params = SamplingParams(max_tokens=9, extra_args={CALLER_ARG: ["other", None, None], "b": 2})
+    asked = request("cmpl-a~h0~", priority=-9, session_id="s", sampling_params=params)
+    wire = FrontendWire(max_len_tokens=512, introduce=door.introduce)
+    taken = wire.split_request(MsgpackEncoder().encode(asked), now_s=0.0)
+    assert (taken.tenant, taken.priority, taken.session_id) == ("acme", 0, "acme/s")
+    assert b"other" not in taken.payload
+
+
+def test_more_tokens_than_allowed_are_cut() -> None:
+    door = callers(max_tokens=4)
+    door.handle("acme")
+    asked = request("cmpl-a~h0~", sampling_params=SamplingParams(max_tokens=9, min_tokens=8))
+    door.introduce(asked)
+    assert (asked.sampling_params.max_tokens, asked.sampling_params.min_tokens) == (4, 4)
+
+
+def test_too_many_bad_words_are_refused() -> None:
+    door = callers()
+    door.handle("acme")
+    params = SamplingParams(max_tokens=9)
+    params._bad_words_token_ids = [[1]] * (MOST_BAD_WORDS + 1)
+    with pytest.raises(UnsupportedRequest, match="bad words"):
+        door.introduce(request("cmpl-a~h0~", sampling_params=params))

@@ -1,0 +1,357 @@
+"""vLLM's Rust frontend as a process of ours: with a stand-in for it here, with itself below."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from baton.domain.commands import Delivery
+from baton.domain.errors import EngineFailed, EngineStartFailed, LinkFailed
+from baton.domain.request import FinishReason, Request
+from baton.engine.tiny_model import write_tiny_model
+from baton.engine.vllm.frontend_limits import FrontendLimits
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.rust_arguments import SERVED
+from baton.engine.vllm.rust_binary import PATH_VARIABLE, find_rust_frontend
+from baton.engine.vllm.rust_frontend import RustFrontend
+from tests.fakes import rust_program
+
+with warnings.catch_warnings():
+    # The vendors' modules warn while they are imported.
+    warnings.simplefilter("ignore")
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.serial_utils import MsgpackEncoder
+
+    import baton.engine.vllm.rust_callers
+    import baton.engine.vllm.seam  # noqa: F401
+
+FACTS = FleetFacts(
+    max_len_tokens=512,
+    block_size_tokens=16,
+    kv_blocks=64,
+    max_running_requests=8,
+    max_batched_tokens=256,
+    adapters=1,
+)
+
+
+class FixedClock:
+    def now_s(self) -> float:
+        return 12.5
+
+
+class Fleet:
+    """What the hooks were told."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[Request] = asyncio.Queue()
+        self.aborts: asyncio.Queue[tuple[str, ...]] = asyncio.Queue()
+        self.healthy = True
+
+    def hooks(self) -> FrontendHooks:
+        return FrontendHooks(
+            on_request=self.requests.put_nowait,
+            on_abort=self.aborts.put_nowait,
+            admit=lambda _n, _caller: None,
+            healthy=lambda: self.healthy,
+        )
+
+    async def next_request(self) -> Request:
+        return await asyncio.wait_for(self.requests.get(), 20)
+
+    async def next_abort(self) -> tuple[str, ...]:
+        return await asyncio.wait_for(self.aborts.get(), 20)
+
+
+def settings(model: str = "m", **changes: object) -> FrontendSettings:
+    fields: dict[str, object] = {
+        "model": model,
+        "served_name": "tiny",
+        "routes": tuple(sorted(SERVED)),
+        "start_timeout_s": 60.0,
+    }
+    return FrontendSettings(**(fields | changes))  # type: ignore[arg-type]  # tests know the names
+
+
+def frontend(fleet: Fleet, what: FrontendSettings) -> RustFrontend:
+    return RustFrontend(what, FACTS, hooks=fleet.hooks(), clock=FixedClock())
+
+
+def client(path: Path) -> httpx.AsyncClient:
+    transport = httpx.AsyncHTTPTransport(uds=str(path))
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+def write_request(folder: Path, external_id: str) -> None:
+    """What the stand-in asks for next."""
+    asked = EngineCoreRequest(
+        request_id=f"cmpl-{external_id}-0123abcd",
+        external_req_id=f"cmpl-{external_id}",
+        prompt_token_ids=[1, 2, 3],
+        mm_features=None,
+        sampling_params=SamplingParams(max_tokens=9),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+    (frame,) = MsgpackEncoder().encode(asked)
+    (folder / "request").write_bytes(frame)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_REQUEST", str(tmp_path / "request"))
+    path = tmp_path / "vllm-rs"
+    words = shlex.join([sys.executable, str(Path(rust_program.__file__))])
+    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    path.chmod(0o700)
+    monkeypatch.setenv(PATH_VARIABLE, str(path))
+
+
+# ---------------------------------------------------------------- with a stand-in
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_it_is_told_what_it_serves_and_how_large_a_body_may_be(fleet: Fleet) -> None:
+    rust = frontend(fleet, settings(limits=FrontendLimits(max_body_bytes=12345)))
+    async with client(await rust.start()) as http:
+        told = (await http.get("/told")).json()
+    assert told["served_model_name"] == ["tiny"]
+    assert told["env"]["VLLM_HTTP_MAX_REQUEST_BODY_SIZE"] == "12345"
+    await rust.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_a_request_reaches_the_fleet_under_its_tenant_and_is_answered(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    rust = frontend(fleet, settings())
+    async with client(await rust.start()) as http:
+        write_request(tmp_path, f"x~{rust.handle('acme')}~gold")
+        await http.get("/ask")
+        request = await fleet.next_request()
+        assert (request.tenant, request.slo_class) == ("acme", "gold")
+        assert rust.open_requests == 1
+        rust.deliver([Delivery(request.request_id, (5,), FinishReason.STOP)])
+        assert (await http.get("/answer")).json() == 1
+    assert rust.open_requests == 0
+    await rust.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_a_request_past_the_gate_is_answered_with_an_error(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    rust = frontend(fleet, settings())
+    async with client(await rust.start()) as http:
+        write_request(tmp_path, "x")
+        await http.get("/ask")
+        assert (await http.get("/answer")).json() == 1
+    assert fleet.requests.empty()
+    await rust.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_when_it_dies_all_is_aborted_and_it_is_broken(fleet: Fleet, tmp_path: Path) -> None:
+    rust = frontend(fleet, settings())
+    async with client(await rust.start()) as http:
+        write_request(tmp_path, f"x~{rust.handle('acme')}~")
+        await http.get("/ask")
+        request = await fleet.next_request()
+        assert rust.healthy()
+        with pytest.raises(httpx.TransportError):
+            await http.get("/die")
+    assert await fleet.next_abort() == (request.request_id,)
+    assert rust.broken
+    assert not rust.healthy()
+    assert rust.open_requests == 0
+    await rust.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_nothing_is_left_behind(fleet: Fleet) -> None:
+    rust = frontend(fleet, settings())
+    path = await rust.start()
+    pid = rust.pid
+    assert pid is not None
+    assert path.parent.stat().st_mode & 0o077 == 0
+    await rust.close()
+    await rust.close()
+    assert not path.parent.exists()
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(LinkFailed):
+        rust.fail("x", EngineFailed("x", "gone"))
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_it_is_unhealthy_while_the_fleet_is_and_not_broken(fleet: Fleet) -> None:
+    rust = frontend(fleet, settings())
+    assert not rust.healthy()
+    await rust.start()
+    fleet.healthy = False
+    assert not rust.healthy()
+    assert not rust.broken
+    await rust.close()
+
+
+@pytest.mark.usefixtures("stand_in")
+async def test_why_it_does_not_start_is_said_in_its_own_words(fleet: Fleet) -> None:
+    rust = frontend(fleet, settings("broken"))
+    with pytest.raises(EngineStartFailed, match="no such model"):
+        await rust.start()
+    assert rust.pid is None
+
+
+async def test_where_it_is_not_installed_that_is_said(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PATH_VARIABLE, "/nowhere/vllm-rs")
+    with pytest.raises(EngineStartFailed, match="wanted the path of an executable"):
+        await frontend(fleet, settings()).start()
+
+
+# ---------------------------------------------------------------- with itself
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture
+async def real(fleet: Fleet, model: Path) -> AsyncIterator[tuple[RustFrontend, httpx.AsyncClient]]:
+    try:
+        find_rust_frontend(os.environ)
+    except EngineStartFailed as missing:
+        pytest.skip(str(missing))
+    rust = frontend(fleet, settings(str(model), adapters={"ada": "/adapters/ada"}))
+    async with client(await rust.start()) as http:
+        yield rust, http
+    await rust.close()
+
+
+def ask(http: httpx.AsyncClient, name: str, **body: object) -> asyncio.Task[httpx.Response]:
+    asked = {"model": "tiny", "prompt": "def", "max_tokens": 2} | body
+    headers = {"x-request-id": name}
+    return asyncio.create_task(http.post("/v1/completions", json=asked, headers=headers))
+
+
+Real = tuple[RustFrontend, httpx.AsyncClient]
+
+
+async def test_a_completion_is_made_of_the_fleets_tokens(real: Real, fleet: Fleet) -> None:
+    rust, http = real
+    asked = ask(http, f"x~{rust.handle('acme')}~gold", min_tokens=2)
+    request = await fleet.next_request()
+    assert request.request_id.startswith("cmpl-x~")
+    assert (request.tenant, request.slo_class, request.max_tokens) == ("acme", "gold", 2)
+    rust.deliver([Delivery(request.request_id, (300,), cached_tokens=0)])
+    rust.deliver([Delivery(request.request_id, (301,), FinishReason.LENGTH)])
+    answer: dict[str, Any] = (await asked).json()
+    assert answer["usage"]["completion_tokens"] == 2
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_the_gates_id_counts_before_the_one_in_a_body(real: Real, fleet: Fleet) -> None:
+    rust, http = real
+    other = rust.handle("other")
+    asked = ask(http, f"x~{rust.handle('acme')}~", request_id=f"y~{other}~")
+    request = await fleet.next_request()
+    assert request.tenant == "acme"
+    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
+    assert (await asked).status_code == 200
+
+
+async def test_arguments_of_a_client_are_none_of_ours(real: Real, fleet: Fleet) -> None:
+    rust, http = real
+    asked = ask(
+        http,
+        f"x~{rust.handle('acme')}~",
+        priority=-9,
+        vllm_xargs={"baton_caller": ["other", "x", "y"]},
+        kv_transfer_params={"do_remote_prefill": True},
+    )
+    request = await fleet.next_request()
+    assert (request.tenant, request.priority) == ("acme", 0)
+    assert b"do_remote_prefill" not in request.payload
+    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
+    await asked
+
+
+async def test_a_client_that_leaves_is_aborted(real: Real, fleet: Fleet) -> None:
+    rust, http = real
+    asked = ask(http, f"x~{rust.handle('acme')}~", stream=True)
+    request = await fleet.next_request()
+    asked.cancel()
+    assert await fleet.next_abort() == (request.request_id,)
+    assert rust.open_requests == 0
+
+
+async def test_a_failure_before_the_first_token_is_a_500_without_a_reason(
+    real: Real, fleet: Fleet
+) -> None:
+    rust, http = real
+    asked = ask(http, f"x~{rust.handle('acme')}~")
+    request = await fleet.next_request()
+    rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
+    answer = await asked
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "Internal server error"
+
+
+async def test_a_request_without_the_gates_id_is_not_run(real: Real, fleet: Fleet) -> None:
+    _, http = real
+    assert (await ask(http, "x")).status_code == 500
+    assert fleet.requests.empty()
+
+
+async def test_an_adapter_is_named_to_the_fleet(real: Real, fleet: Fleet) -> None:
+    rust, http = real
+    asked = ask(http, f"x~{rust.handle('acme')}~", model="ada")
+    request = await fleet.next_request()
+    assert request.adapter == "ada"
+    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
+    await asked
+
+
+async def test_a_body_that_is_too_large_is_refused(model: Path, fleet: Fleet, real: Real) -> None:
+    assert real
+    limits = FrontendLimits(max_body_bytes=1000)
+    rust = frontend(fleet, settings(str(model), limits=limits))
+    async with client(await rust.start()) as http:
+        answer = await ask(http, "x~y~", prompt="a" * 2000)
+    assert answer.status_code == 400
+    assert "length limit" in answer.json()["error"]["message"]
+    await rust.close()
+
+
+async def test_what_it_writes_names_no_prompt(real: Real, fleet: Fleet) -> None:
+    rust, http = real
+    asked = ask(http, f"x~{rust.handle('acme')}~", prompt="SECRETWORD")
+    request = await fleet.next_request()
+    rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
+    await asked
+    assert rust._process is not None
+    assert "SECRETWORD" not in rust._process.tail()
