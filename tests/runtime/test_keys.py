@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import hmac
 import os
 import random
@@ -177,6 +178,16 @@ def test_a_key_is_good_until_it_expires_or_is_revoked(
         assert found == Unknown(state=KeyState.EXPIRED, key_id=key.key_id)
     else:
         assert found == Known(key_id=key.key_id, tenant="acme")
+
+
+def test_what_keys_are_good_for_is_told_by_their_digests() -> None:
+    good, token = mint("acme", now=NOW)
+    bad = replace(mint("acme", now=NOW)[0], revoked_at=NOW)
+    found = KeyRing([good, bad]).by_digest(NOW)
+    assert found == {
+        hashlib.sha256(token.encode()).hexdigest(): Known(key_id=good.key_id, tenant="acme"),
+        bad.digest: Unknown(state=KeyState.REVOKED, key_id=bad.key_id),
+    }
 
 
 def test_ten_thousand_wrong_keys_leave_nothing_behind() -> None:

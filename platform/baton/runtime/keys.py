@@ -208,6 +208,17 @@ class KeyRing:
             return Unknown(state=state, key_id=key_id)
         return Known(key_id=key_id, tenant=key.tenant)
 
+    def by_digest(self, now: datetime) -> dict[str, Known | Unknown]:
+        """What each key is good for, by its digest, for who looks keys up somewhere else."""
+        found: dict[str, Known | Unknown] = {}
+        for key_id, (key, _digest) in self._by_id.items():
+            state = key.state(now)
+            if state is KeyState.ACTIVE:
+                found[key.digest] = Known(key_id=key_id, tenant=key.tenant)
+            else:
+                found[key.digest] = Unknown(state=state, key_id=key_id)
+        return found
+
     def tenant_of(self, token: str, now: datetime) -> str | None:
         """The tenant that a good key belongs to, or None."""
         found = self.look_up(token, now)

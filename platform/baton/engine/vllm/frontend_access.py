@@ -37,10 +37,14 @@ _OURS = frozenset(
         b"x-vllm-priority",
     }
 )
+TAKEN_OFF = _CREDENTIALS | _OURS | TRACE_HEADERS
+"""Headers that go no further than a gate."""
+OUR_PREFIX = b"x-baton-"
+"""Likewise, of whatever begins so."""
 _REQUEST_ID = b"x-request-id"
-_OUR_PREFIX = b"x-baton-"
 MAX_REQUEST_ID_CHARS = 128
-_REQUEST_IDS = re.compile(rb"[A-Za-z0-9._:/=@+-]+")
+REQUEST_ID_CHARS = "[A-Za-z0-9._:/=@+-]"
+_REQUEST_IDS = re.compile(f"{REQUEST_ID_CHARS}+".encode())
 _CLASS = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -70,16 +74,16 @@ class Access:
 
     def _tenant(self, headers: Headers) -> str | Problem:
         if self.look_up is None:
-            return DEFAULT_TENANT if self.anonymous else _MISSING
+            return DEFAULT_TENANT if self.anonymous else MISSING_KEY
         tokens = _tokens(headers)
         if self.anonymous:
             tokens = {token for token in tokens if token.startswith(PREFIX)}
             if not tokens:
                 return DEFAULT_TENANT
         if not tokens:
-            return _MISSING
+            return MISSING_KEY
         if len(tokens) > 1:
-            return _unauthorized("several different API keys were sent, wanted one")
+            return SEVERAL_KEYS
         return _known(self.look_up(tokens.pop()))
 
 
@@ -92,10 +96,7 @@ def passed_on(headers: Headers) -> list[tuple[bytes, bytes]]:
     kept = [
         (name, value)
         for name, value in headers
-        if (lower := name.lower()) not in _CREDENTIALS
-        and lower not in _OURS
-        and lower not in TRACE_HEADERS
-        and not lower.startswith(_OUR_PREFIX)
+        if (lower := name.lower()) not in TAKEN_OFF and not lower.startswith(OUR_PREFIX)
     ]
     request_ids = [value for name, value in kept if name.lower() == _REQUEST_ID]
     if not request_ids or (len(request_ids) == 1 and _is_request_id(request_ids[0])):
@@ -112,9 +113,9 @@ def _known(found: Known | Unknown) -> str | Problem:
         case Known(tenant=tenant):
             return tenant
         case Unknown(state=None):
-            return _unauthorized("this API key is not known")
+            return UNKNOWN_KEY
         case Unknown(state=state):
-            return _unauthorized(f"this API key is {state}")
+            return unauthorized(f"this API key is {state}")
 
 
 def _tokens(headers: Headers) -> set[str]:
@@ -135,25 +136,30 @@ def _slo_class(headers: Headers) -> str | Problem | None:
     if not asked - {b""}:
         return None
     if len(asked) > 1:
-        return Problem(status=400, message="several x-slo-class headers differ, wanted one")
+        return SEVERAL_CLASSES
     (value,) = asked
     if len(value) > MAX_CLASS_CHARS or not _CLASS.fullmatch(value):
-        return Problem(
-            status=400,
-            message=f"x-slo-class is no name of a class, wanted at most {MAX_CLASS_CHARS} letters,"
-            " digits, '.', '_' and '-'",
-        )
+        return NO_CLASS
     return value.decode("ascii")
 
 
-def _unauthorized(message: str) -> Problem:
+def unauthorized(message: str) -> Problem:
+    """Why a key does not let its caller in."""
     return Problem(
         status=401, message=message, challenge='Bearer realm="baton", error="invalid_token"'
     )
 
 
-_MISSING = Problem(
+MISSING_KEY = Problem(
     status=401,
     message="wanted an API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
     challenge='Bearer realm="baton"',
+)
+SEVERAL_KEYS = unauthorized("several different API keys were sent, wanted one")
+UNKNOWN_KEY = unauthorized("this API key is not known")
+SEVERAL_CLASSES = Problem(status=400, message="several x-slo-class headers differ, wanted one")
+NO_CLASS = Problem(
+    status=400,
+    message=f"x-slo-class is no name of a class, wanted at most {MAX_CLASS_CHARS} letters,"
+    " digits, '.', '_' and '-'",
 )

@@ -48,12 +48,13 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     "metrics": ("/metrics",),
 }
 """What can be opened, by the names that a configuration uses."""
-_GENERATION_PATHS: Mapping[str, Dialect] = {
+GENERATION_PATHS: Mapping[str, Dialect] = {
     "/v1/chat/completions": Dialect.OPENAI,
     "/v1/completions": Dialect.OPENAI,
     "/v1/responses": Dialect.RESPONSES,
     "/v1/messages": Dialect.ANTHROPIC,
 }
+"""Those that ask the fleet for tokens, and whose error shape they speak."""
 # A stream that opens with more events than this before its first token (keep-alive comments on a
 # long queue) is let go: its errors then come in-band.
 _MAX_HELD_MESSAGES = 8
@@ -237,7 +238,7 @@ class Gate:
                 await body.drain()
             await answer(send, body.too_large, dialect)
             return
-        generates = scope["method"] == "POST" and path in _GENERATION_PATHS
+        generates = scope["method"] == "POST" and path in GENERATION_PATHS
         if generates and (refusal := self._admit(1, caller)) is not None:
             await answer(send, Problem.of(refusal), dialect)
             return
@@ -382,7 +383,7 @@ async def _respond(
 def _dialect(path: str) -> Dialect:
     if path in ROUTES["messages"]:
         return Dialect.ANTHROPIC
-    return _GENERATION_PATHS.get(path, Dialect.OPENAI)
+    return GENERATION_PATHS.get(path, Dialect.OPENAI)
 
 
 def _is_last(message: Message) -> bool:

@@ -1,0 +1,268 @@
+"""What HAProxy is told as the gate before vLLM's Rust frontend; a pure function of its settings.
+
+Theory of operation: in Rust mode no byte of HTTP passes through Python, so what the Python gate
+(`frontend_gate`) does is said to an HAProxy of the ingress' own, in the same order: which paths
+exist, who asks, for which class, how large a body is said to be, and whether the fleet takes more.
+What changes while it runs is in maps that the ingress writes through HAProxy's own socket
+(`rust_gate_process`). What goes on to the frontend carries no credential, and one id that says who
+asks (`rust_callers`).
+
+Texts and statuses are the Python gate's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.engine.vllm.frontend_access import (
+    MAX_CLASS_CHARS,
+    MAX_REQUEST_ID_CHARS,
+    MISSING_KEY,
+    NO_CLASS,
+    OUR_PREFIX,
+    REQUEST_ID_CHARS,
+    SEVERAL_CLASSES,
+    SEVERAL_KEYS,
+    TAKEN_OFF,
+    UNKNOWN_KEY,
+    unauthorized,
+)
+from baton.engine.vllm.frontend_errors import Dialect, Problem
+from baton.engine.vllm.frontend_gate import GENERATION_PATHS, HEALTH_PATH, ROUTES
+from baton.runtime.keys import PREFIX, KeyState
+from baton.serving.rust_gate_maps import BAD, SEPARATOR
+
+_CONNECT_S = 2
+_HEAD_S = 10
+_IDLE_S = 65
+_STATUS_BY_ITSELF: Mapping[int, str] = {
+    400: "the request cannot be read",
+    408: "the request's head was not complete in time",
+    500: "the gate could not go on; the same request may succeed",
+    502: "the frontend broke off; the same request may succeed",
+    503: "this frontend is going away; try again",
+    504: "the frontend did not answer in time",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """What a gate is to do; who is let in, and whom it refuses, it is told while it runs."""
+
+    listen: str
+    """Where clients come, as HAProxy's `bind` takes it: `fd@5`, `127.0.0.1:8000`."""
+    frontend: Path
+    """The Unix socket of the frontend behind it."""
+    folder: Path
+    """Of the maps and of the socket by which it is told things; nobody else may read it."""
+    routes: Sequence[str]
+    """Which groups are open."""
+    max_body_bytes: int
+    anonymous: str | None
+    """The word for callers without a key; None: they are refused."""
+    keys: bool = True
+    """Whether keys are looked at; without, what a caller sends as one is passed over."""
+    longest_stream_s: float = 600.0
+    body_idle_s: float = 60.0
+    """How long a client may be silent in the middle of a body, or not read."""
+    max_connections: int = 4096
+    threads: int = 1
+
+    @property
+    def socket(self) -> Path:
+        """By which it is told things."""
+        return self.folder / "gate.sock"
+
+    @property
+    def key_map(self) -> Path:
+        """From a key's SHA-256 to what it is good for."""
+        return self.folder / "keys.map"
+
+    @property
+    def shed_map(self) -> Path:
+        """From whose requests are refused for now to when they may come back."""
+        return self.folder / "shed.map"
+
+    @property
+    def state_map(self) -> Path:
+        """Whether the fleet can serve."""
+        return self.folder / "state.map"
+
+
+def gate_config(settings: GateSettings) -> str:
+    """The configuration of the gate's HAProxy."""
+    sections = (_global(settings), _defaults(settings), _front(settings), _back(settings))
+    return "\n\n".join("\n    ".join(lines) for lines in sections) + "\n"
+
+
+def _global(settings: GateSettings) -> list[str]:
+    return [
+        "global",
+        f"stats socket {_word(settings.socket)} mode 600 level admin",
+        f"maxconn {settings.max_connections}",
+        f"nbthread {settings.threads}",
+    ]
+
+
+def _defaults(settings: GateSettings) -> list[str]:
+    stream_s = math.ceil(settings.longest_stream_s)
+    return [
+        "defaults",
+        "mode http",
+        "option http-no-delay",
+        f"timeout connect {_CONNECT_S}s",
+        f"timeout http-request {_HEAD_S}s",
+        f"timeout http-keep-alive {_IDLE_S}s",
+        f"timeout client {math.ceil(settings.body_idle_s)}s",
+        f"timeout server {stream_s}s",
+        *_errors(),
+    ]
+
+
+def _errors() -> Iterator[str]:
+    """What it says of its own accord, where it would say it in HTML."""
+    for status, message in _STATUS_BY_ITSELF.items():
+        problem = Problem(status=status, message=message)
+        yield f"http-error {_answer(problem)}"
+
+
+def _front(settings: GateSettings) -> list[str]:
+    return [
+        "frontend gate",
+        f"bind {settings.listen}",
+        *_paths(settings),
+        *_who(settings),
+        *_for_which_class(),
+        *_how_large(settings),
+        *_whether_more_is_taken(settings),
+        *_what_goes_on(),
+        "default_backend rust",
+    ]
+
+
+def _back(settings: GateSettings) -> list[str]:
+    return ["backend rust", f"server rust unix@{settings.frontend}"]
+
+
+def _paths(settings: GateSettings) -> Iterator[str]:
+    # As it was sent: `/v1/%63hat` is no path here, and neither is one with a query.
+    paths = [path for name in settings.routes for path in ROUTES[name]]
+    yield f"acl listed path {' '.join(map(_word, paths))}"
+    yield f"http-request {_return(Problem(status=404, message='not found'))} if !listed"
+    if HEALTH_PATH in paths:
+        serves = f"{{ str(healthy),map_str({settings.state_map}) -m found }} {{ nbsrv(rust) gt 0 }}"
+        yield f"acl health path {HEALTH_PATH}"
+        yield f"http-request return status 200 if health {serves}"
+        yield "http-request return status 503 if health"
+
+
+def _who(settings: GateSettings) -> Iterator[str]:
+    if settings.keys:
+        yield from _keys(settings)
+    elif settings.anonymous is None:
+        yield f"http-request {_return(MISSING_KEY)}"
+    if settings.anonymous is not None:
+        nobody = "!{ var(txn.who) -m found }"
+        yield f"http-request set-var(txn.who) str({settings.anonymous}) if {nobody}"
+
+
+def _keys(settings: GateSettings) -> Iterator[str]:
+    yield f"http-request {_return(SEVERAL_KEYS)} if {{ req.fhdr_cnt(authorization) gt 1 }}"
+    yield f"http-request {_return(SEVERAL_KEYS)} if {{ req.fhdr_cnt(x-api-key) gt 1 }}"
+    yield "http-request set-var(txn.bearer) http_auth_bearer if { http_auth_bearer -m found }"
+    yield "http-request set-var(txn.key) req.fhdr(x-api-key) if { req.fhdr(x-api-key) -m len gt 0 }"
+    for name in ("bearer", "key"):
+        unlike = f"!{{ var(txn.{name}) -m beg {PREFIX} }}"
+        # Clients that must send a key send any word: that is nobody, where nobody is let in.
+        word = unlike if settings.anonymous is not None else f"{{ var(txn.{name}) -m len 0 }}"
+        yield f"http-request unset-var(txn.{name}) if {{ var(txn.{name}) -m found }} {word}"
+    both = "{ var(txn.bearer) -m found } { var(txn.key) -m found }"
+    differ = "!{ var(txn.bearer),strcmp(txn.key) eq 0 }"
+    yield f"http-request {_return(SEVERAL_KEYS)} if {both} {differ}"
+    yield (
+        "http-request set-var(txn.key) var(txn.bearer)"
+        " if { var(txn.bearer) -m found } !{ var(txn.key) -m found }"
+    )
+    if settings.anonymous is None:
+        yield f"http-request {_return(MISSING_KEY)} if !{{ var(txn.key) -m found }}"
+    found = f"var(txn.key),sha2(256),hex,lower,map_str({settings.key_map},{BAD})"
+    yield f"http-request set-var(txn.who) {found} if {{ var(txn.key) -m found }}"
+    for state in (KeyState.EXPIRED, KeyState.REVOKED):
+        refused = _return(unauthorized(f"this API key is {state}"))
+        yield f"http-request {refused} if {{ var(txn.who) -m str {BAD}{state} }}"
+    yield f"http-request {_return(UNKNOWN_KEY)} if {{ var(txn.who) -m beg {BAD} }}"
+
+
+def _for_which_class() -> Iterator[str]:
+    yield f"http-request {_return(SEVERAL_CLASSES)} if {{ req.fhdr_cnt(x-slo-class) gt 1 }}"
+    yield (
+        "http-request set-var(txn.class) req.fhdr(x-slo-class)"
+        " if { req.fhdr(x-slo-class) -m len gt 0 }"
+    )
+    name = f"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_CLASS_CHARS - 1}}}$"
+    known = f"!{{ var(txn.class) -m reg {_word(name)} }}"
+    yield f"http-request {_return(NO_CLASS)} if {{ var(txn.class) -m found }} {known}"
+    yield "http-request set-var(txn.class) str() if !{ var(txn.class) -m found }"
+
+
+def _how_large(settings: GateSettings) -> Iterator[str]:
+    most = settings.max_body_bytes
+    too_large = Problem(status=413, message=f"the request body is larger than {most} bytes")
+    yield f"http-request {_return(too_large)} if {{ req.hdr_val(content-length) gt {most} }}"
+
+
+def _whether_more_is_taken(settings: GateSettings) -> Iterator[str]:
+    paths = " ".join(path for path in GENERATION_PATHS)
+    yield f"acl generates path {paths}"
+    table = settings.shed_map
+    whom = (
+        "var(txn.who)",
+        f"var(txn.who),concat({SEPARATOR},txn.class)",
+    )
+    for key in whom:
+        yield f"http-request set-var(txn.shed) {key},map_str({table}) if generates METH_POST"
+    refused = Problem(status=429, message="more of these requests are not taken for now")
+    body = _word(refused.body(Dialect.OPENAI).decode())
+    yield (
+        f"http-request return status 429 content-type application/json string {body}"
+        " hdr retry-after %[var(txn.shed)] if { var(txn.shed) -m found }"
+    )
+
+
+def _what_goes_on() -> Iterator[str]:
+    name = f"^{REQUEST_ID_CHARS}{{1,{MAX_REQUEST_ID_CHARS}}}$"
+    one = "{ req.fhdr_cnt(x-request-id) eq 1 }"
+    yield (
+        "http-request set-var(txn.name) req.fhdr(x-request-id)"
+        f" if {one} {{ req.fhdr(x-request-id) -m reg {_word(name)} }}"
+    )
+    yield "http-request set-var(txn.name) uuid() if !{ var(txn.name) -m found }"
+    for header in sorted(name.decode() for name in TAKEN_OFF):
+        yield f"http-request del-header {header}"
+    yield f"http-request del-header {OUR_PREFIX.decode()} -m beg"
+    words = SEPARATOR.join(f"%[var(txn.{word})]" for word in ("name", "who", "class"))
+    yield f"http-request set-header x-request-id {words}"
+
+
+def _return(problem: Problem) -> str:
+    return f"return {_answer(problem)}"
+
+
+def _answer(problem: Problem) -> str:
+    body = _word(problem.body(Dialect.OPENAI).decode())
+    headers = " ".join(_header(name, value) for name, value in problem.headers())
+    said = f"status {problem.status} content-type application/json string {body}"
+    return f"{said} {headers}".rstrip()
+
+
+def _header(name: bytes, value: bytes) -> str:
+    return f"hdr {name.decode()} {_word(value.decode().replace('%', '%%'))}"
+
+
+def _word(text: object) -> str:
+    """One word of HAProxy's, whatever is in it. Source: its manual, 2.2, Quoting and escaping."""
+    escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
+    return f'"{escaped}"'

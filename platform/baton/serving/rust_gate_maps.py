@@ -1,0 +1,62 @@
+"""What the gate before vLLM's Rust frontend is told while it runs: entries of HAProxy's maps.
+
+Keys are in one map by their SHA-256, as they are kept at rest. The value of one that is good is the
+word for its tenant (`rust_callers`), of another why it is not. Who is refused for now is in a map
+of its own, by the word for the tenant or by that and a class; the value is when to come back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from baton.runtime.keys import Known, Unknown
+
+SEPARATOR = "~"
+"""Between the words of a request's id; as `rust_callers` reads it."""
+BAD = "!"
+"""Before why a key is not good; in no word for a tenant."""
+_COMMAND_BYTES = 8000
+"""HAProxy reads a command into a buffer of 16 KiB."""
+
+
+def key_entries(keys: Mapping[str, Known | Unknown], handles: Mapping[str, str]) -> dict[str, str]:
+    """The map of keys, by their digests; `handles` has a word for each of their tenants."""
+    return {
+        digest: handles[found.tenant] if isinstance(found, Known) else f"{BAD}{found.state}"
+        for digest, found in keys.items()
+    }
+
+
+def shed_entries(refused: Mapping[tuple[str, str | None], float]) -> dict[str, str]:
+    """The map of who is refused, by the word for the tenant and the class (None: any)."""
+    return {
+        handle if slo_class is None else f"{handle}{SEPARATOR}{slo_class}": str(
+            max(1, math.ceil(retry_after_s))
+        )
+        for (handle, slo_class), retry_after_s in refused.items()
+    }
+
+
+def map_commands(path: Path, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
+    """Commands that make a map what it should be, each short enough to be read.
+
+    What is taken away goes first: a revoked key is not good for as long as new ones are written.
+    """
+    gone = [f"del map {path} {key}" for key in old if key not in new]
+    changed = [
+        f"{'set' if key in old else 'add'} map {path} {key} {value}"
+        for key, value in new.items()
+        if old.get(key) != value
+    ]
+    batch: list[str] = []
+    size = 0
+    for command in (*gone, *changed):
+        if size + len(command) > _COMMAND_BYTES:
+            yield "; ".join(batch)
+            batch, size = [], 0
+        batch.append(command)
+        size += len(command) + 2
+    if batch:
+        yield "; ".join(batch)

@@ -1,0 +1,102 @@
+"""What HAProxy is told as the gate before vLLM's Rust frontend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.engine.vllm.frontend_access import TAKEN_OFF
+from baton.runtime.keys import KeyState, Known, Unknown
+from baton.serving.rust_gate import GateSettings, gate_config
+from baton.serving.rust_gate_maps import key_entries, map_commands, shed_entries
+
+SETTINGS = GateSettings(
+    listen="fd@5",
+    frontend=Path("/run/g/http"),
+    folder=Path("/run/g"),
+    routes=("chat", "models", "health"),
+    max_body_bytes=1000,
+    anonymous=None,
+)
+MAP = Path("/g/keys.map")
+
+
+def rules(settings: GateSettings) -> list[str]:
+    return [line.strip() for line in gate_config(settings).splitlines() if line.strip()]
+
+
+def test_the_same_settings_make_the_same_configuration() -> None:
+    assert gate_config(SETTINGS) == gate_config(replace(SETTINGS))
+
+
+def test_only_listed_paths_exist_and_that_is_looked_at_first() -> None:
+    lines = rules(SETTINGS)
+    listed = lines.index('acl listed path "/v1/chat/completions" "/v1/models" "/health"')
+    first = next(line for line in lines if line.startswith("http-request"))
+    assert lines.index(first) == listed + 1
+    assert first.endswith("if !listed")
+
+
+def test_every_header_that_goes_no_further_is_taken_off_before_the_id_is_set() -> None:
+    lines = rules(SETTINGS)
+    last = lines.index(
+        "http-request set-header x-request-id %[var(txn.name)]~%[var(txn.who)]~%[var(txn.class)]"
+    )
+    for header in TAKEN_OFF:
+        assert lines.index(f"http-request del-header {header.decode()}") < last
+    assert lines.index("http-request del-header x-baton- -m beg") < last
+
+
+def test_where_nobody_has_a_key_and_nobody_is_let_in_without_all_are_refused() -> None:
+    lines = rules(replace(SETTINGS, keys=False))
+    (refusal,) = [line for line in lines if "status 401" in line]
+    assert " if " not in refusal
+
+
+def test_keys_are_compared_by_their_digests() -> None:
+    (look_up,) = [line for line in rules(SETTINGS) if "keys.map" in line]
+    assert "sha2(256),hex,lower,map_str(/run/g/keys.map,!)" in look_up
+
+
+@pytest.mark.parametrize("routes", [("chat",), ("models",)])
+def test_health_is_answered_only_where_it_is_open(routes: tuple[str, ...]) -> None:
+    assert not any("state.map" in line for line in rules(replace(SETTINGS, routes=routes)))
+
+
+def test_a_good_key_is_the_word_for_its_tenant_and_another_says_why_not() -> None:
+    found = key_entries(
+        {
+            "aa": Known(key_id="k1", tenant="acme"),
+            "bb": Unknown(state=KeyState.REVOKED, key_id="k2"),
+        },
+        {"acme": "h0"},
+    )
+    assert found == {"aa": "h0", "bb": "!revoked"}
+
+
+def test_who_is_refused_is_named_with_or_without_a_class_and_waits_whole_seconds() -> None:
+    found = shed_entries({("h0", None): 0.2, ("h1", "batch"): 2.1})
+    assert found == {"h0": "1", "h1~batch": "3"}
+
+
+def test_only_what_has_changed_is_written_and_what_is_gone_goes_first() -> None:
+    (command,) = map_commands(MAP, {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "9", "d": "4"})
+    assert command.split("; ") == [
+        "del map /g/keys.map c",
+        "set map /g/keys.map b 9",
+        "add map /g/keys.map d 4",
+    ]
+
+
+def test_nothing_is_written_where_nothing_has_changed() -> None:
+    assert list(map_commands(MAP, {"a": "1"}, {"a": "1"})) == []
+
+
+def test_many_keys_are_written_in_commands_that_can_be_read() -> None:
+    new = {f"{n:064x}": "h" * 18 for n in range(1000)}
+    commands = list(map_commands(MAP, {}, new))
+    assert max(map(len, commands)) < 16_000
+    assert sum(command.count("add map") for command in commands) == 1000
+    assert all(commands)

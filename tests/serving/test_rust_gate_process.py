@@ -1,0 +1,351 @@
+"""The gate before vLLM's Rust frontend, with a real HAProxy and an echo behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.domain.errors import EngineStartFailed
+from baton.runtime.keys import ApiKey, KeyRing, mint
+from baton.serving.data_path import find_haproxy
+from baton.serving.rust_gate import GateSettings
+from baton.serving.rust_gate_maps import key_entries, shed_entries
+from baton.serving.rust_gate_process import RustGate
+from tests.fakes.echo_backend import echo_backend
+
+HAPROXY = find_haproxy(os.environ)
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+CHAT = "/v1/chat/completions"
+MAX_BODY_BYTES = 300_000
+
+pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no executable haproxy was found")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def settings(folder: Path) -> GateSettings:
+    return GateSettings(
+        listen="127.0.0.1:0",
+        frontend=folder / "http",
+        folder=folder,
+        routes=("chat", "models", "health"),
+        max_body_bytes=MAX_BODY_BYTES,
+        anonymous=None,
+    )
+
+
+class Running:
+    """A gate, its keys and a client of it."""
+
+    def __init__(self, gate: RustGate, base_url: str) -> None:
+        self.gate = gate
+        self.http = httpx.AsyncClient(base_url=base_url, timeout=20, trust_env=False)
+        self._keys: list[ApiKey] = []
+
+    async def key(self, tenant: str, *, expires_at: datetime | None = None) -> str:
+        key, token = mint(tenant, now=NOW - timedelta(days=9), expires_at=expires_at)
+        self._keys.append(key)
+        await self.tell()
+        return token
+
+    async def revoke_all(self) -> None:
+        self._keys = [replace(key, revoked_at=NOW) for key in self._keys]
+        await self.tell()
+
+    async def tell(self) -> None:
+        handles = {"acme": "h-acme", "other": "h-other"}
+        await self.gate.tell_keys(key_entries(KeyRing(self._keys).by_digest(NOW), handles))
+
+    async def post(self, *headers: tuple[str, str], body: bytes = b"{}") -> httpx.Response:
+        return await self.http.post(CHAT, content=body, headers=list(headers))
+
+
+def bearer(token: str) -> tuple[str, str]:
+    return "authorization", f"Bearer {token}"
+
+
+def seen(answer: httpx.Response) -> dict[str, str]:
+    assert answer.status_code == 200, answer.text
+    headers: dict[str, str] = answer.json()["headers"]
+    return headers
+
+
+def error(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["message"]
+
+
+async def run(settings: GateSettings) -> AsyncIterator[Running]:
+    assert HAPROXY is not None
+    with socket.create_server(("127.0.0.1", 0)) as listener, echo_backend(settings.frontend):
+        listen = replace(settings, listen=f"fd@{listener.fileno()}")
+        gate = RustGate(HAPROXY, listen)
+        await gate.start(listener=listener.fileno())
+        running = Running(gate, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        try:
+            yield running
+        finally:
+            await running.http.aclose()
+            await gate.close()
+
+
+@pytest.fixture
+async def closed(settings: GateSettings) -> AsyncIterator[Running]:
+    """A gate that lets nobody in without a key."""
+    async for running in run(settings):
+        yield running
+
+
+@pytest.fixture
+async def opened(settings: GateSettings) -> AsyncIterator[Running]:
+    """A gate that lets everybody in, and knows keys."""
+    async for running in run(replace(settings, anonymous="h-nobody")):
+        yield running
+
+
+# ---------------------------------------------------------------- routes
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/v1/chat", "/v1/%63hat/completions", "/metrics", "/v1/chat/completions/", "/docs"],
+)
+async def test_paths_that_are_not_listed_do_not_exist(opened: Running, path: str) -> None:
+    answer = await opened.http.get(path)
+    assert error(answer) == (404, "not found")
+    assert answer.headers["content-type"] == "application/json"
+
+
+async def test_health_is_that_of_the_fleet_and_asks_for_no_key(closed: Running) -> None:
+    assert (await closed.http.get("/health")).status_code == 503
+    await closed.gate.tell_healthy(healthy=True)
+    assert (await closed.http.get("/health")).status_code == 200
+    await closed.gate.tell_healthy(healthy=False)
+    assert (await closed.http.get("/health")).status_code == 503
+
+
+# ---------------------------------------------------------------- keys
+
+
+async def test_a_key_is_wanted(closed: Running) -> None:
+    answer = await closed.post()
+    assert answer.status_code == 401
+    assert "wanted an API key" in error(answer)[1]
+    assert answer.headers["www-authenticate"] == 'Bearer realm="baton"'
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_a_key_is_known_for_its_tenants_and_goes_no_further(
+    closed: Running, scheme: str
+) -> None:
+    token = await closed.key("acme")
+    headers = seen(await closed.post(("authorization", f"{scheme} {token}"), ("cookie", "a=b")))
+    assert headers["x-request-id"].endswith("~h-acme~")
+    assert not {"authorization", "x-api-key", "cookie"} & headers.keys()
+    assert token not in str(headers)
+
+
+async def test_the_other_header_does_as_well(closed: Running) -> None:
+    token = await closed.key("acme")
+    headers = seen(await closed.post(("x-api-key", token)))
+    assert headers["x-request-id"].endswith("~h-acme~")
+    assert "x-api-key" not in headers
+
+
+async def test_the_same_key_twice_is_one_key(closed: Running) -> None:
+    token = await closed.key("acme")
+    assert (
+        "~h-acme~" in seen(await closed.post(bearer(token), ("x-api-key", token)))["x-request-id"]
+    )
+
+
+async def test_two_different_keys_are_refused(closed: Running) -> None:
+    one, other = await closed.key("acme"), await closed.key("other")
+    for headers in (
+        [bearer(one), ("x-api-key", other)],
+        [bearer(one), bearer(other)],
+        [("x-api-key", one), ("x-api-key", other)],
+    ):
+        status, message = error(await closed.post(*headers))
+        assert (status, message) == (401, "several different API keys were sent, wanted one")
+
+
+@pytest.mark.parametrize("token", ["none", "bt_abc_def", "", "%s", "a b", "!revoked", "h-acme"])
+async def test_a_key_that_is_not_known_is_refused(closed: Running, token: str) -> None:
+    await closed.key("acme")
+    assert (await closed.post(("x-api-key", token))).status_code == 401
+
+
+async def test_a_key_that_has_expired_or_was_revoked_is_told_so(closed: Running) -> None:
+    old = await closed.key("acme", expires_at=NOW)
+    assert error(await closed.post(bearer(old))) == (401, "this API key is expired")
+    good = await closed.key("acme")
+    seen(await closed.post(bearer(good)))
+    await closed.revoke_all()
+    assert error(await closed.post(bearer(good))) == (401, "this API key is revoked")
+
+
+async def test_where_anybody_is_let_in_words_that_are_no_keys_of_ours_are_passed_over(
+    opened: Running,
+) -> None:
+    assert seen(await opened.post())["x-request-id"].endswith("~h-nobody~")
+    assert seen(await opened.post(bearer("none")))["x-request-id"].endswith("~h-nobody~")
+    assert (await opened.post(bearer("bt_abc_def"))).status_code == 401
+    token = await opened.key("acme")
+    both = await opened.post(bearer("none"), ("x-api-key", token))
+    assert seen(both)["x-request-id"].endswith("~h-acme~")
+
+
+async def test_a_gate_that_could_not_be_told_forgets_rather_than_believes(closed: Running) -> None:
+    token = await closed.key("acme")
+    closed.gate._told[closed.gate._settings.key_map] = None
+    await closed.revoke_all()
+    assert (await closed.post(bearer(token))).status_code == 401
+    assert "~h-acme~" in seen(await closed.post(bearer(await closed.key("acme"))))["x-request-id"]
+
+
+# ---------------------------------------------------------------- what goes on
+
+
+async def test_a_class_goes_on_in_the_id_and_not_as_a_header(opened: Running) -> None:
+    headers = seen(await opened.post(("x-slo-class", "gold")))
+    assert headers["x-request-id"].endswith("~h-nobody~gold")
+    assert "x-slo-class" not in headers
+
+
+@pytest.mark.parametrize("name", ["a b", "~h-acme~", "x" * 65, "-a"])
+async def test_what_is_no_name_of_a_class_is_refused(opened: Running, name: str) -> None:
+    answer = await opened.post(("x-slo-class", name))
+    assert answer.status_code == 400
+    assert "x-slo-class is no name" in error(answer)[1]
+
+
+async def test_several_classes_are_refused(opened: Running) -> None:
+    answer = await opened.post(("x-slo-class", "a"), ("x-slo-class", "b"))
+    assert error(answer) == (400, "several x-slo-class headers differ, wanted one")
+
+
+async def test_a_clients_name_for_its_request_is_kept(opened: Running) -> None:
+    assert (
+        seen(await opened.post(("x-request-id", "abc/1=2")))["x-request-id"] == "abc/1=2~h-nobody~"
+    )
+
+
+@pytest.mark.parametrize("name", ["x~h-acme~", "a b", "x" * 129, "", "%[env(HOME)]"])
+async def test_what_is_no_name_is_replaced(opened: Running, name: str) -> None:
+    found = seen(await opened.post(("x-request-id", name)))["x-request-id"]
+    assert found.endswith("~h-nobody~")
+    assert found.count("~") == 2
+    assert len(found.partition("~")[0]) == 36
+
+
+async def test_two_names_are_none(opened: Running) -> None:
+    found = seen(await opened.post(("x-request-id", "a"), ("x-request-id", "b")))["x-request-id"]
+    assert len(found.partition("~")[0]) == 36
+
+
+@pytest.mark.parametrize(
+    "header", ["x-data-parallel-rank", "x-vllm-priority", "x-baton-anything", "traceparent"]
+)
+async def test_headers_that_are_ours_to_say_go_no_further(opened: Running, header: str) -> None:
+    assert header not in seen(await opened.post((header, "1"), (header.upper(), "2")))
+
+
+async def test_a_session_goes_on(opened: Running) -> None:
+    assert seen(await opened.post(("x-session-id", "s")))["x-session-id"] == "s"
+
+
+# ---------------------------------------------------------------- bodies
+
+
+async def test_a_body_that_says_that_it_is_too_large_is_refused(opened: Running) -> None:
+    answer = await opened.post(body=b"x" * (MAX_BODY_BYTES + 1))
+    assert error(answer) == (413, f"the request body is larger than {MAX_BODY_BYTES} bytes")
+
+
+async def test_a_body_as_large_as_may_be_goes_through(opened: Running) -> None:
+    answer = await opened.post(body=b"x" * MAX_BODY_BYTES)
+    assert answer.json()["bytes"] == MAX_BODY_BYTES
+
+
+# ---------------------------------------------------------------- admission
+
+
+async def test_who_is_refused_is_told_when_to_come_back(opened: Running) -> None:
+    token = await opened.key("acme")
+    await opened.gate.tell_shed(shed_entries({("h-acme", None): 2.2}))
+    answer = await opened.post(bearer(token))
+    assert error(answer) == (429, "more of these requests are not taken for now")
+    assert answer.json()["error"]["type"] == "RateLimitError"
+    assert answer.headers["retry-after"] == "3"
+    seen(await opened.post())
+    models = await opened.http.get("/v1/models", headers=[bearer(token)])
+    assert models.status_code == 200
+    await opened.gate.tell_shed({})
+    seen(await opened.post(bearer(token)))
+
+
+async def test_one_class_can_be_refused_alone(opened: Running) -> None:
+    await opened.gate.tell_shed(shed_entries({("h-nobody", "batch"): 5.0}))
+    answer = await opened.post(("x-slo-class", "batch"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+    seen(await opened.post(("x-slo-class", "gold")))
+    seen(await opened.post())
+
+
+# ---------------------------------------------------------------- the process
+
+
+async def test_a_stream_that_is_silent_for_longer_than_a_body_may_be_goes_on(
+    settings: GateSettings,
+) -> None:
+    async for running in run(replace(settings, anonymous="h", body_idle_s=1.0)):
+        seen(await running.post(("x-pause-s", "2.5")))
+
+
+async def test_a_frontend_that_is_gone_is_said_in_the_shape_of_the_api(
+    opened: Running, folder: Path
+) -> None:
+    (folder / "http").unlink()
+    answer = await opened.post()
+    assert error(answer) == (503, "this frontend is going away; try again")
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_gate_that_died_is_broken(closed: Running) -> None:
+    assert not closed.gate.broken
+    assert closed.gate._process is not None
+    assert closed.gate._process.pid is not None
+    os.kill(closed.gate._process.pid, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        await closed.gate._process._ended  # type: ignore[misc]  # it was started
+    assert closed.gate.broken
+
+
+async def test_why_a_gate_does_not_start_is_said_in_its_own_words(settings: GateSettings) -> None:
+    assert HAPROXY is not None
+    gate = RustGate(HAPROXY, replace(settings, listen="127.0.0.1:99999"))
+    with pytest.raises(EngineStartFailed, match="99999"):
+        await gate.start()
+
+
+async def test_nobody_else_may_read_what_it_goes_by(closed: Running, folder: Path) -> None:
+    await closed.key("acme")
+    for name in ("gate.cfg", "gate.sock", "gate.log", "keys.map"):
+        assert (folder / name).stat().st_mode & 0o077 == 0
