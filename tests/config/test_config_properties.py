@@ -134,6 +134,8 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (AdapterSlots, "max_batched"): st.integers(1, 16),
     (AdapterSlots, "max_loaded"): st.integers(16, 1000),
     (AdapterSlots, "max_rank"): st.sampled_from([8, 16, 320]),
+    # What goes with the other one is in test_frontends.
+    (ServerConfig, "frontend"): st.just("python"),
     (SecurityConfig, "tls"): st.just({})
     | st.fixed_dictionaries(
         {"cert_file": st.just("a.pem"), "key_file": st.just("b.pem")},

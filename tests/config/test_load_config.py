@@ -271,7 +271,6 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         ),
         (with_key("server", "{routes: [chat, chat]}"), "[chat", "server.routes: got a list"),
         (with_key("server", "{routes: []}"), "[]", "server.routes: got a list, wanted a list of"),
-        (with_key("server", "{frontend: rust}"), "rust", "server.frontend: not yet: 'rust'"),
         (with_key("router", "{policy: own.code}"), "own", "router.policy: got 'own.code', wanted"),
         (with_key("router", "{policy: 'a:b c'}"), "'a:b", "router.policy: got 'a:b c', wanted"),
         (with_key("router", "{policy: 7}"), "7", "router.policy: got 7, wanted 'predicted'"),

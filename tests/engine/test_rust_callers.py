@@ -25,6 +25,7 @@ def callers(**limits: int) -> RustCallers:
     counted = itertools.count()
     return RustCallers(
         limits=FrontendLimits(**limits),  # type: ignore[arg-type]  # tests know the names
+        max_len_tokens=512,
         isolated={"secret"},
         new_handle=lambda: f"h{next(counted)}",
     )
@@ -52,8 +53,11 @@ def test_a_tenant_keeps_its_handle_and_two_tenants_have_two() -> None:
 
 
 def test_handles_say_nothing_of_a_tenant_and_cannot_be_guessed() -> None:
-    door = RustCallers(limits=FrontendLimits())
-    first, second = door.handle("acme"), RustCallers(limits=FrontendLimits()).handle("acme")
+    door = RustCallers(limits=FrontendLimits(), max_len_tokens=512)
+    first, second = (
+        door.handle("acme"),
+        RustCallers(limits=FrontendLimits(), max_len_tokens=512).handle("acme"),
+    )
     assert first != second
     assert len(first) == 18
     assert "acme" not in first
@@ -101,6 +105,17 @@ def test_more_tokens_than_allowed_are_cut() -> None:
     asked = request("cmpl-a~h0~", sampling_params=SamplingParams(max_tokens=9, min_tokens=8))
     door.introduce(asked)
     assert (asked.sampling_params.max_tokens, asked.sampling_params.min_tokens) == (4, 4)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(508, 508), (509, 7), (600, 7), (8, 8)])
+def test_who_asks_for_all_that_is_left_is_taken_for_who_does_not_say(
+    asked: int, given: int
+) -> None:
+    door = callers(default_max_tokens=7)
+    door.handle("acme")
+    request_ = request("cmpl-a~h0~", sampling_params=SamplingParams(max_tokens=asked))
+    door.introduce(request_)
+    assert request_.sampling_params.max_tokens == given
 
 
 def test_too_many_bad_words_are_refused() -> None:

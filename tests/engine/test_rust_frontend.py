@@ -347,6 +347,70 @@ async def test_a_body_that_is_too_large_is_refused(model: Path, fleet: Fleet, re
     await rust.close()
 
 
+@pytest.mark.parametrize(
+    "body", [{"n": 2}, {"prompt": ["a", "b"]}, {"use_beam_search": True, "n": 2}]
+)
+async def test_several_answers_or_prompts_are_refused(
+    real: Real, fleet: Fleet, body: dict[str, object]
+) -> None:
+    rust, http = real
+    answer = await ask(http, f"x~{rust.handle('acme')}~", **body)
+    assert answer.status_code == 400
+    assert fleet.requests.empty()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_anthropics_routes_are_not_there(real: Real, path: str) -> None:
+    _, http = real
+    assert (await http.post(path, json={})).status_code == 501
+
+
+async def test_openais_responses_are_not_there(real: Real) -> None:
+    _, http = real
+    assert (await http.post("/v1/responses", json={})).status_code == 404
+
+
+async def test_more_tokens_than_the_context_holds_are_cut(real: Real, fleet: Fleet) -> None:
+    rust, http = real
+    asked = ask(http, f"x~{rust.handle('acme')}~", max_tokens=10_000)
+    request = await fleet.next_request()
+    assert request.max_tokens == FACTS.max_len_tokens - len(request.prompt_token_ids)
+    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
+    assert (await asked).status_code == 200
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error_and_done(
+    real: Real, fleet: Fleet
+) -> None:
+    rust, http = real
+    asked = ask(http, f"x~{rust.handle('acme')}~", stream=True)
+    request = await fleet.next_request()
+    rust.deliver([Delivery(request.request_id, (300,))])
+    rust.fail(request.request_id, EngineFailed(request.request_id, "the engine died"))
+    answer = await asked
+    *_, error, done = [line for line in answer.text.splitlines() if line]
+    assert answer.status_code == 200
+    assert "Internal server error" in error
+    assert done == "data: [DONE]"
+
+
+async def test_tokens_and_text_are_told_for_each_other(real: Real) -> None:
+    _, http = real
+    told = (await http.post("/tokenize", json={"model": "tiny", "prompt": "def"})).json()
+    back = await http.post("/detokenize", json={"model": "tiny", "tokens": told["tokens"]})
+    assert back.json()["prompt"] == "def"
+
+
+async def test_media_are_refused_and_not_fetched(real: Real) -> None:
+    rust, http = real
+    image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [image]}]}
+    headers = {"x-request-id": f"x~{rust.handle('acme')}~"}
+    answer = await http.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 400
+    assert "unsupported multimodal content" in answer.json()["error"]["message"]
+
+
 async def test_what_it_writes_names_no_prompt(real: Real, fleet: Fleet) -> None:
     rust, http = real
     asked = ask(http, f"x~{rust.handle('acme')}~", prompt="SECRETWORD")

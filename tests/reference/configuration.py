@@ -113,8 +113,8 @@ def _leaf_text(field: Field, leaf: Leaf, said: Mapping[str, str]) -> str:
 
 def _value(leaf: Leaf) -> str:
     match leaf:
-        case Choice(enum, not_yet):
-            return _members(enum, without=not_yet)
+        case Choice(enum):
+            return _members(enum)
         case Pluggable(enum):
             return f"{_members(enum)}, `module:function`"
         case Quantity(unit, bounds):
@@ -123,8 +123,8 @@ def _value(leaf: Leaf) -> str:
             return leaf.wanted().partition(" (")[0]
 
 
-def _members(enum: type[StrEnum], *, without: Mapping[str, str] | None = None) -> str:
-    return ", ".join(f"`{member}`" for member in enum if member not in (without or {}))
+def _members(enum: type[StrEnum]) -> str:
+    return ", ".join(f"`{member}`" for member in enum)
 
 
 def _default(field: Field, leaf: Leaf) -> str:

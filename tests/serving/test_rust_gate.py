@@ -10,7 +10,7 @@ import pytest
 from baton.engine.vllm.frontend_access import TAKEN_OFF
 from baton.runtime.keys import KeyState, Known, Unknown
 from baton.serving.rust_gate import GateSettings, gate_config
-from baton.serving.rust_gate_maps import key_entries, map_commands, shed_entries
+from baton.serving.rust_gate_maps import key_entries, map_commands, shed_entries, state_entries
 
 SETTINGS = GateSettings(
     listen="fd@5",
@@ -18,7 +18,6 @@ SETTINGS = GateSettings(
     folder=Path("/run/g"),
     routes=("chat", "models", "health"),
     max_body_bytes=1000,
-    anonymous=None,
 )
 MAP = Path("/g/keys.map")
 
@@ -34,7 +33,8 @@ def test_the_same_settings_make_the_same_configuration() -> None:
 def test_only_listed_paths_exist_and_that_is_looked_at_first() -> None:
     lines = rules(SETTINGS)
     listed = lines.index('acl listed path "/v1/chat/completions" "/v1/models" "/health"')
-    first = next(line for line in lines if line.startswith("http-request"))
+    ours, first = [line for line in lines if line.startswith("http-request")][:2]
+    assert ours.endswith("if { path /-/healthz }")
     assert lines.index(first) == listed + 1
     assert first.endswith("if !listed")
 
@@ -49,12 +49,6 @@ def test_every_header_that_goes_no_further_is_taken_off_before_the_id_is_set() -
     assert lines.index("http-request del-header x-baton- -m beg") < last
 
 
-def test_where_nobody_has_a_key_and_nobody_is_let_in_without_all_are_refused() -> None:
-    lines = rules(replace(SETTINGS, keys=False))
-    (refusal,) = [line for line in lines if "status 401" in line]
-    assert " if " not in refusal
-
-
 def test_keys_are_compared_by_their_digests() -> None:
     (look_up,) = [line for line in rules(SETTINGS) if "keys.map" in line]
     assert "sha2(256),hex,lower,map_str(/run/g/keys.map,!)" in look_up
@@ -62,7 +56,7 @@ def test_keys_are_compared_by_their_digests() -> None:
 
 @pytest.mark.parametrize("routes", [("chat",), ("models",)])
 def test_health_is_answered_only_where_it_is_open(routes: tuple[str, ...]) -> None:
-    assert not any("state.map" in line for line in rules(replace(SETTINGS, routes=routes)))
+    assert not any("acl health" in line for line in rules(replace(SETTINGS, routes=routes)))
 
 
 def test_a_good_key_is_the_word_for_its_tenant_and_another_says_why_not() -> None:
@@ -79,6 +73,12 @@ def test_a_good_key_is_the_word_for_its_tenant_and_another_says_why_not() -> Non
 def test_who_is_refused_is_named_with_or_without_a_class_and_waits_whole_seconds() -> None:
     found = shed_entries({("h0", None): 0.2, ("h1", "batch"): 2.1})
     assert found == {"h0": "1", "h1~batch": "3"}
+
+
+def test_nobody_is_let_in_by_a_state_that_says_nothing() -> None:
+    assert state_entries(healthy=False, anonymous=None, keys=False) == {}
+    told = state_entries(healthy=True, anonymous="h", keys=True)
+    assert told == {"healthy": "1", "anonymous": "h", "keys": "1"}
 
 
 def test_only_what_has_changed_is_written_and_what_is_gone_goes_first() -> None:

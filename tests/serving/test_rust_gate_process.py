@@ -20,7 +20,7 @@ from baton.domain.errors import EngineStartFailed
 from baton.runtime.keys import ApiKey, KeyRing, mint
 from baton.serving.data_path import find_haproxy
 from baton.serving.rust_gate import GateSettings
-from baton.serving.rust_gate_maps import key_entries, shed_entries
+from baton.serving.rust_gate_maps import key_entries, shed_entries, state_entries
 from baton.serving.rust_gate_process import RustGate
 from tests.fakes.echo_backend import echo_backend
 
@@ -47,15 +47,15 @@ def settings(folder: Path) -> GateSettings:
         folder=folder,
         routes=("chat", "models", "health"),
         max_body_bytes=MAX_BODY_BYTES,
-        anonymous=None,
     )
 
 
 class Running:
     """A gate, its keys and a client of it."""
 
-    def __init__(self, gate: RustGate, base_url: str) -> None:
+    def __init__(self, gate: RustGate, base_url: str, anonymous: str | None) -> None:
         self.gate = gate
+        self._anonymous = anonymous
         self.http = httpx.AsyncClient(base_url=base_url, timeout=20, trust_env=False)
         self._keys: list[ApiKey] = []
 
@@ -72,6 +72,12 @@ class Running:
     async def tell(self) -> None:
         handles = {"acme": "h-acme", "other": "h-other"}
         await self.gate.tell_keys(key_entries(KeyRing(self._keys).by_digest(NOW), handles))
+
+    async def let_in(
+        self, *, healthy: bool = False, keys: bool = True, anonymous: str | None = None
+    ) -> None:
+        state = state_entries(healthy=healthy, anonymous=anonymous or self._anonymous, keys=keys)
+        await self.gate.tell_state(state)
 
     async def post(self, *headers: tuple[str, str], body: bytes = b"{}") -> httpx.Response:
         return await self.http.post(CHAT, content=body, headers=list(headers))
@@ -91,13 +97,15 @@ def error(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["message"]
 
 
-async def run(settings: GateSettings) -> AsyncIterator[Running]:
+async def run(settings: GateSettings, anonymous: str | None = None) -> AsyncIterator[Running]:
     assert HAPROXY is not None
     with socket.create_server(("127.0.0.1", 0)) as listener, echo_backend(settings.frontend):
         listen = replace(settings, listen=f"fd@{listener.fileno()}")
         gate = RustGate(HAPROXY, listen)
         await gate.start(listener=listener.fileno())
-        running = Running(gate, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        running = Running(gate, base_url, anonymous)
+        await running.let_in()
         try:
             yield running
         finally:
@@ -115,7 +123,7 @@ async def closed(settings: GateSettings) -> AsyncIterator[Running]:
 @pytest.fixture
 async def opened(settings: GateSettings) -> AsyncIterator[Running]:
     """A gate that lets everybody in, and knows keys."""
-    async for running in run(replace(settings, anonymous="h-nobody")):
+    async for running in run(settings, "h-nobody"):
         yield running
 
 
@@ -134,9 +142,9 @@ async def test_paths_that_are_not_listed_do_not_exist(opened: Running, path: str
 
 async def test_health_is_that_of_the_fleet_and_asks_for_no_key(closed: Running) -> None:
     assert (await closed.http.get("/health")).status_code == 503
-    await closed.gate.tell_healthy(healthy=True)
+    await closed.let_in(healthy=True)
     assert (await closed.http.get("/health")).status_code == 200
-    await closed.gate.tell_healthy(healthy=False)
+    await closed.let_in()
     assert (await closed.http.get("/health")).status_code == 503
 
 
@@ -210,6 +218,23 @@ async def test_where_anybody_is_let_in_words_that_are_no_keys_of_ours_are_passed
     token = await opened.key("acme")
     both = await opened.post(bearer("none"), ("x-api-key", token))
     assert seen(both)["x-request-id"].endswith("~h-acme~")
+
+
+async def test_who_is_let_in_can_change(closed: Running) -> None:
+    token = await closed.key("acme")
+    await closed.let_in(keys=False, anonymous="h-nobody")
+    assert seen(await closed.post(bearer(token)))["x-request-id"].endswith("~h-nobody~")
+    await closed.let_in(keys=False)
+    assert (await closed.post(bearer(token))).status_code == 401
+    await closed.let_in()
+    assert seen(await closed.post(bearer(token)))["x-request-id"].endswith("~h-acme~")
+
+
+async def test_until_it_was_told_nobody_is_let_in(closed: Running) -> None:
+    token = await closed.key("acme")
+    await closed.gate.tell_state({})
+    assert (await closed.post(bearer(token))).status_code == 401
+    assert (await closed.post()).status_code == 401
 
 
 async def test_a_gate_that_could_not_be_told_forgets_rather_than_believes(closed: Running) -> None:
@@ -315,7 +340,7 @@ async def test_one_class_can_be_refused_alone(opened: Running) -> None:
 async def test_a_stream_that_is_silent_for_longer_than_a_body_may_be_goes_on(
     settings: GateSettings,
 ) -> None:
-    async for running in run(replace(settings, anonymous="h", body_idle_s=1.0)):
+    async for running in run(replace(settings, body_idle_s=1.0), "h"):
         seen(await running.post(("x-pause-s", "2.5")))
 
 
@@ -336,6 +361,24 @@ async def test_a_gate_that_died_is_broken(closed: Running) -> None:
     async with asyncio.timeout(20):
         await closed.gate._process._ended  # type: ignore[misc]  # it was started
     assert closed.gate.broken
+
+
+async def test_a_gate_that_drains_lets_streams_end_and_is_not_broken(opened: Running) -> None:
+    slow = asyncio.create_task(opened.post(("x-pause-s", "1")))
+    await asyncio.sleep(0.3)
+    draining = asyncio.create_task(opened.gate.drain())
+    await asyncio.sleep(0.3)
+    assert not draining.done()
+    seen(await slow)
+    await asyncio.wait_for(draining, 20)
+    assert not opened.gate.broken
+    async with httpx.AsyncClient(trust_env=False) as other:
+        with pytest.raises(httpx.TransportError):
+            await other.get(opened.http.base_url)
+
+
+async def test_serve_is_told_that_its_replica_is_there(closed: Running) -> None:
+    assert (await closed.http.get("/-/healthz")).text == "success"
 
 
 async def test_why_a_gate_does_not_start_is_said_in_its_own_words(settings: GateSettings) -> None:

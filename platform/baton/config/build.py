@@ -25,7 +25,7 @@ from baton.config.fields import (
     fields_of,
     not_yet_of,
 )
-from baton.config.leaves import Choice, Leaf, Selector, Several, did_you_mean, hint
+from baton.config.leaves import Leaf, Selector, Several, did_you_mean, hint
 from baton.config.tree import (
     DefaultOrigin,
     Entry,
@@ -227,10 +227,7 @@ class Builder:
         if isinstance(leaf, Several) and isinstance(node, Listing):
             for index, item in enumerate(node.items):
                 self._leaf(leaf.item, item, (*path, str(index)))
-        if isinstance(leaf, Choice) and isinstance(node, Scalar) and node.value in leaf.not_yet:
-            what = f"not yet: {node.text!r}: {leaf.not_yet[node.text]}"
-        else:
-            what = f"got {describe(node, path)}, wanted {leaf.wanted()}{hint(leaf, node)}"
+        what = f"got {describe(node, path)}, wanted {leaf.wanted()}{hint(leaf, node)}"
         raise self._wrong(node.origin, path, what)
 
     def _wrong(self, origin: Origin, path: Path, what: str) -> _Wrong:

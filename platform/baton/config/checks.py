@@ -11,6 +11,7 @@ from baton.config.addresses import ip_address, ip_network, is_any, is_host
 from baton.config.build import Builder
 from baton.config.checks_adapters import check_adapters
 from baton.config.checks_api import check_api
+from baton.config.checks_frontend import check_frontend
 from baton.config.checks_observability import check_observability
 from baton.config.checks_security import check_security
 from baton.config.checks_service import check_scaling, check_service
@@ -75,6 +76,7 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
         yield from _engine(seen, owner)
     yield from check_adapters(seen)
     yield from check_api(seen)
+    yield from check_frontend(seen)
     for owner in [("pools", name) for name in seen.pool_names]:
         yield from _engine(seen, owner)
     yield from _router(seen)

@@ -46,13 +46,6 @@ class Names:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
-class NotYet:
-    """Marker: values that are planned, each with what to do until then."""
-
-    values: Mapping[str, str]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRef:
     """Where to find a secret: exactly one of an environment variable and a file, read when used."""
@@ -183,7 +176,7 @@ def _kind(hint: object, markers: tuple[object, ...], unit: Unit | None) -> Kind:
         if isinstance(marker, Pluggable | Condition):
             return marker
     if typing.get_origin(hint) is tuple:
-        return Several(Text() if arguments[0] is str else _choice(arguments[0], markers))
+        return Several(Text() if arguments[0] is str else _choice(arguments[0]))
     if typing.get_origin(hint) is Mapping:
         return _mapping(arguments[1], names)
     if hint in {int, float} and unit is not None:
@@ -196,7 +189,7 @@ def _kind(hint: object, markers: tuple[object, ...], unit: Unit | None) -> Kind:
         int: Whole(bounds),
         float: Real(bounds),
     }
-    return scalars.get(hint) or _choice(hint, markers)
+    return scalars.get(hint) or _choice(hint)
 
 
 def _mapping(hint: object, names: Names) -> Kind:
@@ -207,13 +200,13 @@ def _mapping(hint: object, names: Names) -> Kind:
     return Labels(names) if hint is str else Environment(names)
 
 
-def _choice(hint: object, markers: tuple[object, ...]) -> Choice:
+def _choice(hint: object) -> Choice:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return Choice(hint, _marker(markers, NotYet({})).values)
+        return Choice(hint)
     raise TypeError(f"the schema has a field of type {hint}, which no kind of value stands for")
 
 
-_Marker = typing.TypeVar("_Marker", Key, Bounds, Names, NotYet)
+_Marker = typing.TypeVar("_Marker", Key, Bounds, Names)
 
 
 def _marker(markers: tuple[object, ...], default: _Marker) -> _Marker:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.config.conditions import PATTERN, parse_condition
@@ -211,7 +211,6 @@ class Choice:
     """One of the values of an enum."""
 
     enum: type[StrEnum]
-    not_yet: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, node: Node) -> StrEnum | None:
         """The member; None when the node is something else."""

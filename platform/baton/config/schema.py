@@ -25,7 +25,7 @@ from baton.config.bounds import (
     Wait,
     Workers,
 )
-from baton.config.fields import Key, NotYet, SecretRef
+from baton.config.fields import Key, SecretRef
 from baton.config.leaves import Bounds
 from baton.config.schema_adapters import AdapterConfig, AdapterSlots
 from baton.config.schema_allow import AllowConfig
@@ -89,6 +89,7 @@ class FrontendKind(StrEnum):
     """Which API server stands in front."""
 
     PYTHON = "python"
+    RUST = "rust"
 
 
 class Route(StrEnum):
@@ -351,9 +352,9 @@ class ServerConfig:
     """The address that clients reach. Others than this machine: keys and TLS first."""
     port: Annotated[int, Port] = 8000
     """The port that clients reach."""
-    frontend: Annotated[
-        FrontendKind, NotYet({"rust": "vLLM's Rust frontend is not wired up, use 'python'"})
-    ] = FrontendKind.PYTHON
+    frontend: FrontendKind = FrontendKind.PYTHON
+    """Which of vLLM's API servers stands in front; `rust` is faster and does less: see
+    [frontends](../frontends.md)."""
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
     """Which groups of routes are open; any other path is 404. See [the API](api.md)."""

@@ -105,6 +105,10 @@ class FrontDoor:
     def _look_up(self, token: str) -> Known | Unknown:
         return self._files.ring.look_up(token, datetime.now(UTC))
 
+    def keys(self) -> dict[str, Known | Unknown]:
+        """What every key is good for now, by its digest."""
+        return self._files.ring.by_digest(datetime.now(UTC))
+
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(_POLL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 
 from baton.config.schema import DeploymentConfig
 from baton.domain.commands import RecordOrder
@@ -17,6 +18,7 @@ from baton.serving.metadata import METRICS_ADDRESS
 from baton.serving.packing import packed, packed_reports
 from baton.serving.private_port import keep_port_private
 from baton.serving.quota_desk import Shares
+from baton.serving.replica_port import serve_at_port
 from baton.serving.several_bodies import SeveralBodies
 from baton.telemetry.logs import configure_logs, log_event
 
@@ -49,6 +51,9 @@ class Ingress:
 
         self._bodies = SeveralBodies(live.config, make)
         app = await self._bodies.start(node_address())
+        for body in self._bodies.bodies:
+            if body.rust is not None:
+                serve_at_port(body.rust, os.environ)
         holder = self._holder = ConfigHolder(live, self._bodies.switch_to)
         self._bodies.generation = lambda: holder.live.generation
         holder.follow(generations)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from baton.config.derive import (
     adapter_sources,
@@ -16,7 +17,7 @@ from baton.config.derive import (
     service_rules,
 )
 from baton.config.policies import build_placer, router_rng
-from baton.config.schema import DeploymentConfig
+from baton.config.schema import DeploymentConfig, FrontendKind
 from baton.control.coordinator import Coordinator
 from baton.control.pair_notices import PairNoticeKind
 from baton.domain.commands import Delivery, RecordOrder
@@ -28,6 +29,7 @@ from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_gate import AsgiApp
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.rust_frontend import RustFrontend
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
@@ -39,7 +41,9 @@ from baton.serving.front_door import FrontDoor, brought, frontend_limits
 from baton.serving.ingress_telemetry import IngressTelemetry
 from baton.serving.membership import Membership
 from baton.serving.quota_desk import OwnShares, Shares
+from baton.serving.replica_port import nothing_here
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
+from baton.serving.rust_ingress import RustIngress, open_routes
 from baton.serving.tracing import ingress_tracer
 from baton.telemetry.logs import log_event
 from baton.telemetry.recorders import Recorders
@@ -63,7 +67,9 @@ class IngressBody:
         self._coordinator_id = coordinator_id
         self._clock = MonotonicClock()
         self._records = RecordBook()
-        self._frontend: VllmFrontend | None = None
+        self._frontend: VllmFrontend | RustFrontend | None = None
+        self.rust: RustIngress | None = None
+        """What serves its clients in Rust mode, once it has started."""
         self._door = FrontDoor(config)
         self._shares = OwnShares(coordinator_id)
         self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
@@ -112,15 +118,22 @@ class IngressBody:
         await self._membership.start()
         await self._door.start()
         settings = await asyncio.to_thread(self._frontend_settings)
-        self._frontend = VllmFrontend(
-            settings, await self._fleet_facts(), hooks=self._hooks(), clock=self._clock
-        )
+        facts, hooks = await self._fleet_facts(), self._hooks()
+        if self._config.server.frontend is FrontendKind.RUST:
+            settings = replace(settings, routes=open_routes(self._config))
+            self._frontend = RustFrontend(settings, facts, hooks=hooks, clock=self._clock)
+            self.rust = self._rust_ingress(self._frontend)
+            await self.rust.start()
+            return nothing_here
+        self._frontend = VllmFrontend(settings, facts, hooks=hooks, clock=self._clock)
         return await self._frontend.start()
 
     async def close(self) -> None:
         """Stop taking requests and free everything. Idempotent."""
         await self._membership.stop()
         await self._door.close()
+        if self.rust is not None:
+            await self.rust.close()
         if self._frontend is not None:
             await self._frontend.close()
         self._driver.close()
@@ -164,20 +177,22 @@ class IngressBody:
         """Its API server.
 
         Raises:
-            LinkFailed: it has not started.
+            LinkFailed: it has not started, or is none in Python.
         """
-        if self._frontend is None:
-            raise LinkFailed("ingress", "its frontend has not started")
+        if not isinstance(self._frontend, VllmFrontend):
+            raise LinkFailed("ingress", "its frontend has not started, or is not in Python")
         return self._frontend
 
     def check(self) -> None:
         """Raise when no request will be served here again; that there is no replica is no reason.
 
         Raises:
-            Broken: vLLM's server has lost the coordinator behind it.
+            Broken: vLLM's server has lost the coordinator behind it, or what lets clients in died.
         """
         if self._frontend is not None and self._frontend.broken:
             raise Broken("ingress", "its frontend cannot reach its coordinator any more")
+        if self.rust is not None and self.rust.broken:
+            raise Broken("ingress", "the gate before its frontend has died")
 
     def status(self) -> dict[str, object]:
         """The fleet as this ingress sees it, and what it has done."""
@@ -256,6 +271,12 @@ class IngressBody:
             admit=self._refuse,
             healthy=self._can_serve,
         )
+
+    def _rust_ingress(self, frontend: RustFrontend) -> RustIngress:
+        def refusal(tenant: str) -> Rejected | None:
+            return self._coordinator.refusal(tenant=tenant, now_s=self._clock.now_s())
+
+        return RustIngress(frontend, self._door, config=lambda: self._config, refusal=refusal)
 
     def _refuse(self, requests: int, caller: Caller) -> Rejected | None:
         return self._driver.refuse(requests, tenant=caller.tenant, slo_class=caller.slo_class)

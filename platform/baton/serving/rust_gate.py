@@ -35,6 +35,7 @@ from baton.engine.vllm.frontend_gate import GENERATION_PATHS, HEALTH_PATH, ROUTE
 from baton.runtime.keys import PREFIX, KeyState
 from baton.serving.rust_gate_maps import BAD, SEPARATOR
 
+REPLICA_PATH = "/-/healthz"
 _CONNECT_S = 2
 _HEAD_S = 10
 _IDLE_S = 65
@@ -61,10 +62,6 @@ class GateSettings:
     routes: Sequence[str]
     """Which groups are open."""
     max_body_bytes: int
-    anonymous: str | None
-    """The word for callers without a key; None: they are refused."""
-    keys: bool = True
-    """Whether keys are looked at; without, what a caller sends as one is passed over."""
     longest_stream_s: float = 600.0
     body_idle_s: float = 60.0
     """How long a client may be silent in the middle of a body, or not read."""
@@ -88,7 +85,7 @@ class GateSettings:
 
     @property
     def state_map(self) -> Path:
-        """Whether the fleet can serve."""
+        """Whether the fleet can serve, whether there are keys, and who is let in without one."""
         return self.folder / "state.map"
 
 
@@ -148,6 +145,9 @@ def _back(settings: GateSettings) -> list[str]:
 
 
 def _paths(settings: GateSettings) -> Iterator[str]:
+    # Ray Serve's own question, whether its replica is there.
+    there = "status 200 content-type text/plain string success"
+    yield f"http-request return {there} if {{ path {REPLICA_PATH} }}"
     # As it was sent: `/v1/%63hat` is no path here, and neither is one with a query.
     paths = [path for name in settings.routes for path in ROUTES[name]]
     yield f"acl listed path {' '.join(map(_word, paths))}"
@@ -160,40 +160,38 @@ def _paths(settings: GateSettings) -> Iterator[str]:
 
 
 def _who(settings: GateSettings) -> Iterator[str]:
-    if settings.keys:
-        yield from _keys(settings)
-    elif settings.anonymous is None:
-        yield f"http-request {_return(MISSING_KEY)}"
-    if settings.anonymous is not None:
-        nobody = "!{ var(txn.who) -m found }"
-        yield f"http-request set-var(txn.who) str({settings.anonymous}) if {nobody}"
-
-
-def _keys(settings: GateSettings) -> Iterator[str]:
-    yield f"http-request {_return(SEVERAL_KEYS)} if {{ req.fhdr_cnt(authorization) gt 1 }}"
-    yield f"http-request {_return(SEVERAL_KEYS)} if {{ req.fhdr_cnt(x-api-key) gt 1 }}"
-    yield "http-request set-var(txn.bearer) http_auth_bearer if { http_auth_bearer -m found }"
-    yield "http-request set-var(txn.key) req.fhdr(x-api-key) if { req.fhdr(x-api-key) -m len gt 0 }"
-    for name in ("bearer", "key"):
-        unlike = f"!{{ var(txn.{name}) -m beg {PREFIX} }}"
-        # Clients that must send a key send any word: that is nobody, where nobody is let in.
-        word = unlike if settings.anonymous is not None else f"{{ var(txn.{name}) -m len 0 }}"
-        yield f"http-request unset-var(txn.{name}) if {{ var(txn.{name}) -m found }} {word}"
-    both = "{ var(txn.bearer) -m found } { var(txn.key) -m found }"
-    differ = "!{ var(txn.bearer),strcmp(txn.key) eq 0 }"
-    yield f"http-request {_return(SEVERAL_KEYS)} if {both} {differ}"
-    yield (
-        "http-request set-var(txn.key) var(txn.bearer)"
-        " if { var(txn.bearer) -m found } !{ var(txn.key) -m found }"
-    )
-    if settings.anonymous is None:
-        yield f"http-request {_return(MISSING_KEY)} if !{{ var(txn.key) -m found }}"
+    yield f"http-request set-var(txn.anonymous) str(anonymous),map_str({settings.state_map})"
+    yield "acl anonymous var(txn.anonymous) -m found"
+    yield f"acl keyed str(keys),map_str({settings.state_map}) -m found"
+    yield f"http-request {_return(MISSING_KEY)} if !keyed !anonymous"
+    yield from _keys()
+    yield f"http-request {_return(MISSING_KEY)} if keyed !{{ var(txn.key) -m found }} !anonymous"
     found = f"var(txn.key),sha2(256),hex,lower,map_str({settings.key_map},{BAD})"
     yield f"http-request set-var(txn.who) {found} if {{ var(txn.key) -m found }}"
     for state in (KeyState.EXPIRED, KeyState.REVOKED):
         refused = _return(unauthorized(f"this API key is {state}"))
         yield f"http-request {refused} if {{ var(txn.who) -m str {BAD}{state} }}"
     yield f"http-request {_return(UNKNOWN_KEY)} if {{ var(txn.who) -m beg {BAD} }}"
+    yield "http-request set-var(txn.who) var(txn.anonymous) if !{ var(txn.who) -m found }"
+
+
+def _keys() -> Iterator[str]:
+    """Put the one key that was sent, if any that counts, into `txn.key`."""
+    for header in ("authorization", "x-api-key"):
+        twice = f"{{ req.fhdr_cnt({header}) gt 1 }}"
+        yield f"http-request {_return(SEVERAL_KEYS)} if keyed {twice}"
+    yield "http-request set-var(txn.bearer) http_auth_bearer if keyed"
+    yield "http-request set-var(txn.key) req.fhdr(x-api-key) if keyed"
+    for name in ("bearer", "key"):
+        said = f"{{ var(txn.{name}) -m found }}"
+        yield f"http-request unset-var(txn.{name}) if {said} {{ var(txn.{name}) -m len 0 }}"
+        # Clients that must send a key send any word: that is nobody, where nobody is let in.
+        ours = f"{{ var(txn.{name}) -m beg {PREFIX} }}"
+        yield f"http-request unset-var(txn.{name}) if {said} anonymous !{ours}"
+    both = "{ var(txn.bearer) -m found } { var(txn.key) -m found }"
+    differ = "!{ var(txn.bearer),strcmp(txn.key) eq 0 }"
+    yield f"http-request {_return(SEVERAL_KEYS)} if {both} {differ}"
+    yield "http-request set-var(txn.key) var(txn.bearer) if { var(txn.bearer) -m found }"
 
 
 def _for_which_class() -> Iterator[str]:

@@ -39,6 +39,20 @@ def shed_entries(refused: Mapping[tuple[str, str | None], float]) -> dict[str, s
     }
 
 
+def state_entries(*, healthy: bool, anonymous: str | None, keys: bool) -> dict[str, str]:
+    """The map of the rest.
+
+    Args:
+        healthy: Whether the fleet can serve.
+        anonymous: The word for callers without a key; None: they are refused.
+        keys: Whether keys are looked at; without, what a caller sends as one is passed over.
+    """
+    entries = {"healthy": "1"} if healthy else {}
+    if anonymous is not None:
+        entries["anonymous"] = anonymous
+    return entries | ({"keys": "1"} if keys else {})
+
+
 def map_commands(path: Path, old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
     """Commands that make a map what it should be, each short enough to be read.
 

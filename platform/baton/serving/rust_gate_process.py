@@ -1,7 +1,7 @@
 """The gate before vLLM's Rust frontend as a process of this ingress: HAProxy, and what it is told.
 
-Theory of operation: HAProxy is started with empty maps, so that it lets nobody in by a key and says
-that it is not healthy until it was told otherwise. It is told by differences, by one task: what was
+Theory of operation: HAProxy is started with empty maps, so that it lets nobody in and says that it
+is not healthy until it was told otherwise. It is told by differences, by one task: what was
 written last is kept here, and only what has changed is written, over HAProxy's own socket in the
 gate's private folder. A write that fails leaves its map unknown, and the next one begins with
 clearing it: that closes the gate for a moment rather than leaving a revoked key good. HAProxy dies
@@ -23,10 +23,10 @@ from baton.serving.rust_gate_maps import map_commands
 _START_S = 10.0
 _ASK_S = 2.0
 _POLL_S = 0.02
+_DRAIN_POLL_S = 0.1
 _STOP_GRACE_S = 2.0
 _CONFIG = "gate.cfg"
 _LOG = "gate.log"
-HEALTHY: Mapping[str, str] = {"healthy": "1"}
 
 
 class RustGate:
@@ -82,6 +82,31 @@ class RustGate:
                 "see whether its port is taken; a gate needs the HAProxy of ray[serve]",
             )
 
+    async def drain(self) -> None:
+        """Take no more connections; returns when the answers that were under way have ended.
+
+        HAProxy's own way to end would wait for clients that keep a connection for later.
+
+        Raises:
+            LinkFailed: it was not heard.
+        """
+        await self._ask("shutdown frontend gate")
+        while True:
+            if self.broken or not await self._under_way():
+                return
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _under_way(self) -> int:
+        """How many requests are at the frontend."""
+        header, _, rows = (await self._ask("show stat")).removeprefix("# ").partition("\n")
+        names = header.split(",")
+        told = (dict(zip(names, row.split(","), strict=False)) for row in rows.splitlines() if row)
+        return sum(
+            int(one["scur"])
+            for one in told
+            if (one["pxname"], one["svname"]) == ("rust", "BACKEND")
+        )
+
     async def close(self) -> None:
         """Stop it at once: whoever lets streams end has waited before. Idempotent."""
         process, self._process = self._process, None
@@ -104,13 +129,13 @@ class RustGate:
         """
         await self._tell(self._settings.shed_map, entries)
 
-    async def tell_healthy(self, *, healthy: bool) -> None:
-        """Say on /health whether the fleet can serve.
+    async def tell_state(self, entries: Mapping[str, str]) -> None:
+        """Go by this from now on: health, and who is let in.
 
         Raises:
             LinkFailed: it was not heard.
         """
-        await self._tell(self._settings.state_map, HEALTHY if healthy else {})
+        await self._tell(self._settings.state_map, entries)
 
     async def _tell(self, path: Path, entries: Mapping[str, str]) -> None:
         old = self._told[path]

@@ -13,8 +13,7 @@ import math
 from collections.abc import Collection
 
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.engine.vllm.frontend_settings import Brought, FrontendSettings
+from baton.engine.vllm.frontend_settings import FrontendSettings
 
 SERVED = frozenset({"chat", "completions", "models", "tokenize", "health", "metrics"})
 """Groups of routes that it has; it answers 501 or 404 on the others."""
@@ -47,25 +46,27 @@ KNOWN = frozenset(
 
 
 def not_served(
-    *, routes: Collection[str], limits: FrontendLimits, allow: Brought, extra: Collection[str]
-) -> list[str]:
-    """What of that cannot be had from the Rust frontend, each with what to do; usually nothing."""
-    problems = []
+    *,
+    routes: Collection[str] = (),
+    max_messages: int | None = None,
+    media_domains: Collection[str] | None = None,
+    prompt_embeds: bool = False,
+    extra: Collection[str] = (),
+) -> dict[str, str]:
+    """What of that the Rust frontend cannot do, by the key that asks for it; usually nothing."""
+    problems = {}
     if closed := sorted(set(routes) - SERVED):
-        problems.append(f"it has no {', '.join(closed)}: list the other groups in server.routes")
-    if limits.default_max_tokens is not None:
-        problems.append(
-            "it does not tell a request that leaves open how much it wants: remove"
-            " admission.default_max_tokens, admission.max_tokens holds for all"
+        problems["server.routes"] = f"the Rust frontend has no {', '.join(closed)}, list others"
+    if max_messages is not None:
+        problems["admission.max_messages"] = "nobody counts them before the Rust frontend"
+    if media_domains:
+        problems["server.allow.media_domains"] = (
+            "the Rust frontend would fetch media from anywhere, so that none are taken with it"
         )
-    if limits.max_messages is not None:
-        problems.append("messages are not counted before it: remove admission.max_messages")
-    if allow.media_domains:
-        problems.append("it fetches media from anywhere: remove server.allow.media_domains")
-    if allow.prompt_embeds:
-        problems.append("it takes no prompt embeddings: remove server.allow.prompt_embeds")
+    if prompt_embeds:
+        problems["server.allow.prompt_embeds"] = "the Rust frontend takes none"
     if unknown := sorted(name for name in map(_word, extra) if name not in KNOWN):
-        problems.append(f"it would pass over {', '.join(unknown)}: remove them from models.*.api")
+        problems["models.*.api"] = f"the Rust frontend would pass over {', '.join(unknown)}"
     return problems
 
 
@@ -75,16 +76,22 @@ def rust_arguments(settings: FrontendSettings, *, max_len_tokens: int) -> str:
     Raises:
         EngineStartFailed: the settings want what it cannot do.
     """
+    limits, allow = settings.limits, settings.allow
     problems = not_served(
-        routes=settings.routes, limits=settings.limits, allow=settings.allow, extra=settings.extra
+        routes=settings.routes,
+        max_messages=limits.max_messages,
+        media_domains=allow.media_domains,
+        prompt_embeds=allow.prompt_embeds,
+        extra=settings.extra,
     )
     if problems:
+        told = "; ".join(f"{key}: {what}" for key, what in problems.items())
         raise EngineStartFailed(
-            f"vLLM's Rust frontend cannot be had as configured: {'; '.join(problems)}",
-            "do that, or use 'python'",
+            f"vLLM's Rust frontend cannot do what is configured: {told}",
+            "remove these, or use server.frontend 'python'",
         )
-    told: dict[str, object] = {_word(name): value for name, value in settings.extra.items()}
-    told |= {
+    document: dict[str, object] = {_word(name): value for name, value in settings.extra.items()}
+    document |= {
         "model": settings.model,
         "model_tag": settings.model,
         "served_model_name": [settings.served_name],
@@ -97,8 +104,8 @@ def rust_arguments(settings: FrontendSettings, *, max_len_tokens: int) -> str:
     }
     if settings.adapters:
         modules = [{"name": name, "path": path} for name, path in settings.adapters.items()]
-        told |= {"enable_lora": True, "lora_modules": modules}
-    return json.dumps(told)
+        document |= {"enable_lora": True, "lora_modules": modules}
+    return json.dumps(document)
 
 
 def _word(name: str) -> str:

@@ -35,6 +35,7 @@ class RustCallers:
         self,
         *,
         limits: FrontendLimits,
+        max_len_tokens: int,
         isolated: Collection[str] = (),
         new_handle: Callable[[], str] = lambda: secrets.token_hex(_HANDLE_BYTES),
     ) -> None:
@@ -42,6 +43,7 @@ class RustCallers:
         """May be replaced at any time."""
         self.isolated = isolated
         """Tenants whose cached prefixes are their own; likewise."""
+        self._max_len_tokens = max_len_tokens
         self._new_handle = new_handle
         self._handles: dict[str, str] = {}
         self._tenants: dict[str, str] = {}
@@ -71,13 +73,16 @@ class RustCallers:
     def _bound(self, request: EngineCoreRequest) -> None:
         """Hold a request to the limits that can only be seen here.
 
-        Too many tokens are cut to what is allowed rather than refused: what a client that did not
-        say gets is in the request as if it had said it.
+        Too many tokens are cut to what is allowed rather than refused: the frontend has cut them
+        already to what the context holds, and gives as many to a client that did not say. So a
+        request for all that is left is taken for one that did not say.
         """
         params = request.sampling_params
-        most = self.limits.max_tokens
-        if most is not None and params.max_tokens is not None:
-            params.max_tokens = min(params.max_tokens, most)
+        left = self._max_len_tokens - len(request.prompt_token_ids or ())
+        asked = left if params.max_tokens is None else params.max_tokens
+        most = self.limits.tokens_unless_said if asked >= left else self.limits.max_tokens
+        if most is not None:
+            params.max_tokens = min(asked, most)
             params.min_tokens = min(params.min_tokens, params.max_tokens)
         words = params._bad_words_token_ids  # noqa: SLF001 - where the frontend puts them
         if (problem := too_many_words(words)) is not None:

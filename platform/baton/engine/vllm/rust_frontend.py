@@ -165,7 +165,11 @@ class RustFrontend:
         from baton.engine.vllm.seam import Seam
 
         settings = self._settings
-        callers = RustCallers(limits=settings.limits, isolated=settings.access.isolated)
+        callers = RustCallers(
+            limits=settings.limits,
+            max_len_tokens=self._facts.max_len_tokens,
+            isolated=settings.access.isolated,
+        )
         self._callers = callers
         self._seam = Seam(self._facts, self._hooks, self._clock, introduce=callers.introduce)
         listeners = {name: _listen(folder / name) for name in ("http", "input", "output")}

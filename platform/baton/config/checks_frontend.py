@@ -1,0 +1,46 @@
+"""What must agree with the API server that stands in front."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from baton.config.schema import FrontendKind, Route, ServerConfig
+from baton.config.schema_observability import TracingConfig
+from baton.config.schema_service import AdmissionConfig
+from baton.config.seen import Seen
+from baton.config.tree import Finding
+
+_FRONTEND = ("server", "frontend")
+
+
+def check_frontend(seen: Seen) -> Iterator[Finding]:
+    """What is asked of vLLM's Rust frontend that it cannot do."""
+    server = seen.get(ServerConfig, "server")
+    if server is None or server.frontend is not FrontendKind.RUST:
+        return
+    if len(seen.model_names) > 1:
+        # Which model a request is for is in its body, which nobody reads before it.
+        yield seen.wrong(_FRONTEND, "serves one model, remove the others or use 'python'")
+    for key, what in _not_served(seen, server).items():
+        path = tuple(key.split("."))
+        yield seen.wrong(path, f"{what}; or use server.frontend 'python'")
+    tracing = seen.get(TracingConfig, "observability", "tracing")
+    if tracing is not None and tracing.otlp is not None:
+        what = "traces do not come through the Rust frontend; or use server.frontend 'python'"
+        yield seen.wrong(("observability", "tracing", "otlp"), what)
+
+
+def _not_served(seen: Seen, server: ServerConfig) -> dict[str, str]:
+    # Imported only where it is asked for: what is configured is looked at by every command.
+    from baton.engine.vllm.rust_arguments import not_served
+
+    admission = seen.get(AdmissionConfig, "admission") or AdmissionConfig()
+    # All of them, which is what holds unless it is said, are all that the frontend has.
+    some = set(server.routes) != set(Route)
+    return not_served(
+        routes=[str(route) for route in server.routes] if some else (),
+        max_messages=admission.max_messages,
+        media_domains=server.allow.media_domains,
+        prompt_embeds=server.allow.prompt_embeds,
+        extra={name for model in seen.models().values() for name in model.api},
+    )

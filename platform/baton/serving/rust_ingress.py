@@ -1,0 +1,181 @@
+"""The front of an ingress in Rust mode: the program, the gate before it, what the gate is told.
+
+Theory of operation: the frontend is started with the ingress, the gate when Ray Serve says where
+its replica is to be reached (`replica_port`), since that is where the gate listens. From then on
+the gate is told ten times a second whom the coordinator would refuse now and whether the fleet can
+serve, and once a second which keys are good. Between two of these a request may slip through that
+the Python gate would have refused: the coordinator refuses it then, and its client gets a 500
+instead of a 429. A gate that does not listen is told again, all of it, the next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from baton.config.derive import tenants
+from baton.config.schema import DeploymentConfig
+from baton.domain.errors import EngineStartFailed, LinkFailed, Rejected
+from baton.domain.tenant import DEFAULT_TENANT
+from baton.engine.vllm.rust_frontend import RustFrontend
+from baton.runtime.keys import Known
+from baton.serving.data_path import find_haproxy
+from baton.serving.front_door import FrontDoor
+from baton.serving.front_guard import unguard_front
+from baton.serving.rust_gate import GateSettings
+from baton.serving.rust_gate_maps import key_entries, shed_entries, state_entries
+from baton.serving.rust_gate_process import RustGate
+from baton.telemetry.logs import log_event
+
+_LOGGER = logging.getLogger(__name__)
+_TELL_S = 0.1
+_KEYS_EVERY = 10
+_HAPROXY_VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
+
+
+class RustIngress:
+    """What stands before a coordinator in Rust mode."""
+
+    def __init__(
+        self,
+        frontend: RustFrontend,
+        door: FrontDoor,
+        *,
+        config: Callable[[], DeploymentConfig],
+        refusal: Callable[[str], Rejected | None],
+    ) -> None:
+        """Take what is asked while it runs.
+
+        Args:
+            frontend: Not started.
+            door: Who is let in; started.
+            config: As it is now.
+            refusal: Why one more request of a tenant would be refused now; counts nothing.
+        """
+        self._frontend = frontend
+        self._door = door
+        self._config = config
+        self._refusal = refusal
+        self._http: Path | None = None
+        self._gate: RustGate | None = None
+        self._feed: asyncio.Task[None] | None = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether its program or its gate has died, or the gate is told nothing any more."""
+        gate, feed = self._gate, self._feed
+        deaf = feed is not None and feed.done()
+        return deaf or self._frontend.broken or (gate is not None and gate.broken)
+
+    async def start(self) -> None:
+        """Start the program.
+
+        Raises:
+            EngineStartFailed: it or the gate's cannot be had here.
+        """
+        await asyncio.to_thread(real_haproxy, os.environ)
+        self._http = await self._frontend.start()
+
+    async def open(self, listener: socket.socket) -> None:
+        """Let clients in who come to this socket, by the gate.
+
+        Raises:
+            EngineStartFailed: the gate does not start.
+        """
+        assert self._http is not None, "it is opened once it has started"
+        config = self._config()
+        settings = GateSettings(
+            listen=f"fd@{listener.fileno()}",
+            frontend=self._http,
+            folder=self._http.parent,
+            routes=open_routes(config),
+            max_body_bytes=config.admission.max_body_bytes,
+        )
+        self._gate = RustGate(real_haproxy(os.environ), settings)
+        await self._gate.start(listener=listener.fileno())
+        await self._tell(self._gate, keys=True)
+        self._feed = asyncio.create_task(self._follow(self._gate), name="baton-gate")
+
+    async def drain(self) -> None:
+        """Take no more connections; returns when the answers under way have ended."""
+        if self._gate is not None:
+            await self._gate.drain()
+
+    async def close(self) -> None:
+        """Stop the gate and the program. Idempotent."""
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.cancel()
+            await asyncio.wait([feed])
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            await gate.close()
+        await self._frontend.close()
+
+    async def _follow(self, gate: RustGate) -> None:
+        round_number, heard = 0, True
+        while True:
+            await asyncio.sleep(_TELL_S)
+            round_number += 1
+            try:
+                await self._tell(gate, keys=not heard or round_number % _KEYS_EVERY == 0)
+            except LinkFailed as error:
+                if heard:
+                    log_event(_LOGGER, logging.WARNING, "gate_not_told", {"why": str(error)})
+                heard = False
+            else:
+                heard = True
+
+    async def _tell(self, gate: RustGate, *, keys: bool) -> None:
+        config = self._config()
+        access = self._door.access(config)
+        handle = self._frontend.handle
+        if keys:
+            found = self._door.keys()
+            names = {one.tenant for one in found.values() if isinstance(one, Known)}
+            await gate.tell_keys(key_entries(found, {name: handle(name) for name in names}))
+        await gate.tell_shed(shed_entries(self._refused(config)))
+        await gate.tell_state(
+            state_entries(
+                healthy=self._frontend.healthy(),
+                anonymous=handle(DEFAULT_TENANT) if access.anonymous else None,
+                keys=access.look_up is not None,
+            )
+        )
+
+    def _refused(self, config: DeploymentConfig) -> dict[tuple[str, str | None], float]:
+        refused: dict[tuple[str, str | None], float] = {}
+        for tenant in {DEFAULT_TENANT, *tenants(config)}:
+            error = self._refusal(tenant)
+            if error is not None:
+                refused[self._frontend.handle(tenant), None] = error.retry_after_s
+        return refused
+
+
+def open_routes(config: DeploymentConfig) -> tuple[str, ...]:
+    """The groups that are open, of those that the Rust frontend has."""
+    from baton.engine.vllm.rust_arguments import SERVED
+
+    return tuple(str(route) for route in config.server.routes if str(route) in SERVED)
+
+
+def real_haproxy(environ: Mapping[str, str]) -> str:
+    """HAProxy itself, not what `front_guard` has Ray Serve start in its place.
+
+    Raises:
+        EngineStartFailed: there is none.
+    """
+    said = environ.get(_HAPROXY_VARIABLE)
+    if said is not None:
+        environ = {**environ, **unguard_front(Path(said).parent)}
+    haproxy = find_haproxy(environ)
+    if haproxy is None:
+        raise EngineStartFailed(
+            "server.frontend 'rust': no executable haproxy was found for the gate before it",
+            "install ray[serve] on Linux, or use server.frontend 'python'",
+        )
+    return haproxy

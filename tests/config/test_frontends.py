@@ -1,0 +1,64 @@
+"""What can be configured with vLLM's Rust frontend, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from baton.config import render
+from baton.config.load import load_text
+from baton.config.schema import FrontendKind
+from tests.config.conftest import LEAST, Load
+
+Refuse = Callable[..., tuple[str, ...]]
+RUST = LEAST + "server: {frontend: rust}\n"
+
+
+def test_the_rust_frontend_is_taken_with_nothing_else_said(load: Load) -> None:
+    assert load(RUST).config.server.frontend is FrontendKind.RUST
+
+
+def test_a_configuration_that_was_completed_is_taken_again(load: Load) -> None:
+    config = load(RUST).config
+    assert load_text(render(config)) == config
+
+
+def test_routes_that_it_has_may_be_listed(load: Load) -> None:
+    config = load(LEAST + "server: {frontend: rust, routes: [chat, health]}\n").config
+    assert config.server.routes == ("chat", "health")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            LEAST + "server: {frontend: rust, routes: [chat, messages, responses]}\n",
+            "server.routes: the Rust frontend has no messages, responses",
+        ),
+        (RUST + "admission: {max_messages: 8}\n", "admission.max_messages:"),
+        (
+            LEAST + "server: {frontend: rust, allow: {media_domains: [a.example]}}\n",
+            "server.allow.media_domains:",
+        ),
+        (
+            LEAST + "server: {frontend: rust, allow: {prompt_embeds: true}}\n",
+            "server.allow.prompt_embeds:",
+        ),
+        (
+            RUST + "observability: {tracing: {otlp: 'http://collector:4318'}}\n",
+            "observability.tracing.otlp: traces do not come through",
+        ),
+    ],
+)
+def test_what_it_cannot_do_is_refused(refuse: Refuse, text: str, said: str) -> None:
+    (finding,) = refuse(text)
+    assert said in finding
+    assert "use server.frontend 'python'" in finding
+
+
+def test_one_model_is_served(refuse: Refuse) -> None:
+    two = RUST.replace(
+        "model: {source: tiny, max_len: 4096}", "models: {a: {source: s}, b: {source: s}}"
+    )
+    assert any("server.frontend: serves one model" in finding for finding in refuse(two))

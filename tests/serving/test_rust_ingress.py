@@ -1,0 +1,220 @@
+"""An ingress in Rust mode: HAProxy, vLLM's Rust frontend and a fleet, with no Python between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import warnings
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.config import load_config
+from baton.config.schema import DeploymentConfig
+from baton.domain.commands import Delivery
+from baton.domain.errors import EngineStartFailed, RateLimited, Rejected
+from baton.domain.request import FinishReason, Request
+from baton.engine.tiny_model import write_tiny_model
+from baton.engine.vllm.frontend_settings import FrontendHooks, FrontendSettings
+from baton.engine.vllm.rust_binary import find_rust_frontend
+from baton.engine.vllm.rust_frontend import RustFrontend
+from baton.runtime.clock import MonotonicClock
+from baton.runtime.key_files import editing
+from baton.runtime.keys import mint
+from baton.serving.data_path import find_haproxy
+from baton.serving.front_door import FrontDoor, frontend_limits
+from baton.serving.rust_ingress import RustIngress, open_routes, real_haproxy
+from tests.engine.test_rust_frontend import FACTS
+
+with warnings.catch_warnings():
+    # The vendors' modules warn while they are imported.
+    warnings.simplefilter("ignore")
+    import baton.engine.vllm.rust_callers
+    import baton.engine.vllm.seam  # noqa: F401
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+CONFIG = """
+version: 1
+model: {{source: {model}, max_len: 512}}
+pools: {{main: {{role: mixed}}}}
+tenants: {{acme: {{keys_file: {keys}}}, default: {{anonymous: true}}}}
+server: {{frontend: rust}}
+"""
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+class Fleet:
+    """Answers every request with one token after another; refuses the tenants that it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.refused: dict[str, Rejected] = {}
+        self.frontend: RustFrontend | None = None
+
+    def hooks(self) -> FrontendHooks:
+        return FrontendHooks(
+            on_request=self._answer,
+            on_abort=lambda _ids: None,
+            admit=lambda _n, _caller: None,
+            healthy=lambda: True,
+        )
+
+    def _answer(self, request: Request) -> None:
+        self.requests.append(request)
+        assert self.frontend is not None
+        for index in range(request.max_tokens):
+            last = index == request.max_tokens - 1
+            finish = FinishReason.LENGTH if last else None
+            self.frontend.deliver([Delivery(request.request_id, (300 + index,), finish)])
+
+
+class Running:
+    def __init__(self, ingress: RustIngress, fleet: Fleet, url: str, keys: Path) -> None:
+        self.ingress, self.fleet, self.keys = ingress, fleet, keys
+        self.http = httpx.AsyncClient(base_url=url, timeout=20, trust_env=False)
+
+    async def chat(self, **headers: str) -> httpx.Response:
+        told = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.post("/v1/chat/completions", json=CHAT, headers=told)
+
+    async def until(self, status: int, **headers: str) -> httpx.Response:
+        """What it answers once it answers so."""
+        async with asyncio.timeout(20):
+            while True:
+                answer = await self.chat(**headers)
+                if answer.status_code == status:
+                    return answer
+                await asyncio.sleep(0.05)
+
+    def key(self) -> str:
+        key, token = mint("acme", now=NOW)
+        with editing(self.keys, create=True) as document:
+            document.add(key)
+        return token
+
+    def revoke_all(self) -> None:
+        with editing(self.keys) as document:
+            for key in document.keys:
+                document.revoke(key.key_id, NOW)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_tiny_model(folder)
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, model: Path) -> DeploymentConfig:
+    path = tmp_path / "baton.yaml"
+    path.write_text(CONFIG.format(model=model, keys=tmp_path / "keys"))
+    (tmp_path / "keys").touch(mode=0o600)
+    return load_config([path], env={}).config
+
+
+@pytest.fixture
+async def running(config: DeploymentConfig, tmp_path: Path) -> AsyncIterator[Running]:
+    try:
+        find_rust_frontend(os.environ)
+    except EngineStartFailed as missing:
+        pytest.skip(str(missing))
+    if find_haproxy(os.environ) is None:
+        pytest.skip("no executable haproxy was found")
+    fleet = Fleet()
+    settings = FrontendSettings(
+        model=config.models[config.model_name].source,
+        served_name="tiny",
+        routes=open_routes(config),
+        limits=frontend_limits(config),
+    )
+    fleet.frontend = RustFrontend(settings, FACTS, hooks=fleet.hooks(), clock=MonotonicClock())
+    door = FrontDoor(config)
+    await door.start()
+    ingress = RustIngress(fleet.frontend, door, config=lambda: config, refusal=fleet.refused.get)
+    await ingress.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await ingress.open(listener)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        made = Running(ingress, fleet, url, tmp_path / "keys")
+        yield made
+    await made.http.aclose()
+    await ingress.close()
+    await door.close()
+
+
+async def test_tokens_come_from_the_fleet_to_whoever_asks(running: Running) -> None:
+    answer = await running.until(200, x_request_id="why", x_slo_class="gold")
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    request = running.fleet.requests[-1]
+    assert (request.tenant, request.slo_class) == ("default", "gold")
+    assert request.request_id.startswith("chatcmpl-why~")
+    assert (await running.http.get("/health")).status_code == 200
+    assert (await running.http.get("/v1/responses")).status_code == 404
+
+
+async def test_a_key_is_good_soon_after_it_was_made_and_not_after_it_was_revoked(
+    running: Running,
+) -> None:
+    token = await asyncio.to_thread(running.key)
+    await running.until(200, authorization=f"Bearer {token}")
+    assert running.fleet.requests[-1].tenant == "acme"
+    await asyncio.to_thread(running.revoke_all)
+    answer = await running.until(401, authorization=f"Bearer {token}")
+    assert answer.json()["error"]["message"] == "this API key is revoked"
+
+
+async def test_a_tenant_that_is_refused_is_told_before_anybody_reads_its_body(
+    running: Running,
+) -> None:
+    token = await asyncio.to_thread(running.key)
+    await running.until(200, x_api_key=token)
+    running.fleet.refused["acme"] = RateLimited("-", 2.2, "it has used up its requests")
+    answer = await running.until(429, x_api_key=token)
+    assert answer.headers["retry-after"] == "3"
+    assert (await running.chat()).status_code == 200
+    running.fleet.refused.clear()
+    await running.until(200, x_api_key=token)
+
+
+async def test_when_the_program_dies_the_ingress_is_broken_and_says_so(running: Running) -> None:
+    assert not running.ingress.broken
+    assert running.fleet.frontend is not None
+    assert running.fleet.frontend.pid is not None
+    os.kill(running.fleet.frontend.pid, signal.SIGKILL)
+    answer = await running.until(503)
+    assert answer.json()["error"]["message"] == "this frontend is going away; try again"
+    assert running.ingress.broken
+
+
+async def test_it_drains(running: Running) -> None:
+    await running.until(200)
+    await asyncio.wait_for(running.ingress.drain(), 10)
+    async with httpx.AsyncClient(trust_env=False) as other:
+        with pytest.raises(httpx.TransportError):
+            await other.get(running.http.base_url)
+
+
+def test_haproxy_itself_is_found_behind_what_stands_in_for_it(tmp_path: Path) -> None:
+    real, guard = tmp_path / "real", tmp_path / "haproxy"
+    for path in (real, guard):
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o700)
+    environ = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(guard)}
+    assert real_haproxy(environ) == str(guard)
+    (tmp_path / "front.json").write_text(json.dumps({"haproxy": str(real)}))
+    assert real_haproxy(environ) == str(real)
+
+
+def test_routes_that_the_frontend_does_not_have_are_closed(config: DeploymentConfig) -> None:
+    found = open_routes(config)
+    assert "chat" in found
+    assert not {"messages", "responses"} & set(found)
