@@ -125,7 +125,7 @@ class Deployment:
                     event = json.loads(data)
                     assert "error" not in event, event
                     text += event["choices"][0]["text"]
-                    finish = event["choices"][0]["finish_reason"] or finish
+                    finish = event["choices"][0].get("finish_reason") or finish
                     chunks += 1
                     on_chunk(chunks)
         raise AssertionError(f"the stream was cut after {text!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import sys
@@ -392,6 +393,19 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_and_done(
     assert answer.status_code == 200
     assert "Internal server error" in error
     assert done == "data: [DONE]"
+
+
+async def test_a_chunk_before_the_last_has_no_finish_reason(real: Real, fleet: Fleet) -> None:
+    rust, http = real
+    asked = ask(http, f"x~{rust.handle('acme')}~", stream=True)
+    request = await fleet.next_request()
+    rust.deliver([Delivery(request.request_id, (300,))])
+    rust.deliver([Delivery(request.request_id, (301,), FinishReason.LENGTH)])
+    lines = [line for line in (await asked).text.splitlines() if line.startswith("data: {")]
+    *before, last = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    assert before
+    assert not any("finish_reason" in choice for choice in before)
+    assert last["finish_reason"] == "length"
 
 
 async def test_tokens_and_text_are_told_for_each_other(real: Real) -> None:

@@ -109,6 +109,8 @@ def foresight(told: Story) -> tuple[object, object, object]:
         "1_cmpl-mine-0-1a2b3c4d",
         "chatcmpl-mine_2-1a2b3c4d",
         "mine_0-1a2b3c4d",
+        "chatcmpl-mine~20d39a8f4884ade880~gold-1a2b3c4d",
+        "cmpl-mine~20d39a8f4884ade880~-1a2b3c4d",
     ],
 )
 def test_a_record_is_found_by_the_id_that_the_client_gave(key: str) -> None:

@@ -294,9 +294,11 @@ def _names(request_id: str) -> re.Pattern[str]:
 
     The API layer puts a kind in front (`chatcmpl-`), the number of one of several answers before
     that (`1_`), the number of one of several prompts behind (`-1`, `_1`), and eight random hex
-    digits at the end. A request is not found by a mere part of its id: `a` is not `a-b`.
+    digits at the end. Before vLLM's Rust frontend a gate puts two words behind the name, for the
+    tenant and the class (`~20d39a8f4884ade880~gold`). A request is not found by a mere part of its
+    id: `a` is not `a-b`.
     Source: vLLM 0.32, `InputProcessor.assign_request_id`, `ParentRequest.get_child_info`, and the
     `create_*` methods of its OpenAI serving classes.
     """
     named = re.escape(request_id)
-    return re.compile(rf"(?:\d+_)?(?:[a-z]+-)?{named}(?:[-_]\d+)?(?:-[0-9a-f]{{8}})?")
+    return re.compile(rf"(?:\d+_)?(?:[a-z]+-)?{named}(?:~[^~]*~[^~]*|[-_]\d+)?(?:-[0-9a-f]{{8}})?")

@@ -1,0 +1,65 @@
+"""A whole baton on Ray in Rust mode with simulated engines: no Python between client and brain."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from baton.domain.errors import EngineStartFailed
+from baton.engine.vllm.rust_binary import find_rust_frontend
+from baton.serving.data_path import DataPath, choose_data_path
+from tests.e2e.deployments import MAX_TOKENS, Deployment, descendants, running
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    try:
+        find_rust_frontend(os.environ)
+    except EngineStartFailed as missing:
+        pytest.skip(str(missing))
+    choice = choose_data_path(os.environ)
+    if choice.data_path is not DataPath.HAPROXY:
+        pytest.skip(choice.warning or "no HAProxy")
+    folder = tmp_path_factory.mktemp("rust")
+    with running("sim.yaml", folder, **{"server.frontend": "rust"}) as deployment:
+        yield deployment
+
+
+def programs(baton: Deployment) -> list[psutil.Process]:
+    return [one for one in descendants(baton.process.pid) if one.name() == "vllm-rs"]
+
+
+def test_a_stream_is_prefilled_and_decoded_apart_and_found_by_its_clients_name(
+    baton: Deployment,
+) -> None:
+    assert len(baton.stream("pass the baton on", request_id="why-there")) > 0
+    (story,) = baton.ask("explain", "route", "why-there")["requests"]
+    assert (story["outcome"], story["mode"]) == ("finished", "pull")
+    assert story["output_tokens"] == MAX_TOKENS
+
+
+def test_the_gate_is_what_answers_at_the_endpoint(baton: Deployment) -> None:
+    answer = httpx.get(f"{baton.url}/v1/responses", timeout=20)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "not found")
+    assert httpx.get(f"{baton.url}/health", timeout=20).status_code == 200
+    assert len(programs(baton)) == 1
+
+
+def test_an_ingress_whose_program_died_is_replaced(baton: Deployment) -> None:
+    (program,) = programs(baton)
+    os.kill(program.pid, signal.SIGKILL)
+    baton.wait_for(
+        lambda status: (
+            any(row["healthy"] for row in status["ingresses"])
+            and any(one.pid != program.pid for one in programs(baton))
+        ),
+        120,
+    )
+    assert len(baton.stream("once more")) > 0
