@@ -33,7 +33,7 @@ def test_the_same_settings_make_the_same_configuration() -> None:
 def test_only_listed_paths_exist_and_that_is_looked_at_first() -> None:
     lines = rules(SETTINGS)
     listed = lines.index('acl listed path "/v1/chat/completions" "/v1/models" "/health"')
-    ours, first = [line for line in lines if line.startswith("http-request")][:2]
+    ours, *_host, first = [line for line in lines if line.startswith("http-request")][:4]
     assert ours.endswith("if { path /-/healthz }")
     assert lines.index(first) == listed + 1
     assert first.endswith("if !listed")

@@ -140,6 +140,27 @@ async def test_paths_that_are_not_listed_do_not_exist(opened: Running, path: str
     assert answer.headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("host", [b"a b", b"a/b", b"@", b"a:b", b""])
+async def test_what_names_no_host_is_refused(opened: Running, host: bytes) -> None:
+    port = opened.http.base_url.port
+    assert port is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
+    head = await asyncio.wait_for(reader.readline(), 10)
+    writer.close()
+    assert b" 400 " in head
+
+
+async def test_where_no_host_is_named_that_is_refused(opened: Running) -> None:
+    port = opened.http.base_url.port
+    assert port is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /v1/models HTTP/1.1\r\n\r\n")
+    head = await asyncio.wait_for(reader.readline(), 10)
+    writer.close()
+    assert b" 400 " in head
+
+
 async def test_health_is_that_of_the_fleet_and_asks_for_no_key(closed: Running) -> None:
     assert (await closed.http.get("/health")).status_code == 503
     await closed.let_in(healthy=True)

@@ -32,6 +32,7 @@ from baton.engine.vllm.frontend_access import (
 )
 from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.frontend_gate import GENERATION_PATHS, HEALTH_PATH, ROUTES
+from baton.engine.vllm.frontend_http import BAD_HOST, HOST, NO_HOST
 from baton.runtime.keys import PREFIX, KeyState
 from baton.serving.rust_gate_maps import BAD, SEPARATOR
 
@@ -130,6 +131,7 @@ def _front(settings: GateSettings) -> list[str]:
     return [
         "frontend gate",
         f"bind {settings.listen}",
+        *_host(),
         *_paths(settings),
         *_who(settings),
         *_for_which_class(),
@@ -144,10 +146,18 @@ def _back(settings: GateSettings) -> list[str]:
     return ["backend rust", f"server rust unix@{settings.frontend}"]
 
 
-def _paths(settings: GateSettings) -> Iterator[str]:
-    # Ray Serve's own question, whether its replica is there.
+def _host() -> Iterator[str]:
+    # Ray Serve's own question, whether its replica is there; it names no host.
     there = "status 200 content-type text/plain string success"
     yield f"http-request return {there} if {{ path {REPLICA_PATH} }}"
+    nowhere = Problem(status=400, message=NO_HOST, close=True)
+    yield f"http-request {_return(nowhere)} if HTTP_1.1 !{{ req.fhdr(host) -m found }}"
+    bad = Problem(status=400, message=BAD_HOST, close=True)
+    named = f"{{ req.fhdr(host) -m reg {_word(f'^{HOST}$')} }}"
+    yield f"http-request {_return(bad)} if {{ req.fhdr(host) -m found }} !{named}"
+
+
+def _paths(settings: GateSettings) -> Iterator[str]:
     # As it was sent: `/v1/%63hat` is no path here, and neither is one with a query.
     paths = [path for name in settings.routes for path in ROUTES[name]]
     yield f"acl listed path {' '.join(map(_word, paths))}"

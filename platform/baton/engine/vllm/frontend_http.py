@@ -21,7 +21,10 @@ MAX_HEADERS = 100
 # As ASGI names them: a request that says HTTP/2.0 in its first line is none.
 _VERSIONS = frozenset({"1.0", "1.1", "2", "3"})
 # A name, an IPv4 address or one of IPv6 in brackets, and perhaps a port.
-_HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+_HOST = re.compile(HOST.encode())
+NO_HOST = "no Host header field, wanted one"
+BAD_HOST = "the Host header field names no host"
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 
@@ -56,8 +59,8 @@ def _bad_host(scope: Mapping[str, Any], headers: Collection[tuple[bytes, bytes]]
     if len(hosts) > 1:
         return f"{len(hosts)} Host header fields, wanted one"
     if not hosts:
-        return "no Host header field, wanted one" if scope.get("http_version") == "1.1" else None
-    return None if _HOST.fullmatch(hosts[0]) else "the Host header field names no host"
+        return NO_HOST if scope.get("http_version") == "1.1" else None
+    return None if _HOST.fullmatch(hosts[0]) else BAD_HOST
 
 
 def _bad_length(headers: Collection[tuple[bytes, bytes]]) -> str | None:
