@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-hybrid bench-loop bench-metrics bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-hybrid bench-loop bench-metrics bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,9 @@ bench-apply: install ## how long baton apply takes on a deployment under load: R
 
 bench-fidelity: install ## how far predictions are from measurements; ARGS="--data FOLDER [--part NAME]"
 	@.venv/bin/python -m benchmarks.fidelity $(ARGS)
+
+bench-frontends: install ## what a streamed token costs in vLLM's Python and Rust frontends (needs vllm-rs)
+	@.venv/bin/python -m benchmarks.frontends $(ARGS)
 
 bench-hybrid: install ## baton's hybrid against colocation and static splits (simulated); ARGS="--data FOLDER"
 	@.venv/bin/python -m benchmarks.hybrid $(ARGS)
