@@ -178,6 +178,7 @@ class Door:
 
     def __init__(self, frontend: Frontend | None) -> None:
         self._frontend = frontend
+        self.rust: Frontend | None = None
 
 
 def test_serve_hears_of_an_ingress_that_will_never_serve_again() -> None:
@@ -185,3 +186,7 @@ def test_serve_hears_of_an_ingress_that_will_never_serve_again() -> None:
     Door(Frontend()).check()  # type: ignore[misc]
     with pytest.raises(Broken, match="ingress is broken"):
         Door(Frontend(broken=True)).check()  # type: ignore[misc]
+    gated = Door(Frontend())
+    gated.rust = Frontend(broken=True)
+    with pytest.raises(Broken, match="the gate before its frontend has died"):
+        gated.check()  # type: ignore[misc]

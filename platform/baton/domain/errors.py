@@ -26,6 +26,7 @@
     │   ├── ScalingRefused    a pool cannot have so many replicas, or there is no such pool
     │   ├── ApplyRefused      a configuration cannot hold in a deployment that runs
     │   ├── NotRunning        there is no deployment where one was looked for
+    │   │   ├── SeveralRunning there are several, and which is meant was not said
     │   │   └── DeploymentEnded one that was joined is there no more
     │   ├── TimedOut          an operator's command did not finish in its time
     │   ├── UnknownRequest    no ingress remembers the request that was asked about
