@@ -160,7 +160,7 @@ def test_those_who_are_not_here_can_be_withdrawn_without_harm() -> None:
     assert list(here) == []
 
 
-def test_turns_are_taken_to_last_longer_once_some_waited_in_vain_for_streams_to_end() -> None:
+def test_turns_are_taken_to_last_longer_once_some_waited_in_vain() -> None:
     here = Holding()
     for name in ("first", "second"):
         here.add(LOW, one(name=name), 0.0)
@@ -171,9 +171,6 @@ def test_turns_are_taken_to_last_longer_once_some_waited_in_vain_for_streams_to_
         return turn.after_s
 
     before_s = after_s(LOW)
-    here.in_vain("second")
-    assert after_s(LOW) == before_s, "it was prompts that they waited for"
-    here.for_streams = True
     here.in_vain("second")
     here.in_vain("nobody")
     stretched_s = after_s(LOW)
@@ -187,7 +184,6 @@ def test_each_one_that_had_its_turn_makes_predictions_shorter_again() -> None:
     after_s = []
     for disappointed in (0, 1):
         here = Holding()
-        here.for_streams = True
         for name in ("first", "second"):
             here.add(LOW, one(name=name), 0.0)
         for _ in range(disappointed):

@@ -28,8 +28,8 @@ from tests.fakes.timings import LinearTiming
 
 TIMING = LinearTiming(step=0.01, token=0.001, stream=0.0001)
 """A prompt of 400 tokens takes 0.41 s."""
-CHAT = Slo(name="default", ttft_s=1.0)
-RUSH = Slo(name="rush", ttft_s=1.0, priority=5)
+CHAT = Slo(name="default", ttft_s=1.05)
+RUSH = Slo(name="rush", ttft_s=1.05, priority=5)
 BATCH = Slo(name="batch")
 BOOK = SloBook(classes={"default": CHAT, "rush": RUSH, "batch": BATCH})
 GOLD = Tenant(name="gold", priority=1, classes=("default", "rush"))
@@ -200,7 +200,7 @@ def test_streams_of_lower_priority_may_be_broken_and_others_may_not() -> None:
     seen = Prospect(waited_s=0.0, alone_s=0.1, queue_s=0.0)
     assert door._breaks(free, option, seen) == 2.0
     assert door._breaks(gold, option, seen) == 0.5
-    late = seen._replace(waited_s=0.95)
+    late = seen._replace(waited_s=1.0)
     assert door._breaks(free, option, late) == 1.0, "its own first token is not a broken stream"
 
 

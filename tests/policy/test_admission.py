@@ -25,10 +25,15 @@ PATIENCE_S = 30.0
 
 
 def verdict(
-    slo: Slo = CHAT, *, overrun_s: float = 0.0, idle_elsewhere: bool = False, **seen: float | None
+    slo: Slo = CHAT,
+    *,
+    overrun_s: float = 0.0,
+    idle_elsewhere: bool = False,
+    held: bool = False,
+    **seen: float | None,
 ) -> Verdict:
     fields = {"waited_s": 0.0, "alone_s": 0.2, "queue_s": 0.0, **seen}
-    prospect = Prospect(**fields, idle_elsewhere=idle_elsewhere)  # type: ignore[arg-type]  # tests name them right
+    prospect = Prospect(**fields, idle_elsewhere=idle_elsewhere, held=held)  # type: ignore[arg-type]  # tests name them right
     latest = limit(
         slo,
         prospect.alone_s,
@@ -61,7 +66,23 @@ def test_one_that_can_wait_for_the_engine_waits_here() -> None:
     assert isinstance(found, Hold)
     assert found.reason is Reason.ENGINE_QUEUE
     assert found.again_in_s == pytest.approx(0.25)
-    assert found.slack_s == pytest.approx(0.9 - 0.2)
+    assert found.slack_s == pytest.approx(0.975 - 0.2)
+
+
+def test_one_that_was_held_stays_until_the_promise_itself_is_hardly_in_reach() -> None:
+    assert isinstance(verdict(waited_s=0.75), Shed)
+    assert isinstance(verdict(waited_s=0.75, held=True), Admit)
+    assert isinstance(verdict(waited_s=0.65, held=True, overrun_s=0.4), Admit)
+    assert isinstance(verdict(waited_s=0.78, held=True), Shed)
+
+
+def test_one_that_is_to_be_held_must_be_earlier_than_one_that_is_let_in_at_once() -> None:
+    assert isinstance(verdict(waited_s=0.69), Admit)
+    assert isinstance(verdict(queue_s=0.59), Hold)
+    found = verdict(queue_s=0.61)
+    assert isinstance(found, Shed)
+    assert found.limit_s == pytest.approx(0.8)
+    assert isinstance(verdict(queue_s=0.61, held=True), Hold)
 
 
 def test_the_step_that_an_engine_is_in_is_no_queue() -> None:

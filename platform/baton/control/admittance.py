@@ -77,14 +77,14 @@ class Admittance:
         alone_s = option.ttft_s - option.queue_s
         if entry.waiting is None:
             self._find_place(entry, query, option, now_s)
-        turn_s = None
-        if entry.request_id not in self.holding:
-            turn_s = self._take_turn(entry, now_s)
+        held = entry.request_id in self.holding
+        turn_s = None if held else self._take_turn(entry, now_s)
         seen = Prospect(
             waited_s=query.waited_s,
             alone_s=alone_s,
             queue_s=option.queue_s,
             turn_s=turn_s,
+            held=held,
         )
         if turn_s is None:
             seen = self._look_closer(entry, query, decision, decoder, seen)

@@ -7,9 +7,9 @@ a priority, and in it those who can still get what they are promised, before tho
 How long a turn takes is predicted from the work ahead and from how fast work has left the queue
 while somebody waited: device-seconds per second and replica, forgotten within seconds. What higher
 bands bring meanwhile is taken off. Before anything was measured each replica is taken to do a
-device-second per second. Where whoever is first waits for streams to end, work leaves by fits and
-starts, and turns come later than predicted: predictions are then stretched until hardly anybody
-waits in vain.
+device-second per second. Work leaves by fits and starts, most of all where whoever is first waits
+for streams to end, and turns come later than predicted: predictions are then stretched until hardly
+anybody waits in vain.
 
 The store is bounded by its owner, which asks for a `victim` when it is full. Nothing here is lost:
 whoever is added leaves by `let_in` or `withdraw`.
@@ -70,8 +70,6 @@ class Holding:
         """Work that was let in or held, by band."""
         self._stretch: dict[Band, float] = {}
         """How much longer than predicted turns are taken to last; 1 where nothing is said."""
-        self.for_streams = False
-        """Whether who is first was last seen to wait for streams to end, not for prompts."""
         self._clock_s = 0.0
         self._at_s = 0.0
 
@@ -124,7 +122,7 @@ class Holding:
     def in_vain(self, request_id: str) -> None:
         """Somebody waits whose turn will not come in time, though that was predicted."""
         band = self._where.get(request_id)
-        if band is not None and self.for_streams:
+        if band is not None:
             longer = self._stretch.get(band, 1.0) * _STRETCH
             self._stretch[band] = min(_MOST_STRETCH, longer)
 
