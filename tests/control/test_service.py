@@ -94,6 +94,53 @@ def test_what_can_wait_is_held_and_what_would_be_late_is_refused_at_once() -> No
     assert "1.0" not in record.reason or "predicted" in record.reason
 
 
+def shed(at: World) -> list[tuple[str, str, bool]]:
+    return [(one.tenant, one.slo_class, one.own) for one in at.machine.shedding(at.now_s)]
+
+
+def test_a_gate_is_told_of_which_tenants_and_classes_one_more_would_be_refused() -> None:
+    at = world()
+    ask(at, "r0")
+    assert shed(at) == [], "one more would be held"
+    for number in range(1, 4):
+        ask(at, f"r{number}")
+    assert isinstance(at.errors["r3"], TooLate)
+    (found,) = at.machine.shedding(at.now_s)
+    assert (found.tenant, found.slo_class, found.own) == ("free", "default", True)
+    assert 0.0 < found.retry_after_s < 1.0
+
+
+def test_what_a_gate_is_told_of_one_class_says_nothing_of_one_that_comes_before_it() -> None:
+    at = world()
+    ask(at, "rush", tenant="gold", slo="rush")
+    for number in range(4):
+        ask(at, f"r{number}")
+    ask(at, "batch", slo="batch")
+    assert shed(at) == [("free", "default", True)]
+
+
+def test_a_gate_that_let_nobody_in_for_a_second_lets_some_in_to_see() -> None:
+    at = world()
+    for number in range(4):
+        ask(at, f"r{number}")
+    assert shed(at)
+    at.wait(1.01)
+    assert shed(at) == []
+
+
+def test_to_be_asked_of_whom_one_more_would_be_refused_changes_nothing() -> None:
+    at, other = world(), world()
+    for number in range(3):
+        ask(at, f"r{number}")
+        ask(other, f"r{number}")
+        for _ in range(3):
+            shed(at)
+    at.wait(0.2)
+    other.wait(0.2)
+    assert at.machine.phases() == other.machine.phases()
+    assert str(at.errors) == str(other.errors)
+
+
 def test_one_that_is_held_is_let_in_when_the_engine_is_done_with_what_is_before_it() -> None:
     at = world()
     ask(at, "first")

@@ -20,7 +20,12 @@ from baton.domain.errors import EngineStartFailed
 from baton.runtime.keys import ApiKey, KeyRing, mint
 from baton.serving.data_path import find_haproxy
 from baton.serving.rust_gate import GateSettings
-from baton.serving.rust_gate_maps import key_entries, shed_entries, state_entries
+from baton.serving.rust_gate_maps import (
+    class_entries,
+    key_entries,
+    shed_entries,
+    state_entries,
+)
 from baton.serving.rust_gate_process import RustGate
 from tests.fakes.echo_backend import echo_backend
 
@@ -106,6 +111,7 @@ async def run(settings: GateSettings, anonymous: str | None = None) -> AsyncIter
         base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         running = Running(gate, base_url, anonymous)
         await running.let_in()
+        await gate.tell_classes(class_entries([("h-nobody", "gold"), ("h-nobody", "batch")]))
         try:
             yield running
         finally:
@@ -275,6 +281,18 @@ async def test_a_class_goes_on_in_the_id_and_not_as_a_header(opened: Running) ->
     assert "x-slo-class" not in headers
 
 
+async def test_a_class_that_a_tenant_may_not_ask_for_is_refused(opened: Running) -> None:
+    answer = await opened.post(("x-slo-class", "silver"))
+    assert error(answer) == (403, "this SLO class is none that this tenant may ask for")
+    token = await opened.key("acme")
+    for _ in range(2):
+        answer = await opened.post(bearer(token), ("x-slo-class", "gold"))
+        assert answer.status_code == 403, "others may"
+    await opened.gate.tell_classes(class_entries([("h-acme", "gold")]))
+    seen(await opened.post(bearer(token), ("x-slo-class", "gold")))
+    assert (await opened.post(("x-slo-class", "gold"))).status_code == 403
+
+
 @pytest.mark.parametrize("name", ["a b", "~h-acme~", "x" * 65, "-a"])
 async def test_what_is_no_name_of_a_class_is_refused(opened: Running, name: str) -> None:
     answer = await opened.post(("x-slo-class", name))
@@ -353,6 +371,13 @@ async def test_one_class_can_be_refused_alone(opened: Running) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
     seen(await opened.post(("x-slo-class", "gold")))
     seen(await opened.post())
+
+
+async def test_those_who_ask_for_no_class_can_be_refused_alone(opened: Running) -> None:
+    await opened.gate.tell_shed(shed_entries({("h-nobody", ""): 0.4}))
+    answer = await opened.post()
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    seen(await opened.post(("x-slo-class", "gold")))
 
 
 # ---------------------------------------------------------------- the process

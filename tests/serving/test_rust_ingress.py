@@ -17,6 +17,7 @@ import pytest
 
 from baton.config import load_config
 from baton.config.schema import DeploymentConfig
+from baton.control.lately import Shedding
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineStartFailed, RateLimited, Rejected
 from baton.domain.request import FinishReason, Request
@@ -44,6 +45,9 @@ version: 1
 model: {{source: {model}, max_len: 512}}
 pools: {{main: {{role: mixed}}}}
 tenants: {{acme: {{keys_file: {keys}}}, default: {{anonymous: true}}}}
+slo:
+  default: {{ttft: 1s}}
+  classes: {{gold: {{ttft: 500ms}}, rush: {{ttft: 1s, priority: 5}}}}
 server: {{frontend: rust}}
 """
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -55,6 +59,7 @@ class Fleet:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.refused: dict[str, Rejected] = {}
+        self.shedding: list[Shedding] = []
         self.frontend: RustFrontend | None = None
 
     def hooks(self) -> FrontendHooks:
@@ -139,7 +144,13 @@ async def running(config: DeploymentConfig, tmp_path: Path) -> AsyncIterator[Run
     fleet.frontend = RustFrontend(settings, FACTS, hooks=fleet.hooks(), clock=MonotonicClock())
     door = FrontDoor(config)
     await door.start()
-    ingress = RustIngress(fleet.frontend, door, config=lambda: config, refusal=fleet.refused.get)
+    ingress = RustIngress(
+        fleet.frontend,
+        door,
+        config=lambda: config,
+        refusal=fleet.refused.get,
+        shedding=lambda: fleet.shedding,
+    )
     await ingress.start()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         await ingress.open(listener)
@@ -183,6 +194,25 @@ async def test_a_tenant_that_is_refused_is_told_before_anybody_reads_its_body(
     assert (await running.chat()).status_code == 200
     running.fleet.refused.clear()
     await running.until(200, x_api_key=token)
+
+
+async def test_a_class_that_would_be_late_is_refused_and_others_are_not(running: Running) -> None:
+    running.fleet.shedding = [Shedding("default", "default", own=True, retry_after_s=1.2)]
+    for headers in ({}, {"x_slo_class": "default"}):
+        answer = await running.until(429, **headers)
+        assert answer.headers["retry-after"] == "2"
+    assert (await running.chat(x_slo_class="gold")).status_code == 200
+    token = await asyncio.to_thread(running.key)
+    await running.until(200, x_api_key=token)
+    running.fleet.shedding = []
+    await running.until(200)
+
+
+async def test_a_class_of_higher_priority_than_ones_own_is_refused(running: Running) -> None:
+    await running.until(200)
+    assert (await running.chat(x_slo_class="rush")).status_code == 403
+    assert (await running.chat(x_slo_class="nobody-has-it")).status_code == 403
+    assert not any(one.slo_class == "rush" for one in running.fleet.requests)
 
 
 async def test_when_the_program_dies_the_ingress_is_broken_and_says_so(running: Running) -> None:

@@ -13,10 +13,13 @@ from collections import Counter
 from baton.control.fleet_table import FleetTable
 from baton.control.holding import Band, Holding
 from baton.control.knowledge import Knowledge
+from baton.control.lately import Lately, Needed
 from baton.control.ledger import Entry
 from baton.control.service_rules import ServiceRules
 from baton.domain.fleet import ReplicaView, Role
 from baton.domain.handoff import Decision, Option
+from baton.domain.slo import Slo
+from baton.domain.tenant import Tenant
 from baton.policy.admission import (
     AdmissionOptions,
     AdmissionRule,
@@ -24,6 +27,7 @@ from baton.policy.admission import (
     Limit,
     Prospect,
     Reason,
+    Shed,
     Verdict,
     decide,
     limit,
@@ -55,6 +59,7 @@ class Admittance:
         self._knowledge = knowledge
         self._options = AdmissionOptions()
         self._governs = False
+        self._lately = Lately()
         self._under_way: Counter[int] = Counter()
         """Requests that were let in and have not ended, by priority."""
         self._seen = Outlook()
@@ -88,8 +93,39 @@ class Admittance:
         )
         if turn_s is None:
             seen = self._look_closer(entry, query, decision, decoder, seen)
-        latest = self._limit(entry, alone_s)
+        latest = self._limit(entry.slo, alone_s)
         return decide(entry.slo, seen, latest, options=self._options)
+
+    def asked_lately(self, now_s: float) -> list[tuple[str, str]]:
+        """Names of tenants and classes of which something has come of late."""
+        return self._lately.kinds(now_s) if self._governs else []
+
+    def would_shed(self, tenant: Tenant, slo: Slo, now_s: float) -> Shed | None:
+        """What one more of a class would be told, as light as the lightest of late; None: come in.
+
+        Counts nothing, for nothing has arrived.
+        """
+        needed = self._lately.lightest(tenant.name, slo.name, now_s)
+        if needed is None or not self._governs:
+            return None
+        latest = self._limit(slo, needed.alone_s)
+        band = Band(slo.priority + tenant.priority, latest.can_be_met)
+        one = Waiting(
+            "-",
+            tenant.name,
+            tenant.weight,
+            needed.work,
+            now_s + latest.after_s - needed.alone_s,
+        )
+        turn = self.holding.turn(band, one, replicas=self._replicas, now_s=now_s)
+        seen = Prospect(
+            waited_s=0.0,
+            alone_s=needed.alone_s,
+            queue_s=needed.queue_s,
+            turn_s=None if turn is None else turn.after_s,
+        )
+        verdict = decide(slo, seen, latest, options=self._options)
+        return verdict if isinstance(verdict, Shed) else None
 
     def let_in(self, entry: Entry, now_s: float) -> None:
         """It is about to be placed; for the first time, or again."""
@@ -131,19 +167,22 @@ class Admittance:
     ) -> None:
         """Say where in the line a request belongs; it keeps its place from then on."""
         alone_s = option.ttft_s - option.queue_s
-        latest = self._limit(entry, alone_s)
+        latest = self._limit(entry.slo, alone_s)
         entry.band = Band(entry.priority, latest.can_be_met)
+        work = self._work_s(query, option)
         entry.waiting = Waiting(
             entry.request_id,
             entry.tenant.name,
             entry.tenant.weight,
-            self._work_s(query, option),
+            work,
             now_s - query.waited_s + latest.after_s - alone_s,
         )
+        needed = Needed(now_s, alone_s, option.queue_s, work)
+        self._lately.note(entry.tenant.name, entry.slo.name, needed)
 
-    def _limit(self, entry: Entry, alone_s: float) -> Limit:
+    def _limit(self, slo: Slo, alone_s: float) -> Limit:
         return limit(
-            entry.slo,
+            slo,
             alone_s,
             overrun_s=self._knowledge.overruns.quantile_s(_ALL_BUT_FEW),
             options=self._options,

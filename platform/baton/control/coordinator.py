@@ -24,6 +24,7 @@ from baton.control.draining import Drains
 from baton.control.fleet_table import FleetTable
 from baton.control.journey import Journeys
 from baton.control.knowledge import Knowledge
+from baton.control.lately import Shedding
 from baton.control.ledger import Entry
 from baton.control.leg_events import LegEvents
 from baton.control.legs import LegBook
@@ -181,6 +182,22 @@ class Coordinator:
             if (limited := self._journeys.tenancy.would_limit(known, now_s)) is not None:
                 return RateLimited("-", limited.retry_after_s, limited.why)
         return None
+
+    def shedding(self, now_s: float) -> list[Shedding]:
+        """The tenants and classes of late of which one more would be refused by prediction now.
+
+        For a gate that knows no more of a request than who asks; it asks for the `refusal`, too.
+        """
+        admittance, slos = self._journeys.waiters.admittance, self._rules.slos
+        likely_tokens = round(self._journeys.accounts.recent.prompt_tokens)
+        found = []
+        for name, slo_class in admittance.asked_lately(now_s):
+            tenant, slo = self._rules.tenant(name), slos.classes.get(slo_class)
+            shed = None if slo is None else admittance.would_shed(tenant, slo, now_s)
+            if shed is not None:
+                own = slos.resolve(None, tenant, likely_tokens)
+                found.append(Shedding(name, slo_class, own == slo, shed.retry_after_s))
+        return found
 
     def reconfigure(
         self,

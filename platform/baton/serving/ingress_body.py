@@ -19,6 +19,7 @@ from baton.config.derive import (
 from baton.config.policies import build_placer, router_rng
 from baton.config.schema import DeploymentConfig, FrontendKind
 from baton.control.coordinator import Coordinator
+from baton.control.lately import Shedding
 from baton.control.pair_notices import PairNoticeKind
 from baton.domain.commands import Delivery, RecordOrder
 from baton.domain.demand import CoordinatorReport
@@ -276,7 +277,16 @@ class IngressBody:
         def refusal(tenant: str) -> Rejected | None:
             return self._coordinator.refusal(tenant=tenant, now_s=self._clock.now_s())
 
-        return RustIngress(frontend, self._door, config=lambda: self._config, refusal=refusal)
+        def shedding() -> list[Shedding]:
+            return self._coordinator.shedding(self._clock.now_s())
+
+        return RustIngress(
+            frontend,
+            self._door,
+            config=lambda: self._config,
+            refusal=refusal,
+            shedding=shedding,
+        )
 
     def _refuse(self, requests: int, caller: Caller) -> Rejected | None:
         return self._driver.refuse(requests, tenant=caller.tenant, slo_class=caller.slo_class)

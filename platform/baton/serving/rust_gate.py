@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.domain.errors import NotAllowed
 from baton.engine.vllm.frontend_access import (
     MAX_CLASS_CHARS,
     MAX_REQUEST_ID_CHARS,
@@ -48,6 +49,11 @@ _STATUS_BY_ITSELF: Mapping[int, str] = {
     503: "this frontend is going away; try again",
     504: "the frontend did not answer in time",
 }
+
+
+_NOT_ALLOWED = Problem(
+    status=NotAllowed.http_status, message="this SLO class is none that this tenant may ask for"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +89,11 @@ class GateSettings:
     def shed_map(self) -> Path:
         """From whose requests are refused for now to when they may come back."""
         return self.folder / "shed.map"
+
+    @property
+    def class_map(self) -> Path:
+        """Who may ask for which class."""
+        return self.folder / "classes.map"
 
     @property
     def state_map(self) -> Path:
@@ -134,7 +145,7 @@ def _front(settings: GateSettings) -> list[str]:
         *_host(),
         *_paths(settings),
         *_who(settings),
-        *_for_which_class(),
+        *_for_which_class(settings),
         *_how_large(settings),
         *_whether_more_is_taken(settings),
         *_what_goes_on(),
@@ -204,7 +215,7 @@ def _keys() -> Iterator[str]:
     yield "http-request set-var(txn.key) var(txn.bearer) if { var(txn.bearer) -m found }"
 
 
-def _for_which_class() -> Iterator[str]:
+def _for_which_class(settings: GateSettings) -> Iterator[str]:
     yield f"http-request {_return(SEVERAL_CLASSES)} if {{ req.fhdr_cnt(x-slo-class) gt 1 }}"
     yield (
         "http-request set-var(txn.class) req.fhdr(x-slo-class)"
@@ -213,6 +224,8 @@ def _for_which_class() -> Iterator[str]:
     name = f"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_CLASS_CHARS - 1}}}$"
     known = f"!{{ var(txn.class) -m reg {_word(name)} }}"
     yield f"http-request {_return(NO_CLASS)} if {{ var(txn.class) -m found }} {known}"
+    may = f"{{ var(txn.who),concat({SEPARATOR},txn.class),map_str({settings.class_map}) -m found }}"
+    yield f"http-request {_return(_NOT_ALLOWED)} if {{ var(txn.class) -m found }} !{may}"
     yield "http-request set-var(txn.class) str() if !{ var(txn.class) -m found }"
 
 

@@ -8,7 +8,7 @@ of its own, by the word for the tenant or by that and a class; the value is when
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from baton.runtime.keys import Known, Unknown
@@ -30,13 +30,21 @@ def key_entries(keys: Mapping[str, Known | Unknown], handles: Mapping[str, str])
 
 
 def shed_entries(refused: Mapping[tuple[str, str | None], float]) -> dict[str, str]:
-    """The map of who is refused, by the word for the tenant and the class (None: any)."""
+    """The map of who is refused, by the word for the tenant and the class.
+
+    Without a class at all (None): whoever it asks for; with the empty one: who asks for none.
+    """
     return {
         handle if slo_class is None else f"{handle}{SEPARATOR}{slo_class}": str(
             max(1, math.ceil(retry_after_s))
         )
         for (handle, slo_class), retry_after_s in refused.items()
     }
+
+
+def class_entries(allowed: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The map of who may ask for which class: the word for the tenant, and the class."""
+    return {f"{handle}{SEPARATOR}{slo_class}": "1" for handle, slo_class in allowed}
 
 
 def state_entries(*, healthy: bool, anonymous: str | None, keys: bool) -> dict[str, str]:

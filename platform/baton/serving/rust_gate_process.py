@@ -41,7 +41,7 @@ class RustGate:
     @property
     def _maps(self) -> tuple[Path, ...]:
         settings = self._settings
-        return settings.key_map, settings.shed_map, settings.state_map
+        return settings.key_map, settings.shed_map, settings.class_map, settings.state_map
 
     @property
     def broken(self) -> bool:
@@ -120,6 +120,14 @@ class RustGate:
             LinkFailed: it was not heard.
         """
         await self._tell(self._settings.key_map, entries)
+
+    async def tell_classes(self, entries: Mapping[str, str]) -> None:
+        """Let tenants ask for these classes from now on.
+
+        Raises:
+            LinkFailed: it was not heard.
+        """
+        await self._tell(self._settings.class_map, entries)
 
     async def tell_shed(self, entries: Mapping[str, str]) -> None:
         """Refuse those from now on.

@@ -2,10 +2,11 @@
 
 Theory of operation: the frontend is started with the ingress, the gate when Ray Serve says where
 its replica is to be reached (`replica_port`), since that is where the gate listens. From then on
-the gate is told ten times a second whom the coordinator would refuse now and whether the fleet can
-serve, and once a second which keys are good. Between two of these a request may slip through that
-the Python gate would have refused: the coordinator refuses it then, and its client gets a 500
-instead of a 429. A gate that does not listen is told again, all of it, the next time.
+the gate is told ten times a second whom the coordinator would refuse now, by tenant and class, and
+whether the fleet can serve; once a second, which keys are good and who may ask for which class.
+Between two of these a request may slip through that the Python gate would have refused: the
+coordinator refuses it then, and its client gets a 500 instead of a 429, or a stream that ends with
+an error. A gate that does not listen is told again, all of it, the next time.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from baton.config.derive import tenants
+from baton.config.derive import slo_book, tenants
 from baton.config.schema import DeploymentConfig
+from baton.control.lately import Shedding
 from baton.domain.errors import EngineStartFailed, LinkFailed, Rejected
-from baton.domain.tenant import DEFAULT_TENANT
+from baton.domain.tenant import DEFAULT_TENANT, Tenant
 from baton.engine.vllm.rust_frontend import RustFrontend
+from baton.policy.slo_book import NoSuchClass, SloBook
 from baton.runtime.keys import Known
 from baton.serving.data_path import find_haproxy
 from baton.serving.front_door import FrontDoor
 from baton.serving.front_guard import unguard_front
 from baton.serving.rust_gate import GateSettings
-from baton.serving.rust_gate_maps import key_entries, shed_entries, state_entries
+from baton.serving.rust_gate_maps import (
+    class_entries,
+    key_entries,
+    shed_entries,
+    state_entries,
+)
 from baton.serving.rust_gate_process import RustGate
 from baton.telemetry.logs import log_event
 
@@ -47,6 +56,7 @@ class RustIngress:
         *,
         config: Callable[[], DeploymentConfig],
         refusal: Callable[[str], Rejected | None],
+        shedding: Callable[[], Iterable[Shedding]],
     ) -> None:
         """Take what is asked while it runs.
 
@@ -55,11 +65,15 @@ class RustIngress:
             door: Who is let in; started.
             config: As it is now.
             refusal: Why one more request of a tenant would be refused now; counts nothing.
+            shedding: The classes of which one more would be refused by prediction now.
         """
         self._frontend = frontend
         self._door = door
         self._config = config
         self._refusal = refusal
+        self._shedding = shedding
+        self._names: set[str] = set()
+        """Tenants who may ask."""
         self._http: Path | None = None
         self._gate: RustGate | None = None
         self._feed: asyncio.Task[None] | None = None
@@ -137,7 +151,9 @@ class RustIngress:
         if keys:
             found = self._door.keys()
             names = {one.tenant for one in found.values() if isinstance(one, Known)}
+            self._names = {DEFAULT_TENANT, *tenants(config), *names}
             await gate.tell_keys(key_entries(found, {name: handle(name) for name in names}))
+            await gate.tell_classes(class_entries(self._allowed(config)))
         await gate.tell_shed(shed_entries(self._refused(config)))
         await gate.tell_state(
             state_entries(
@@ -148,12 +164,41 @@ class RustIngress:
         )
 
     def _refused(self, config: DeploymentConfig) -> dict[tuple[str, str | None], float]:
+        handle = self._frontend.handle
         refused: dict[tuple[str, str | None], float] = {}
-        for tenant in {DEFAULT_TENANT, *tenants(config)}:
-            error = self._refusal(tenant)
+        known: dict[str, list[str]] = {}
+        for name in self._names:
+            error = self._refusal(name)
             if error is not None:
-                refused[self._frontend.handle(tenant), None] = error.retry_after_s
+                refused[handle(name), None] = error.retry_after_s
+            known.setdefault(_known(config, name), []).append(handle(name))
+        for tenant, slo_class, own, retry_after_s in self._shedding():
+            for word in known.get(tenant, ()):
+                refused[word, slo_class] = retry_after_s
+                if own:
+                    refused[word, ""] = retry_after_s
         return refused
+
+    def _allowed(self, config: DeploymentConfig) -> Iterator[tuple[str, str]]:
+        book, known = slo_book(config), tenants(config)
+        for name in self._names:
+            tenant = known.get(name) or known.get(DEFAULT_TENANT) or Tenant()
+            for slo_class in book.classes:
+                if _may_ask(book, slo_class, tenant):
+                    yield self._frontend.handle(name), slo_class
+
+
+def _known(config: DeploymentConfig, name: str) -> str:
+    """The tenant as whom somebody is served."""
+    return name if name in tenants(config) else DEFAULT_TENANT
+
+
+def _may_ask(book: SloBook, slo_class: str, tenant: Tenant) -> bool:
+    """Whether it may, with a prompt of any length: how long it is, the gate does not know."""
+    return any(
+        not isinstance(book.resolve(slo_class, tenant, tokens), NoSuchClass)
+        for tokens in (0, sys.maxsize)
+    )
 
 
 def open_routes(config: DeploymentConfig) -> tuple[str, ...]:
