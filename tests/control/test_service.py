@@ -28,8 +28,8 @@ from tests.fakes.timings import LinearTiming
 
 TIMING = LinearTiming(step=0.01, token=0.001, stream=0.0001)
 """A prompt of 400 tokens takes 0.41 s."""
-CHAT = Slo(name="default", ttft_s=1.05)
-RUSH = Slo(name="rush", ttft_s=1.05, priority=5)
+CHAT = Slo(name="default", ttft_s=1.0)
+RUSH = Slo(name="rush", ttft_s=1.0, priority=5)
 BATCH = Slo(name="batch")
 BOOK = SloBook(classes={"default": CHAT, "rush": RUSH, "batch": BATCH})
 GOLD = Tenant(name="gold", priority=1, classes=("default", "rush"))

@@ -160,7 +160,11 @@ class Holding:
             one = own.fitted(one, now_s=now_s, rate=rate)
             ahead -= own.work
             ahead += own.work_ahead(one.flow, weight=one.weight, begin_by_s=one.begin_by_s)
-        return Turn(one, ahead / rate * self._stretch.get(band, 1.0))
+        return Turn(one, ahead / rate * self.stretch(band))
+
+    def stretch(self, band: Band) -> float:
+        """How much longer than predicted turns of a band are taken to last."""
+        return self._stretch.get(band, 1.0)
 
     def drained_s(self, *, replicas: int) -> float:
         """How long until all who wait now have had their turns."""

@@ -28,8 +28,8 @@ from baton.domain.slo import Slo
 _BREAKS = 0.5
 """Streams broken, as expected: from here on it is likelier than not that one is."""
 _HELD_SPARE = 0.1
-"""Of the TTFT: who is to be held must be predicted to be so much earlier than who is let in at
-once. More is predicted of it, so more can go wrong."""
+"""Of the TTFT: where some were held in vain of late, who is to be held must be predicted to be so
+much earlier, at most, than who is let in at once. More is predicted of it, so more can go wrong."""
 _HELD_KEEPS = 0.25
 """Of what is kept free for errors, what is still kept free for one who was held: the rest is there
 to be used up. Found by trying, with the above and with twice the load on fleets short of either
@@ -103,6 +103,8 @@ class Prospect(NamedTuple):
     """Until it is first in line; None: it is."""
     held: bool = False
     """It was held before."""
+    stretch: float = 1.0
+    """How much longer than predicted turns have lately been taken to last; 1: none was in vain."""
     idle_elsewhere: bool = False
     """Another replica would begin at once: it is to wait where it is cheaper in all, which holds
     nobody else up."""
@@ -189,7 +191,8 @@ def decide(slo: Slo, seen: Prospect, latest: Limit, *, options: AdmissionOptions
     verdict = _admit_or_hold(slo, seen, latest, ttft_s=ttft_s, options=options)
     if isinstance(verdict, Admit) or seen.held or slo.ttft_s is None or not latest.can_be_met:
         return verdict
-    to_hold_s = latest_s - _HELD_SPARE * slo.ttft_s
+    spare = min(_HELD_SPARE, seen.stretch - 1.0)
+    to_hold_s = latest_s - spare * slo.ttft_s
     if ttft_s > to_hold_s:
         return Shed(Reason.TOO_LATE, ttft_s, to_hold_s, ttft_s - to_hold_s)
     return verdict
