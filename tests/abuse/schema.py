@@ -22,7 +22,7 @@ from baton.runtime.clock import MonotonicClock
 
 ROOT = Path(__file__).parents[2]
 _SEED = 20261122
-_PER_OPERATION = 260
+_PER_OPERATION = 40
 
 
 def vllm_app() -> Any:  # noqa: ANN401 - vllm is not followed

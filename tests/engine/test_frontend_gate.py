@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from baton.domain.errors import BatonError, EngineFailed, NoCapacity
 from baton.domain.tenant import DEFAULT_TENANT
@@ -18,6 +20,11 @@ from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp, Gate, Message, Scope
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.runtime.keys import Known, Unknown
+
+with warnings.catch_warnings():
+    # The vendors' modules warn while they are imported.
+    warnings.simplefilter("ignore")
+    from vllm.exceptions import VLLMValidationError
 
 CHAT = "/v1/chat/completions"
 START = {
@@ -231,6 +238,23 @@ async def test_an_app_that_stumbles_over_a_body_is_told_nonsense(error: type[Exc
     await client.ask(gate(app))
     assert client.status == 400
     assert "cannot have" in json.loads(client.text)["error"]["message"]
+
+
+async def test_what_is_found_wrong_once_a_stream_has_begun_is_still_the_clients_doing() -> None:
+    for error, told in (
+        (VLLMValidationError("stop_token_ids: out of the vocabulary"), "out of the vocabulary"),
+        (ValidationError.from_exception_data("background", []), "cannot have"),
+    ):
+
+        async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+            current().asked = True
+            await send(START)
+            raise RuntimeError("response already started") from error  # noqa: B023 - called here
+
+        client = Client()
+        await client.ask(gate(app))
+        assert client.status == 400
+        assert told in json.loads(client.text)["error"]["message"]
 
 
 async def test_once_the_fleet_was_asked_whatever_breaks_is_our_own_error() -> None:

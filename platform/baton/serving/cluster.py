@@ -51,6 +51,7 @@ from baton.serving.data_path import (
     serve_environment,
 )
 from baton.serving.front_guard import guard_front, unguard_front
+from baton.serving.ray_messages import ray_messages_to_stderr
 
 _LOGGER = logging.getLogger(__name__)
 NAMESPACE = "baton"
@@ -250,6 +251,7 @@ def attach(
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
     import ray
 
+    ray_messages_to_stderr()
     _reread_environment(loopback=is_loopback(address))
     try:
         with _own_sigterm():

@@ -228,14 +228,14 @@ def _unfinished(records: Sequence[RequestRecord]) -> int:
 
 
 _WARM_UP_S = 10.0
-"""As in `_slo_overload`: a fleet that was idle has seen no step of its engines yet, and streams that
-all began at once end at once. Invariants hold from the first request on."""
+"""As in `_slo_overload`: a fleet that was idle has seen no step of its engines yet, and streams
+that all began at once end at once. Invariants hold from the first request on."""
 
 
 @case(
     "L3-http",
-    "twice what a deployment can carry, over HTTP: from 10 s on, of those let in 95 % get what they "
-    "were promised; others get 429 or 503 with Retry-After within 50 ms",
+    "twice what a deployment can carry, over HTTP: from 10 s on, of those let in 95 % get what "
+    "they were promised; others get 429 or 503 with Retry-After within 50 ms",
     engines=Engines.SIMULATED,
     minutes=2.5,
 )

@@ -21,6 +21,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMap
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
+from pydantic import ValidationError
+
 from baton.domain.errors import BatonError
 from baton.domain.trace_context import TraceContext
 from baton.engine.vllm.callers import ANYBODY, Caller
@@ -64,6 +66,8 @@ _UNREADABLE = Problem(
     status=400, message="a field of the body is of a type, or has a value, that it cannot have"
 )
 _FIRST_ERROR, _OURS = 400, 500
+_CLIENT_ERROR = ("vllm.exceptions", "VLLMClientError")
+"""By its name: whoever only asks which routes there are need not import vLLM."""
 
 logger = logging.getLogger(__name__)
 
@@ -259,9 +263,9 @@ class Gate:
         try:
             await self._app(scope, receive, exchange.send)
         except Exception as error:
-            if exchange.problem is None and not exchange.asked and isinstance(error, _NONSENSE):
-                # vLLM's own checks stumble over fields of types that they did not think of.
-                await exchange.end_with(_UNREADABLE)
+            told = _own_doing(error, asked=exchange.asked)
+            if exchange.problem is None and told is not None:
+                await exchange.end_with(told)
                 return
             if exchange.problem is None:
                 await exchange.end_with(INTERNAL)
@@ -273,6 +277,23 @@ class Gate:
             await exchange.finish()
         finally:
             CURRENT_EXCHANGE.reset(token)
+
+
+def _own_doing(error: BaseException, *, asked: bool) -> Problem | None:
+    """What is wrong with a request by which the app was stopped; None: that was not the reason.
+
+    vLLM's checks stumble over fields of types that they did not think of. Once the fleet was asked
+    that would be our own error, but for streams of `/v1/responses`, which are checked when they
+    have begun: Starlette then raises that they have, because of what vLLM says of the request.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if _CLIENT_ERROR in {(base.__module__, base.__name__) for base in type(cause).__mro__}:
+            return Problem(status=_FIRST_ERROR, message=str(cause))
+        if isinstance(cause, ValidationError if asked else _NONSENSE):
+            return _UNREADABLE
+        cause = cause.__cause__
+    return None
 
 
 class _BoundedBody:

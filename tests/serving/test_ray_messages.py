@@ -1,0 +1,27 @@
+"""What Ray says of its own accord does not get into what a command prints."""
+
+from __future__ import annotations
+
+import pytest
+from ray._private import worker
+
+from baton.serving.ray_messages import ray_messages_to_stderr
+
+
+def test_messages_of_ray_go_to_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    for _ in range(2):
+        ray_messages_to_stderr()
+    said = {"lines": ["a node has been marked dead"], "pid": "raylet", "is_err": False}
+    worker.print_to_stdstream(said, ignore_prefix=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("a node has been marked dead") == 1
+
+
+def test_a_ray_that_has_no_such_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(worker, "print_to_stdstream")
+    ray_messages_to_stderr()
+    assert not hasattr(worker, "print_to_stdstream")
