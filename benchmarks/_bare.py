@@ -55,10 +55,9 @@ class OneEngine:
         )
         self._seam = Seam(FleetFacts.of([facts]), hooks, MonotonicClock())
 
-    async def run(self, folder: str) -> None:
+    async def run(self, input_address: str, output_address: str) -> None:
         """Serve until cancelled."""
-        ends = addresses(folder)
-        await self._seam.start(ends["input_address"], ends["output_address"])
+        await self._seam.start(input_address, output_address)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._feed())
@@ -96,10 +95,11 @@ class OneEngine:
             )
 
 
-async def engine_main(folder: str, settings: SimSettings) -> None:
+async def engine_main(settings: SimSettings, input_address: str, output_address: str) -> None:
     """Be the engine process."""
     engine = SimEngine(settings, replica_id="bare", pool="bare", role=Role.MIXED, model=MODEL_NAME)
-    serving = asyncio.ensure_future(OneEngine(engine, await engine.start()).run(folder))
+    one = OneEngine(engine, await engine.start())
+    serving = asyncio.ensure_future(one.run(input_address, output_address))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     try:
         await serving
@@ -159,7 +159,10 @@ def read_settings(text: str) -> SimSettings:
 def main(role: str, folder: str, settings: str, *rest: str) -> None:
     """Be one of the two processes."""
     if role == "engine":
-        uvloop.run(engine_main(folder, read_settings(settings)))
+        ends = addresses(folder)
+        uvloop.run(
+            engine_main(read_settings(settings), ends["input_address"], ends["output_address"])
+        )
     else:
         model, port = rest
         uvloop.run(api_main(folder, read_settings(settings), model=model, port=int(port)))

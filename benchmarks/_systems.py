@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -67,9 +67,8 @@ class System(Protocol):
         ...
 
 
-def scenario(name: str, *, port: int | None = None) -> DeploymentConfig:
-    """A scenario's configuration."""
-    sets = () if port is None else (f"server.port={port}",)
+def scenario(name: str, *, sets: Sequence[str] = ()) -> DeploymentConfig:
+    """A scenario's configuration; `sets` change keys of it, as `--set` does."""
     return load_config([SCENARIOS / f"{name}.yaml"], sets=sets).config
 
 
@@ -116,7 +115,7 @@ class Bare:
         common = (str(self._folder), self._settings)
         self._spawn(ENGINE, "engine", *common)
         self._spawn(API, "api", *common, self._model, str(port))
-        _await_health(self.url, self._why_not)
+        await_health(self.url, self._why_not)
 
     def groups(self) -> dict[str, list[psutil.Process]]:
         """The two processes, with any children."""
@@ -129,7 +128,7 @@ class Bare:
     def stop(self) -> list[int]:
         """End both."""
         processes, self._processes = list(self._processes.values()), {}
-        killed = [process.pid for process in processes if not _end(process)]
+        killed = [process.pid for process in processes if not end_process(process)]
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -137,23 +136,25 @@ class Bare:
 
     def _spawn(self, group: str, *arguments: str) -> None:
         assert self._folder is not None, "spawned before the folder was made"
-        self._processes[group] = _spawn(
+        self._processes[group] = spawn(
             [sys.executable, "-m", "benchmarks._bare", *arguments], self._folder / f"{group}.log"
         )
 
     def _why_not(self) -> str | None:
         for group, process in self._processes.items():
             if process.poll() is not None and self._folder is not None:
-                return f"{group} ended: {_tail(self._folder / f'{group}.log')}"
+                return f"{group} ended: {tail(self._folder / f'{group}.log')}"
         return None
 
 
 class Baton:
     """A complete baton: Ray Serve, HAProxy, ingress, and the replicas of a scenario."""
 
-    def __init__(self, name: str, scenario_name: str) -> None:
+    def __init__(self, name: str, scenario_name: str, *, sets: Sequence[str] = ()) -> None:
+        """`sets` change keys of the scenario, as `--set` does."""
         self.name = name
         self._scenario = scenario_name
+        self._sets = tuple(sets)
         self._holder: subprocess.Popen[bytes] | None = None
         self._log: Path | None = None
         self._state: ClusterState | None = None
@@ -167,9 +168,11 @@ class Baton:
         self._log = Path(path)
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "baton.cli.main", "up"]
-        command += ["-c", str(SCENARIOS / f"{self._scenario}.yaml"), "--set", f"server.port={port}"]
-        self._holder = _spawn(command, self._log)
-        _await_health(self.url, self._why_not)
+        command += ["-c", str(SCENARIOS / f"{self._scenario}.yaml")]
+        for one in (f"server.port={port}", *self._sets):
+            command += ["--set", one]
+        self._holder = spawn(command, self._log)
+        await_health(self.url, self._why_not)
         self._state = self._find_state()
 
     def groups(self) -> dict[str, list[psutil.Process]]:
@@ -190,7 +193,7 @@ class Baton:
         state = self._state or (None if holder is None else self._find_state_of(holder.pid))
         self._state = None
         left: list[int] = []
-        if holder is not None and not _end(holder):
+        if holder is not None and not end_process(holder):
             left.append(holder.pid)
         if state is not None:
             left += sorted(marked_processes(state.run_dir))
@@ -211,7 +214,7 @@ class Baton:
 
     def _why_not(self) -> str | None:
         if self._holder is not None and self._holder.poll() is not None and self._log is not None:
-            return f"baton up ended: {_tail(self._log)}"
+            return f"baton up ended: {tail(self._log)}"
         return None
 
 
@@ -222,6 +225,8 @@ def group_of(name: str, command: list[str]) -> str:
     """
     if name == "haproxy":
         return HAPROXY
+    if name == "vllm-rs":
+        return API
     title = command[0] if command else name
     if not title.startswith("ray::ServeReplica:baton:"):
         return OTHER
@@ -254,13 +259,16 @@ class CpuMeter:
         return self._last[process.pid]
 
 
-def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+def spawn(
+    command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that ends with this process; what it says goes to `log`."""
+    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with log.open("wb") as output:
         return subprocess.Popen(  # noqa: S603 - our own programs
             command,
             cwd=ROOT,
-            env=environment,
+            env={**os.environ, **offline, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -274,7 +282,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _end(process: subprocess.Popen[bytes]) -> bool:
+def end_process(process: subprocess.Popen[bytes]) -> bool:
     """Ask a process to end; False when it had to be killed."""
     process.terminate()
     try:
@@ -286,13 +294,18 @@ def _end(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _await_health(url: str, why_not: Callable[[], str | None]) -> None:
+def await_health(url: str, why_not: Callable[[], str | None], *, route: str = "/health") -> None:
+    """Wait until a server is healthy.
+
+    Raises:
+        NotStartedError: it was not in time, or `why_not` says that it never will be.
+    """
     until_s = time.monotonic() + _START_S
     while time.monotonic() < until_s:
         if (reason := why_not()) is not None:
             raise NotStartedError(reason)
         try:
-            if httpx.get(f"{url}/health", timeout=5.0).is_success:
+            if httpx.get(f"{url}{route}", timeout=5.0).is_success:
                 return
         except httpx.TransportError:
             pass  # nobody listens yet
@@ -300,5 +313,6 @@ def _await_health(url: str, why_not: Callable[[], str | None]) -> None:
     raise NotStartedError(f"{url} was not healthy after {_START_S:.0f} s")
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """What a program said last."""
     return log.read_text(errors="replace")[-1500:]

@@ -138,7 +138,7 @@ def test_every_process_has_its_group(name: str, title: str, group: str) -> None:
 
 
 def test_the_scenarios_compare_the_same_engines() -> None:
-    local, pd = scenario("overhead-local", port=1234), scenario("overhead-pd")
+    local, pd = scenario("overhead-local", sets=("server.port=1234",)), scenario("overhead-pd")
 
     assert engine_settings(local) == engine_settings(pd)
     assert set(local.pools) == {"mixed"}
