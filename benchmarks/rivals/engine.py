@@ -1,0 +1,61 @@
+"""The simulated engine, headless: it dials whoever serves HTTP, as `vllm serve --headless` does.
+
+    python -m benchmarks.rivals.engine SETTINGS_JSON HANDSHAKE_ADDRESS
+
+HELLO, the addresses to connect to, READY; then EngineCore's wire, as in `benchmarks/_bare.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import uvloop
+import zmq
+
+from benchmarks._bare import engine_main, read_settings
+
+# vLLM's client names the engine of data-parallel rank 0 so.
+_IDENTITY = (0).to_bytes(2, "little")
+_PATIENCE_MS = 120_000
+
+
+class Addresses(msgspec.Struct):
+    """Where the other side listens, one for each of its processes."""
+
+    inputs: list[str]
+    outputs: list[str]
+
+
+class Told(msgspec.Struct):
+    """What the other side answers to HELLO."""
+
+    addresses: Addresses
+
+
+def shake_hands(address: str) -> Addresses:
+    """Register; returns where to connect.
+
+    Raises:
+        SystemExit: nobody answered.
+    """
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.IDENTITY, _IDENTITY)
+        socket.connect(address)
+        state = {"local": False, "headless": True}
+        socket.send(msgspec.msgpack.encode({"status": "HELLO", **state}))
+        if not socket.poll(_PATIENCE_MS):
+            raise SystemExit(f"nobody answered at {address}")
+        told = msgspec.msgpack.decode(socket.recv(), type=Told)
+        socket.send(msgspec.msgpack.encode({"status": "READY", **state}))
+    return told.addresses
+
+
+def main(settings: str, address: str) -> None:
+    """Be the engine process."""
+    found = shake_hands(address)
+    uvloop.run(engine_main(read_settings(settings), found.inputs[0], found.outputs[0]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,160 @@
+"""From every run's figures to those that are quoted: medians, ratios within a repeat, spreads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from baton.simulator.engine.settings import SimSettings
+from benchmarks._figures import Spread
+from benchmarks._report import handoff_s
+from benchmarks.rivals.load import Point
+from benchmarks.rivals.visit import BETWEEN, Figures
+
+Runs = Mapping[str, Sequence[Mapping[str, Figures] | None]]
+"""By contender, then repeat, then point; None where a visit failed."""
+
+ALONE, MANY = Point(streams=1, prompt_tokens=512), Point(streams=64, prompt_tokens=512)
+
+RATIOS = {
+    "rust_over_dynamo_fast_tokens_per_core": ("baton_rust", "dynamo_fast"),
+    "rust_over_dynamo_tokens_per_core": ("baton_rust", "dynamo"),
+    "rust_over_smg_zmq_tokens_per_core": ("baton_rust", "smg_zmq"),
+    "rust_over_vllm_rs_tokens_per_core": ("baton_rust", "vllm_rs"),
+    "rust_over_smg_before_vllm_tokens_per_core": ("baton_rust", "smg_vllm"),
+    "rust_over_vllm_router_before_vllm_tokens_per_core": ("baton_rust", "vllm_router_vllm"),
+    "rust_pd_over_dynamo_fast_pd_tokens_per_core": ("baton_rust_pd", "dynamo_fast_pd"),
+    "python_over_vllm_tokens_per_core": ("baton_python", "vllm"),
+    "python_over_dynamo_fast_tokens_per_core": ("baton_python", "dynamo_fast"),
+}
+"""At 64 streams; above 1 is ours doing more with a core."""
+
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "requests_per_s": ("requests_per_s",),
+    "tokens_per_s": ("tokens_per_s",),
+    "cpu_ms_per_request": ("cpu_ms_per_request",),
+    "cpu_us_per_token": ("cpu_us_per_token",),
+    "tokens_per_core_s": ("tokens_per_core_s",),
+    "ttft_p50_s": ("ttft_s", "p50"),
+    "ttft_p99_s": ("ttft_s", "p99"),
+    "gap_max_p50_s": ("gap_max_s", "p50"),
+    "gap_max_s": ("gap_max_s", "max"),
+}
+
+
+def figure(figures: Figures, *path: str) -> float | None:
+    """One figure of a run, None where it has none."""
+    value: object = figures
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return float(value) if isinstance(value, float | int) else None
+
+
+def rss_mib(figures: Figures) -> float:
+    """Memory of everything between client and engine."""
+    return sum(figure(figures, "rss_mib", group) or 0.0 for group in BETWEEN)
+
+
+def medians(runs: Runs) -> dict[str, dict[str, dict[str, float]]]:
+    """By contender and point, the median of each figure over the repeats."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name, repeats in runs.items():
+        visits = [visit for visit in repeats if visit is not None]
+        for point in dict.fromkeys(point for visit in visits for point in visit):
+            rows = [visit[point] for visit in visits if point in visit]
+            columns = {
+                column: [v for row in rows if (v := figure(row, *path)) is not None]
+                for column, path in _COLUMNS.items()
+            } | {"rss_mib": [rss_mib(row) for row in rows]}
+            found.setdefault(name, {})[point] = {
+                column: Spread.of(values).median for column, values in columns.items() if values
+            }
+    return found
+
+
+def compared(
+    runs: Runs,
+    ours: str,
+    theirs: str,
+    point: Point,
+    value: Callable[[float, float], float],
+    *path: str,
+) -> list[float]:
+    """Two contenders' figures put together, repeat by repeat: the machine changes its mood."""
+    values = []
+    for one, other in zip(runs.get(ours, ()), runs.get(theirs, ()), strict=False):
+        if one is None or other is None or point.name not in one or point.name not in other:
+            continue
+        a, b = figure(one[point.name], *path), figure(other[point.name], *path)
+        if a is not None and b is not None:
+            values.append(value(a, b))
+    return values
+
+
+def headline(runs: Runs, engine: SimSettings) -> dict[str, object]:
+    """The figures that are quoted; null where a contender was not there."""
+    values = {
+        name: compared(runs, ours, theirs, MANY, lambda a, b: a / b, "tokens_per_core_s")
+        for name, (ours, theirs) in RATIOS.items()
+    }
+    handoff = handoff_s(engine, prompt_tokens=ALONE.prompt_tokens)
+    excluded_s = handoff["transfer_s"] + handoff["first_decode_step_s"]
+    for frontend in ("python", "rust"):
+        for quantile in ("p50", "p99"):
+            path = ("ttft_s", quantile)
+            added = f"added_ttft_{{}}_{frontend}_{quantile}_s"
+            values[added.format("local")] = compared(
+                runs, f"baton_{frontend}", "vllm", ALONE, lambda a, b: a - b, *path
+            )
+            values[added.format("pd")] = compared(
+                runs, f"baton_{frontend}_pd", "vllm", ALONE, lambda a, b: a - b - excluded_s, *path
+            )
+    for name in runs:
+        values[f"ttft_over_engine_{name}_s"] = [
+            ttft - own
+            for visit in runs[name]
+            if visit is not None and ALONE.name in visit
+            if (ttft := figure(visit[ALONE.name], "ttft_s", "p50")) is not None
+            if (own := engine_s(name, engine)) is not None
+        ]
+    spreads = {name: Spread.of(found) if found else None for name, found in values.items()}
+    quoted = {name: None if spread is None else spread.median for name, spread in spreads.items()}
+    quoted["added_ttft_local_s"] = quoted["added_ttft_local_python_p50_s"]
+    quoted["added_ttft_pd_s"] = quoted["added_ttft_pd_python_p50_s"]
+    spread = {name: asdict(one) for name, one in spreads.items() if one is not None}
+    return quoted | {"spread": spread, "pd_excluded_s": excluded_s}
+
+
+def engine_s(name: str, engine: SimSettings) -> float | None:
+    """What the engine itself needs for the first token of one prompt; None where not known."""
+    tokens = ALONE.prompt_tokens
+    if name.startswith("ray"):
+        return None
+    if not name.startswith("dynamo"):
+        own_s = engine.step_s(prefill_tokens=tokens, decode_requests=0)
+        if not name.endswith("_pd"):
+            return own_s
+        handoff = handoff_s(engine, prompt_tokens=tokens)
+        return own_s + handoff["transfer_s"] + handoff["first_decode_step_s"]
+    # Source: its mocker's polynomials, in ms; prefill runs ten times as fast here.
+    prefill_ms = 4.209989e-7 * tokens**2 + 1.518344e-2 * tokens + 16.50142
+    decode_ms = 5.74 if name.endswith("_pd") else 0.0
+    return (prefill_ms / 10 + decode_ms) / 1e3
+
+
+def table(runs: Runs, absent: Mapping[str, str]) -> str:
+    """All medians, for people."""
+    lines = [
+        f"{'':22}{'point':>9}{'req/s':>8}{'tok/s':>8}{'ms/req':>8}{'us/tok':>8}{'tok/core s':>11}"
+        f"{'TTFT p50':>10}{'p99 ms':>9}{'gap ms':>8}{'RSS MiB':>9}"
+    ]
+    for name, points in medians(runs).items():
+        for point, row in points.items():
+            lines.append(
+                f"{name:22}{point:>9}{row['requests_per_s']:8.1f}{row['tokens_per_s']:8.0f}"
+                f"{row['cpu_ms_per_request']:8.2f}{row['cpu_us_per_token']:8.1f}"
+                f"{row.get('tokens_per_core_s', 0):11.0f}{row['ttft_p50_s'] * 1e3:10.2f}"
+                f"{row['ttft_p99_s'] * 1e3:9.2f}{row['gap_max_s'] * 1e3:8.1f}{row['rss_mib']:9.0f}"
+            )
+    lines += [f"{name:22} not measured: {reason}" for name, reason in absent.items()]
+    return "\n".join(lines)
