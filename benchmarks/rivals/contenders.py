@@ -13,6 +13,7 @@ from benchmarks.rivals.contender import (
     MOCK,
     OWN,
     PD_SCENARIO,
+    REAL,
     SIMULATED,
     Contender,
     Site,
@@ -21,6 +22,7 @@ from benchmarks.rivals.contender import (
 from benchmarks.rivals.dynamo import dynamo
 from benchmarks.rivals.load import MODEL
 from benchmarks.rivals.programs import NotAvailableError
+from benchmarks.rivals.ray_llm import ray_llm_pd
 from benchmarks.rivals.stacks import Program, Stack
 
 
@@ -159,5 +161,6 @@ CONTENDERS = (
         MOCK,
         routers.vllm_router_pd("vllm_router_mock_pd"),
     ),
+    _one("ray_llm_pd", "Ray Serve LLM 2.60, prefill and decode apart", REAL, ray_llm_pd),
     _one("production_stack", "production-stack's router", MOCK, routers.production_stack),
 )

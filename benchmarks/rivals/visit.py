@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ BETWEEN = (API, HAPROXY)
 """Groups of processes that stand between client and engine."""
 _MOST_FAILED = 0.01
 _WARM_UP_REQUESTS = 32
+_IDLE_S = 3.0
 
 
 class Bodies:
@@ -60,13 +62,24 @@ def visit(
     try:
         system.start()
         await_answer(system.url)
+        idle = _idle_cores(system)
         for point in points:
-            found[point.name] = _measure(contender, system, point, bodies, repeat=repeat)
+            figures = _measure(contender, system, point, bodies, repeat=repeat)
+            found[point.name] = figures | {"idle_cores": idle}
             say(f"  {contender.name} {point.name}: {in_one_line(found[point.name])}")
     finally:
         if left := system.stop():
             say(f"  {contender.name}: processes had to be killed: {left}")
     return found
+
+
+def _idle_cores(system: System) -> float:
+    """What stands between client and engine takes without a request, in cores."""
+    meter = CpuMeter(system.groups())
+    before = meter.read()
+    time.sleep(_IDLE_S)
+    used = cpu_used(before, meter.read())
+    return sum(used.get(group, 0.0) for group in BETWEEN) / _IDLE_S
 
 
 def _measure(
