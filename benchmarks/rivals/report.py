@@ -138,6 +138,8 @@ def engine_s(name: str, engine: SimSettings) -> float | None:
         own_s = engine.step_s(prefill_tokens=tokens, decode_requests=0)
         if not name.endswith("_pd"):
             return own_s
+        if name.endswith("_mock_pd"):
+            return own_s + engine.step_overhead_s  # mocks transfer nothing
         handoff = handoff_s(engine, prompt_tokens=tokens)
         return own_s + handoff["transfer_s"] + handoff["first_decode_step_s"]
     # Source: its mocker's polynomial, in ms; prefill runs ten times as fast here.
