@@ -17,6 +17,7 @@ from baton.control.observing import Observer
 from baton.control.usage import usage_rows
 from baton.domain.errors import Broken, OperatorError
 from baton.runtime.clock import MonotonicClock
+from baton.runtime.heap import set_heap_aside
 from baton.serving import live_config
 from baton.serving.clock_watch import ClockWatch
 from baton.serving.config_holder import ConfigHolder, Switch
@@ -100,6 +101,7 @@ class ControllerBody:
         """Begin to follow the members, and to take turns."""
         await self._membership.start()
         self._loop.start()
+        set_heap_aside()
 
     async def close(self) -> None:
         """Stop both, and note what was used for the next one. Idempotent."""

@@ -33,6 +33,7 @@ from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, Front
 from baton.engine.vllm.rust_frontend import RustFrontend
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
+from baton.runtime.heap import set_heap_aside
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
 from baton.serving.config_holder import Switch
@@ -125,9 +126,12 @@ class IngressBody:
             self._frontend = RustFrontend(settings, facts, hooks=hooks, clock=self._clock)
             self.rust = self._rust_ingress(self._frontend)
             await self.rust.start()
+            set_heap_aside()
             return nothing_here
         self._frontend = VllmFrontend(settings, facts, hooks=hooks, clock=self._clock)
-        return await self._frontend.start()
+        app = await self._frontend.start()
+        set_heap_aside()
+        return app
 
     async def close(self) -> None:
         """Stop taking requests and free everything. Idempotent."""

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from baton.config.schema import DeploymentConfig
 from baton.domain.errors import Broken, EngineDied
 from baton.domain.fleet import ReplicaFacts
+from baton.runtime.heap import set_heap_aside
 from baton.runtime.ports import Engine
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.roles import known_role
@@ -102,6 +103,7 @@ class EngineReplica:
         self._metrics = metrics_endpoint(config, self._host, address=host, series=series)
         if self._metrics is not None:
             await self._metrics.start()
+        set_heap_aside()
         fields = {"replica_id": site.replica_id, "pool": pool, "link": self._host.address}
         log_event(_LOGGER, logging.INFO, "replica_started", fields)
 

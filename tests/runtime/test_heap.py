@@ -1,0 +1,52 @@
+"""Garbage collection in a process that serves."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+
+_SCRIPT = """
+import gc
+from baton.runtime.heap import set_heap_aside
+
+old = [[number] for number in range(200_000)]
+set_heap_aside()
+sizes = []
+
+def note(when, info):
+    if when == "start" and info["generation"] == 2:
+        sizes.append(len(gc.get_objects(2)))
+
+gc.callbacks.append(note)
+new = [[number] for number in range(200_000)]
+gc.callbacks.remove(note)
+assert sizes, "what is old is never looked through"
+assert sizes[0] < 100_000, sizes
+print("ok")
+"""
+
+
+def test_what_was_there_at_the_start_is_not_looked_through_and_cycles_go_soon() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_garbage_from_before_is_let_go_first() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    thing.itself = thing  # type: ignore[attr-defined]  # a cycle
+    gone = weakref.ref(thing)
+    del thing
+    from baton.runtime.heap import set_heap_aside
+
+    try:
+        set_heap_aside()
+        assert gone() is None
+    finally:
+        gc.unfreeze()
