@@ -77,7 +77,7 @@ def _live(folder: Path, *, stream: bool | None) -> Outcome:
     length = minutes_asked(_MINUTES)
     # Those who do not say how many tokens they want would get 4,096, of 4 ms each.
     few: dict[str, object] = {"admission.default_max_tokens": 256}
-    with abused(folder, **few) as baton:
+    with abused(folder, level="info", **few) as baton:
         before = baton.deployment.pids()
         headers = {"authorization": f"Bearer {baton.keys['acme']}"}
         target = bodies(baton.url, MODEL, stream=stream, headers=headers)
