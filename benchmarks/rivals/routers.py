@@ -164,8 +164,8 @@ def production_stack(_site: Site) -> System:
         NotAvailableError: always; the package of its name, `vllm-router`, is another program.
     """
     raise NotAvailableError(
-        "production-stack's router is published as a container image and as source, not as a"
-        " package: what is called vllm-router there is vLLM's own router"
+        "no package of production-stack's router was found: what is called vllm-router is vLLM's"
+        " own router"
     )
 
 
