@@ -160,7 +160,7 @@ def test_those_who_are_not_here_can_be_withdrawn_without_harm() -> None:
     assert list(here) == []
 
 
-def test_turns_are_taken_to_last_longer_once_some_waited_in_vain() -> None:
+def test_turns_are_taken_to_last_longer_once_some_waited_in_vain_for_streams_to_end() -> None:
     here = Holding()
     for name in ("first", "second"):
         here.add(LOW, one(name=name), 0.0)
@@ -172,6 +172,9 @@ def test_turns_are_taken_to_last_longer_once_some_waited_in_vain() -> None:
 
     before_s = after_s(LOW)
     here.in_vain("second")
+    assert after_s(LOW) == before_s, "it was prompts that they waited for"
+    here.for_streams = True
+    here.in_vain("second")
     here.in_vain("nobody")
     stretched_s = after_s(LOW)
     assert stretched_s == pytest.approx(1.1 * before_s)
@@ -180,10 +183,28 @@ def test_turns_are_taken_to_last_longer_once_some_waited_in_vain() -> None:
     assert after_s(LOW) == pytest.approx(2.5 * before_s)
 
 
+def test_whoever_waits_in_vain_makes_its_band_doubted_and_turns_make_it_trusted_again() -> None:
+    here = Holding()
+    assert here.doubt(LOW) == 0.0
+    here.add(LOW, one(name="first"), 0.0)
+    here.in_vain("nobody")
+    assert here.doubt(LOW) == 0.0
+    here.in_vain("first")
+    assert here.doubt(LOW) == 1.0
+    assert here.doubt(HIGH) == 0.0
+    let_in(here, "first", LOW, 1.0, 0.0)
+    assert here.doubt(LOW) == pytest.approx(0.998)
+    for number in range(600):
+        here.add(LOW, one(name=f"r{number}"), 0.0)
+        let_in(here, f"r{number}", LOW, 1.0, 0.0)
+    assert here.doubt(LOW) == 0.0
+
+
 def test_each_one_that_had_its_turn_makes_predictions_shorter_again() -> None:
     after_s = []
     for disappointed in (0, 1):
         here = Holding()
+        here.for_streams = True
         for name in ("first", "second"):
             here.add(LOW, one(name=name), 0.0)
         for _ in range(disappointed):

@@ -78,14 +78,14 @@ def test_one_that_was_held_stays_until_the_promise_itself_is_hardly_in_reach() -
 
 def test_where_some_were_held_in_vain_one_that_is_to_be_held_must_be_earlier() -> None:
     assert isinstance(verdict(queue_s=0.69), Hold)
-    assert isinstance(verdict(waited_s=0.69, stretch=3.0), Admit)
-    assert isinstance(verdict(queue_s=0.64, stretch=1.05), Hold)
-    assert isinstance(verdict(queue_s=0.66, stretch=1.05), Shed)
-    assert isinstance(verdict(queue_s=0.59, stretch=3.0), Hold)
-    found = verdict(queue_s=0.61, stretch=3.0)
+    assert isinstance(verdict(waited_s=0.69, doubt=1.0), Admit)
+    assert isinstance(verdict(queue_s=0.64, doubt=0.5), Hold)
+    assert isinstance(verdict(queue_s=0.66, doubt=0.5), Shed)
+    assert isinstance(verdict(queue_s=0.59, doubt=1.0), Hold)
+    found = verdict(queue_s=0.61, doubt=1.0)
     assert isinstance(found, Shed)
     assert found.limit_s == pytest.approx(0.8)
-    assert isinstance(verdict(queue_s=0.61, stretch=3.0, held=True), Hold)
+    assert isinstance(verdict(queue_s=0.61, doubt=1.0, held=True), Hold)
 
 
 def test_the_step_that_an_engine_is_in_is_no_queue() -> None:

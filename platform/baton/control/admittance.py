@@ -90,7 +90,7 @@ class Admittance:
             queue_s=option.queue_s,
             turn_s=turn_s,
             held=held,
-            stretch=self.holding.stretch(entry.band),
+            doubt=self.holding.doubt(entry.band),
         )
         if turn_s is None:
             seen = self._look_closer(entry, query, decision, decoder, seen)
@@ -124,7 +124,7 @@ class Admittance:
             alone_s=needed.alone_s,
             queue_s=needed.queue_s,
             turn_s=None if turn is None else turn.after_s,
-            stretch=self.holding.stretch(band),
+            doubt=self.holding.doubt(band),
         )
         verdict = decide(slo, seen, latest, options=self._options)
         return verdict if isinstance(verdict, Shed) else None

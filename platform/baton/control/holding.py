@@ -7,9 +7,9 @@ a priority, and in it those who can still get what they are promised, before tho
 How long a turn takes is predicted from the work ahead and from how fast work has left the queue
 while somebody waited: device-seconds per second and replica, forgotten within seconds. What higher
 bands bring meanwhile is taken off. Before anything was measured each replica is taken to do a
-device-second per second. Work leaves by fits and starts, most of all where whoever is first waits
-for streams to end, and turns come later than predicted: predictions are then stretched until hardly
-anybody waits in vain.
+device-second per second. Where whoever is first waits for streams to end, work leaves by fits and
+starts, and turns come later than predicted: predictions are then stretched until hardly anybody
+waits in vain. Whatever they wait for, whoever waits in vain makes its band *doubted* for a while.
 
 The store is bounded by its owner, which asks for a `victim` when it is full. Nothing here is lost:
 whoever is added leaves by `let_in` or `withdraw`.
@@ -36,6 +36,8 @@ _STRETCH = 1.1
 _RELAX = 0.9998
 """... and each one that had its turn, so much shorter: with ln 1.1 / -ln 0.9998 = 477 let in for
 each that waited in vain, and as many refused as let in, 0.2 % of those that are refused wait."""
+_TRUST = 0.002
+"""Each one that had its turn takes so much of the doubt away that one who waited in vain brings."""
 _MOST_STRETCH = 2.5
 """A line of two fifths of what there is time for is still long enough to keep the fleet busy."""
 
@@ -70,6 +72,10 @@ class Holding:
         """Work that was let in or held, by band."""
         self._stretch: dict[Band, float] = {}
         """How much longer than predicted turns are taken to last; 1 where nothing is said."""
+        self._doubt: dict[Band, float] = {}
+        """How much predictions for those who wait are doubted, from 0, which is not said, to 1."""
+        self.for_streams = False
+        """Whether who is first was last seen to wait for streams to end, not for prompts."""
         self._clock_s = 0.0
         self._at_s = 0.0
 
@@ -114,6 +120,8 @@ class Holding:
             self._bands[found].serve(one.request_id)
             if found in self._stretch:
                 self._stretch[found] = max(1.0, self._stretch[found] * _RELAX)
+            if found in self._doubt:
+                self._doubt[found] = max(0.0, self._doubt[found] - _TRUST)
             return
         self._note_come(band, one.work, now_s)
         if band in self._bands:
@@ -122,7 +130,10 @@ class Holding:
     def in_vain(self, request_id: str) -> None:
         """Somebody waits whose turn will not come in time, though that was predicted."""
         band = self._where.get(request_id)
-        if band is not None:
+        if band is None:
+            return
+        self._doubt[band] = 1.0
+        if self.for_streams:
             longer = self._stretch.get(band, 1.0) * _STRETCH
             self._stretch[band] = min(_MOST_STRETCH, longer)
 
@@ -160,11 +171,11 @@ class Holding:
             one = own.fitted(one, now_s=now_s, rate=rate)
             ahead -= own.work
             ahead += own.work_ahead(one.flow, weight=one.weight, begin_by_s=one.begin_by_s)
-        return Turn(one, ahead / rate * self.stretch(band))
+        return Turn(one, ahead / rate * self._stretch.get(band, 1.0))
 
-    def stretch(self, band: Band) -> float:
-        """How much longer than predicted turns of a band are taken to last."""
-        return self._stretch.get(band, 1.0)
+    def doubt(self, band: Band) -> float:
+        """How much predictions for those of a band who wait are doubted, from 0 to 1."""
+        return self._doubt.get(band, 0.0)
 
     def drained_s(self, *, replicas: int) -> float:
         """How long until all who wait now have had their turns."""

@@ -21,7 +21,10 @@ from baton.domain.errors import (
     TooLate,
 )
 from baton.domain.request import Phase
-from baton.policy.admission import Hold, Shed
+from baton.policy.admission import Hold, Reason, Shed
+
+_FOR_STREAMS = frozenset({Reason.PACE, Reason.BREAKS})
+"""Whoever is held for these waits for streams to end."""
 
 
 class Journeying(Protocol):
@@ -95,6 +98,7 @@ class Turns:
     def hold(self, entry: Entry, verdict: Hold, now_s: float) -> None:
         """Have it wait for its turn."""
         if entry.request_id in self.waiters.admittance.holding:
+            self.waiters.admittance.holding.for_streams = verdict.reason in _FOR_STREAMS
             self.waiters.tried(now_s, again_in_s=verdict.again_in_s)
             return
         if not self._make_room(entry, now_s):

@@ -103,8 +103,8 @@ class Prospect(NamedTuple):
     """Until it is first in line; None: it is."""
     held: bool = False
     """It was held before."""
-    stretch: float = 1.0
-    """How much longer than predicted turns have lately been taken to last; 1: none was in vain."""
+    doubt: float = 0.0
+    """How much predictions for those who wait are doubted, from 0 to 1: some waited in vain."""
     idle_elsewhere: bool = False
     """Another replica would begin at once: it is to wait where it is cheaper in all, which holds
     nobody else up."""
@@ -191,8 +191,7 @@ def decide(slo: Slo, seen: Prospect, latest: Limit, *, options: AdmissionOptions
     verdict = _admit_or_hold(slo, seen, latest, ttft_s=ttft_s, options=options)
     if isinstance(verdict, Admit) or seen.held or slo.ttft_s is None or not latest.can_be_met:
         return verdict
-    spare = min(_HELD_SPARE, seen.stretch - 1.0)
-    to_hold_s = latest_s - spare * slo.ttft_s
+    to_hold_s = latest_s - _HELD_SPARE * seen.doubt * slo.ttft_s
     if ttft_s > to_hold_s:
         return Shed(Reason.TOO_LATE, ttft_s, to_hold_s, ttft_s - to_hold_s)
     return verdict
