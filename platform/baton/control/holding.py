@@ -37,7 +37,7 @@ _RELAX = 0.9998
 """... and each one that had its turn, so much shorter: with ln 1.1 / -ln 0.9998 = 477 let in for
 each that waited in vain, and as many refused as let in, 0.2 % of those that are refused wait."""
 _TRUST = 0.002
-"""Each one that had its turn takes so much of the doubt away that one who waited in vain brings."""
+"""Of the doubt that one who waited in vain brings, what each one takes away that had its turn."""
 _MOST_STRETCH = 2.5
 """A line of two fifths of what there is time for is still long enough to keep the fleet busy."""
 

@@ -164,14 +164,15 @@ class RustIngress:
         )
 
     def _refused(self, config: DeploymentConfig) -> dict[tuple[str, str | None], float]:
-        handle = self._frontend.handle
+        handle, configured = self._frontend.handle, tenants(config)
         refused: dict[tuple[str, str | None], float] = {}
         known: dict[str, list[str]] = {}
         for name in self._names:
             error = self._refusal(name)
             if error is not None:
                 refused[handle(name), None] = error.retry_after_s
-            known.setdefault(_known(config, name), []).append(handle(name))
+            served_as = name if name in configured else DEFAULT_TENANT
+            known.setdefault(served_as, []).append(handle(name))
         for tenant, slo_class, own, retry_after_s in self._shedding():
             for word in known.get(tenant, ()):
                 refused[word, slo_class] = retry_after_s
@@ -186,11 +187,6 @@ class RustIngress:
             for slo_class in book.classes:
                 if _may_ask(book, slo_class, tenant):
                     yield self._frontend.handle(name), slo_class
-
-
-def _known(config: DeploymentConfig, name: str) -> str:
-    """The tenant as whom somebody is served."""
-    return name if name in tenants(config) else DEFAULT_TENANT
 
 
 def _may_ask(book: SloBook, slo_class: str, tenant: Tenant) -> bool:
