@@ -236,6 +236,38 @@ def test_what_may_be_brought_along_is_said_to_vllm() -> None:
     assert args.allowed_media_domains == ["a.example", "b.example"]
 
 
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "message", "role": "assistant", "content": []},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "refusal", "refusal": "no"}],
+        },
+        {
+            "type": "function_call_output",
+            "id": "fc_1",
+            "call_id": None,
+            "name": None,
+            "created_by": None,
+            "status": "completed",
+            "output": [{"type": "input_text", "text": "rain"}],
+        },
+    ],
+    ids=["nothing said", "a refusal", "parts in place of a text"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_turn_that_cannot_be_read_is_the_clients_mistake(
+    server: Server, fleet: EchoFleet, item: dict[str, object], *, stream: bool
+) -> None:
+    """vLLM's reading of them ends in an IndexError, an AttributeError and an AssertionError."""
+    answer = ask(server, "/v1/responses", input=[item], stream=stream)
+    assert answer.status_code == 400, answer.text
+    assert "cannot have" in answer.json()["error"]["message"]
+    assert fleet.arrived.empty()
+
+
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "/v1/messages"])
 def test_a_session_is_known_by_its_tenant_too(
     server: Server, fleet: EchoFleet, keyed: ServerThread, path: str

@@ -7,9 +7,10 @@ import logging
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from baton.domain.fleet import ReplicaFacts, Role
 from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.token_memory import Encode, encoder
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MODEL, MonotonicClock, ServerThread, serve
 
@@ -83,6 +85,40 @@ async def test_whoever_else_logs_in_the_process_goes_on(
     serves.close()
     target.close()
     assert kept is target
+
+
+def test_what_was_said_before_is_not_tokenized_again(
+    model_dir: Path, fleet: EchoFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anything remembered of who names a salt; either way the prompt is the same."""
+    asked: list[str] = []
+
+    def spying(tokenizer: Any) -> Encode:  # noqa: ANN401 - vllm is not followed
+        encode = encoder(tokenizer)
+
+        def spy(texts: list[str]) -> Iterable[Sequence[int]]:
+            asked.extend(texts)
+            return encode(texts)
+
+        return spy
+
+    monkeypatch.setattr("baton.engine.vllm.token_memory.encoder", spying)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "oh"}]
+    settings = FrontendSettings(model=str(model_dir), served_name=MODEL, routes=("chat",))
+    prompts = []
+    with serve(settings, fleet) as running, httpx.Client(base_url=running.base_url) as client:
+        for more in ({"cache_salt": "mine"}, {}, {}):
+            asked.clear()
+            body = {"model": MODEL, "messages": turns, "max_tokens": 1, **more}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+            prompts.append(fleet.arrived.get(timeout=5).prompt_token_ids)
+            if more:
+                assert asked == []
+        assert asked == [], "it was said before"
+        body["messages"] = [*turns, {"role": "user", "content": "ah"}]
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+    assert asked == ["<|user|>ah"]
+    assert prompts == prompts[:1] * 3
 
 
 def test_open_streams_end_with_an_error_when_the_frontend_closes(

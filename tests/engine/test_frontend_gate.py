@@ -227,7 +227,10 @@ async def test_an_app_that_breaks_is_a_500_and_is_still_reported_to_the_server()
     assert json.loads(client.text)["error"]["code"] == 500
 
 
-@pytest.mark.parametrize("error", [AttributeError, KeyError, TypeError, ValueError, RecursionError])
+@pytest.mark.parametrize(
+    "error",
+    [AssertionError, AttributeError, KeyError, TypeError, ValueError, RecursionError],
+)
 async def test_an_app_that_stumbles_over_a_body_is_told_nonsense(error: type[Exception]) -> None:
     async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
         await send({"type": "http.response.start", "status": 500, "headers": []})

@@ -61,11 +61,19 @@ GENERATION_PATHS: Mapping[str, Dialect] = {
 # long queue) is let go: its errors then come in-band.
 _MAX_HELD_MESSAGES = 8
 _DRAIN_TIMEOUT_S = 5.0
-_NONSENSE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_NONSENSE = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _UNREADABLE = Problem(
     status=400, message="a field of the body is of a type, or has a value, that it cannot have"
 )
 _FIRST_ERROR, _OURS = 400, 500
+_SALT = b'"cache_salt"'
 _CLIENT_ERROR = ("vllm.exceptions", "VLLMClientError")
 """By its name: whoever only asks which routes there are need not import vLLM."""
 
@@ -87,6 +95,7 @@ class Exchange:
         "flowing",
         "generates",
         "problem",
+        "salted",
         "trace",
     )
 
@@ -106,7 +115,9 @@ class Exchange:
         self.generates = generates
         """Whether it asks the fleet for tokens, rather than for what a frontend knows itself."""
         self.asked = False
-        """Its body was read, and the fleet was asked for what it wants."""
+        """Its body was understood, and the fleet was asked for what it wants."""
+        self.salted = False
+        """Its body names a salt of its own, so that nothing of it is to be found by others."""
         self.flowing = False
         """The first output of the engine has arrived."""
         self.problem: Problem | None = None
@@ -358,6 +369,8 @@ class _BoundedBody:
             return None
         self._complete = True
         body, self._chunks = b"".join(self._chunks), []
+        if self.exchange is not None:
+            self.exchange.salted = _SALT in body
         return self._limits.broken_by(self._path, body)
 
     async def drain(self) -> None:

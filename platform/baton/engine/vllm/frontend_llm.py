@@ -30,6 +30,7 @@ from baton.engine.vllm.callers import ANYBODY, Caller, session_of, with_caller
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp
 from baton.engine.vllm.frontend_limits import FrontendLimits, bad_name, too_many_words
+from baton.engine.vllm.token_memory import remember_tokens
 
 _TASKS = ("generate",)
 # Those whose requests may leave open how many tokens they want: the handlers of the other routes
@@ -88,6 +89,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             log_requests=False,
             client_addresses=dict(addresses),
         )
+        remember_tokens(self.renderer, _among_whom)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Ask the fleet, besides vLLM's own limits; called before a response starts.
@@ -96,8 +98,6 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             FleetError: the fleet takes no `n` more, or nobody may ask for so many.
         """
         exchange = CURRENT_EXCHANGE.get()
-        if exchange is not None:
-            exchange.asked = True
         if exchange is not None and not exchange.generates:
             return  # vLLM's handlers ask even when they only count tokens
         if (problem := self.limits.too_many_answers(n)) is not None:
@@ -120,6 +120,9 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             FleetError: the request failed in the fleet, or asks for more than it may.
         """
         exchange = CURRENT_EXCHANGE.get()
+        if exchange is not None:
+            # Not before: `/v1/responses` asks to be let in, and looks at what it was sent then.
+            exchange.asked = True
         problem = (
             self.limits.too_many_tokens(sampling_params.max_tokens)
             or bad_name(request_id)
@@ -161,6 +164,14 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
         self.shutdown()
         resources.ctx.destroy(linger=0)
+
+
+def _among_whom() -> str | bool | None:
+    """For `remember_tokens`: who may find what a request brings, or False if it names a salt."""
+    exchange = CURRENT_EXCHANGE.get()
+    if exchange is None:
+        return None
+    return False if exchange.salted else exchange.caller.cache_scope
 
 
 def server_args(argv: list[str]) -> Namespace:

@@ -276,10 +276,11 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
         packed = array("i", token_ids)
     except (OverflowError, TypeError) as error:
         raise ValueError(f"prompt token ids: {error}") from error
-    _check_ids(packed)
     if sys.byteorder == "big":
         packed.byteswap()
-    return packed.tobytes()
+    blob = packed.tobytes()
+    _check_ids(blob)
+    return blob
 
 
 def unpack_tokens(blob: bytes) -> tuple[int, ...]:
@@ -290,14 +291,20 @@ def unpack_tokens(blob: bytes) -> tuple[int, ...]:
     """
     if len(blob) % _TOKEN_BYTES:
         raise ValueError(f"prompt of {len(blob)} bytes, wanted a multiple of {_TOKEN_BYTES}")
+    _check_ids(blob)
+    return tuple(_ids_of(blob))
+
+
+def _ids_of(blob: bytes) -> array[int]:
     packed = array("i")
     packed.frombytes(blob)
     if sys.byteorder == "big":
         packed.byteswap()
-    _check_ids(packed)
-    return tuple(packed)
+    return packed
 
 
-def _check_ids(ids: array[int]) -> None:
-    if ids and (lowest := min(ids)) < 0:
-        raise ValueError(f"prompt holds the negative token id {lowest}")
+def _check_ids(blob: bytes) -> None:
+    # Of a number below zero the highest byte is above 127. A prompt has many ids, and this looks
+    # at all of them at once.
+    if not blob[_TOKEN_BYTES - 1 :: _TOKEN_BYTES].isascii():
+        raise ValueError(f"prompt holds the negative token id {min(_ids_of(blob))}")
