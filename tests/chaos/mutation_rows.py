@@ -211,6 +211,13 @@ BOUNDS = (
         "pass",
         ("tests/policy/test_admission.py",),
     ),
+    Mutation(
+        "refusing whom a queue would keep until it is given up",
+        "platform/baton/policy/admission.py",
+        "return Shed(Reason.TOO_LATE, ttft_s, latest_s, late_s)",
+        "pass",
+        ("tests/policy/test_admission.py",),
+    ),
 )
 
 TRUST = (

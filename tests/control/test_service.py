@@ -334,6 +334,46 @@ def test_without_promises_everybody_goes_straight_to_the_engines() -> None:
     assert len(runs(at)) == 8
 
 
+def test_without_promises_nobody_is_sent_where_it_would_be_given_up_in_the_queue() -> None:
+    """Given up after two seconds, each would go to the end of the same queue again."""
+    at = world(ServiceRules(), replace(LIMITS, first_token_s=2.0))
+    for number in range(8):
+        ask(at, f"r{number}")
+    assert runs(at) == ["r0", "r1", "r2", "r3"]
+    error = at.errors["r7"]
+    assert isinstance(error, TooLate)
+    assert error.retry_after_s >= 1.0
+    for number in range(4):
+        at.wait(0.41)
+        run_one(at, f"r{number}")
+    ask(at, "later")
+    assert runs(at) == ["later"]
+
+
+def test_without_promises_a_gate_is_told_of_a_queue_that_is_too_long() -> None:
+    at = world(ServiceRules(), replace(LIMITS, first_token_s=2.0))
+    ask(at, "long", tokens=4000)
+    assert shed(at) == []
+    at.wait(1.1)  # it goes by the lightest of the last second
+    ask(at, "r1")
+    assert isinstance(at.errors["r1"], TooLate)
+    assert [tenant for tenant, _, _ in shed(at)] == ["default"], "nobody has a name of its own here"
+
+
+def test_without_promises_a_prompt_that_takes_longer_than_that_alone_is_let_in() -> None:
+    at = world(ServiceRules(), replace(LIMITS, first_token_s=2.0))
+    ask(at, "long", tokens=4000)
+    assert runs(at) == ["long"]
+
+
+def test_with_the_bounded_rule_nobody_is_kept_from_a_long_queue() -> None:
+    rules = ServiceRules(admission=AdmissionOptions(rule=AdmissionRule.BOUNDED))
+    at = world(rules, replace(LIMITS, first_token_s=2.0))
+    for number in range(8):
+        ask(at, f"r{number}")
+    assert len(runs(at)) == 8
+
+
 def test_with_the_bounded_rule_nothing_is_predicted() -> None:
     bounded = ServiceRules(slos=BOOK, admission=AdmissionOptions(rule=AdmissionRule.BOUNDED))
     at = world(bounded)

@@ -16,6 +16,7 @@ from baton.policy.admission import (
     Shed,
     Verdict,
     decide,
+    decide_unpromised,
     limit,
 )
 
@@ -135,6 +136,13 @@ def test_whoever_is_promised_nothing_is_never_turned_away_by_prediction() -> Non
     assert isinstance(verdict(NO_SLO, queue_s=1000.0), Hold)
     assert isinstance(verdict(NO_SLO, turn_s=1000.0), Hold)
     assert isinstance(verdict(NO_SLO), Admit)
+
+
+def test_where_nobody_is_promised_anything_only_a_queue_turns_anybody_away() -> None:
+    found = decide_unpromised(31.0, queue_s=30.5, latest_s=27.0)
+    assert found == Shed(Reason.TOO_LATE, 31.0, 27.0, 4.0)
+    assert isinstance(decide_unpromised(26.0, queue_s=25.5, latest_s=27.0), Admit)
+    assert isinstance(decide_unpromised(500.0, queue_s=0.0, latest_s=27.0), Admit)
 
 
 def test_where_first_tokens_come_late_more_is_kept_free() -> None:

@@ -98,7 +98,8 @@ class Timeouts:
     """How long a request may take."""
 
     first_token_s: Annotated[float, Wait] = _LIMITS.first_token_s
-    """From placement to the first token, before another replica is tried."""
+    """From placement to the first token, before another replica is tried. Where nothing is
+    promised, who is predicted to stand in a queue for longer is refused."""
     stall_s: Annotated[float, Wait] = _LIMITS.stall_s
     """Between two tokens, before another replica is tried."""
     total_s: Annotated[float, Wait] = _LIMITS.total_s

@@ -30,6 +30,7 @@ from baton.policy.admission import (
     Shed,
     Verdict,
     decide,
+    decide_unpromised,
     limit,
 )
 from baton.policy.fair_queue import Waiting
@@ -58,7 +59,7 @@ class Admittance:
         self._fleet = fleet
         self._knowledge = knowledge
         self._options = AdmissionOptions()
-        self._governs = False
+        self._governs = self._predicts = False
         self._lately = Lately()
         self._under_way: Counter[int] = Counter()
         """Requests that were let in and have not ended, by priority."""
@@ -69,13 +70,18 @@ class Admittance:
         """Go by these rules from now on."""
         self._options = rules.admission
         promised = any(slo.promises_anything for slo in rules.slos.classes.values())
-        self._governs = promised and rules.admission.rule is AdmissionRule.PREDICTED
+        self._predicts = rules.admission.rule is AdmissionRule.PREDICTED
+        self._governs = promised and self._predicts
 
     def ask(self, entry: Entry, query: PlacementQuery, decision: Decision, now_s: float) -> Verdict:
         """Whether a request that would be placed so is let in."""
-        if not self._governs or not decision.options or entry.placed_at_s is not None:
+        if not self._predicts or not decision.options or entry.placed_at_s is not None:
             return _NOT_JUDGED
         option = decision.options[0]
+        if not self._governs:
+            needed = Needed(now_s, option.ttft_s - option.queue_s, option.queue_s, 0.0)
+            self._lately.note(entry.tenant.name, entry.slo.name, needed)
+            return self._unpromised(needed)
         decoder = self._fleet.get(option.decode_replica_id)
         if decoder is None:
             return _NOT_JUDGED
@@ -97,9 +103,20 @@ class Admittance:
         latest = self._limit(entry.slo, alone_s)
         return decide(entry.slo, seen, latest, options=self._options)
 
+    def _unpromised(self, needed: Needed) -> Verdict:
+        """Nobody is promised anything; but nobody is to be given up in an engine's queue, either.
+
+        What is kept free for errors is half of the time at most: nearer ones need no closer look.
+        """
+        ttft_s = needed.alone_s + needed.queue_s
+        if ttft_s <= self.patience_s / 2:
+            return _NOT_JUDGED
+        latest = self._limit(Slo(ttft_s=self.patience_s), needed.alone_s)
+        return decide_unpromised(ttft_s, queue_s=needed.queue_s, latest_s=latest.after_s)
+
     def asked_lately(self, now_s: float) -> list[tuple[str, str]]:
         """Names of tenants and classes of which something has come of late."""
-        return self._lately.kinds(now_s) if self._governs else []
+        return self._lately.kinds(now_s) if self._predicts else []
 
     def would_shed(self, tenant: Tenant, slo: Slo, now_s: float) -> Shed | None:
         """What one more of a class would be told, as light as the lightest of late; None: come in.
@@ -107,8 +124,11 @@ class Admittance:
         Counts nothing, for nothing has arrived.
         """
         needed = self._lately.lightest(tenant.name, slo.name, now_s)
-        if needed is None or not self._governs:
+        if needed is None or not self._predicts:
             return None
+        if not self._governs:
+            told = self._unpromised(needed)
+            return told if isinstance(told, Shed) else None
         latest = self._limit(slo, needed.alone_s)
         band = Band(slo.priority + tenant.priority, latest.can_be_met)
         one = Waiting(

@@ -12,6 +12,9 @@ tokens by the time that its prompt is computed, and how many streams it would br
 - *shed* as soon as it is predicted to be late: its prompt is then never computed, and the client
   knows within milliseconds when to come back.
 
+Where nothing is promised to anybody, only those are turned away who would wait in an engine's
+queue for so long that they would be given up there, to be the last in another line.
+
 An objective that a request could not meet on an idle fleet either (a prompt too long for its TTFT)
 is no reason to refuse it: it is served when there is room, after those of its priority that can be
 met, and waits no longer than one to whom nothing is promised.
@@ -51,7 +54,7 @@ class AdmissionRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionOptions:
-    """What admission aims at. Requests to whom nothing is promised are only bounded."""
+    """What admission aims at."""
 
     rule: AdmissionRule = AdmissionRule.PREDICTED
     engine_queue_s: float = 0.05
@@ -195,6 +198,18 @@ def decide(slo: Slo, seen: Prospect, latest: Limit, *, options: AdmissionOptions
     if ttft_s > to_hold_s:
         return Shed(Reason.TOO_LATE, ttft_s, to_hold_s, ttft_s - to_hold_s)
     return verdict
+
+
+def decide_unpromised(ttft_s: float, *, queue_s: float, latest_s: float) -> Admit | Shed:
+    """The same where nothing is promised to anybody.
+
+    `latest_s` after it was placed a request is given up that has no first token. Who finds no queue
+    is let in, however slow an engine is.
+    """
+    late_s = ttft_s - latest_s
+    if queue_s > 0.0 and late_s > 0.0:
+        return Shed(Reason.TOO_LATE, ttft_s, latest_s, late_s)
+    return Admit(Reason.NOT_JUDGED)
 
 
 def _admit_or_hold(
