@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -364,6 +365,29 @@ def test_one_ingress_carries_many_streams_at_once(baton: Deployment) -> None:
     with ThreadPoolExecutor(32) as pool:
         texts = list(pool.map(lambda n: baton.stream(prompt(n % 4), max_tokens=50), range(64)))
     assert [texts[n] for n in range(4)] * 16 == texts
+
+
+def test_no_token_waits_until_an_ordinary_client_has_acknowledged_the_one_before(
+    baton: Deployment,
+) -> None:
+    """With Nagle's algorithm anywhere on the way, four or five of them would come together."""
+    body = json.dumps(
+        {"model": "tiny", "prompt": prompt(5), "max_tokens": TOKENS, "ignore_eos": True}
+        | {"stream": True}
+    )
+    url = httpx.URL(baton.url)
+    request = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {url.netloc.decode()}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+    )
+    with socket.create_connection((url.host, url.port or 80), timeout=60) as client:
+        client.sendall(request.encode())
+        parts = [client.recv(65536)]
+        while b"[DONE]" not in parts[-1]:
+            parts.append(client.recv(65536))
+            assert parts[-1], "the server closed the connection"
+    assert b"".join(parts).count(b"data: {") == TOKENS
+    assert len(parts) > TOKENS / 2
 
 
 @pytest.mark.thorough

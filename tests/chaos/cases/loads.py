@@ -23,6 +23,7 @@ from baton.domain.request import Phase
 from baton.policy.admission import AdmissionRule
 from baton.policy.block_hash import chain
 from baton.policy.prefix_index import IndexOptions, PrefixIndex
+from baton.runtime.heap import set_heap_aside
 from benchmarks import _slo_overload
 from benchmarks._figures import quantile
 from benchmarks._router_load import BLOCK_TOKENS, ROOT, Feed
@@ -74,6 +75,7 @@ async def _open_loop(length: dict[str, float]) -> Outcome:
     async with sim_stage(SimPlan()) as stage:
         (door,) = stage.doors
         sweep = Sweep(door)
+        set_heap_aside()  # as an ingress does when it has started
         async with sweep.running():
             await steadily(load, door.ask, minutes=length["minutes"])
         held = await stage.quiet()

@@ -184,12 +184,12 @@ def overload(_folder: Path) -> Outcome:
 
 @case(
     "L4-overload-plain",
-    "the same without objectives, so that only bounds of queues refuse anybody",
+    "the same without objectives, so that one is refused only who would be given up in a queue",
     engines=Engines.SIMULATED,
     minutes=14.0,
 )
 def overload_without_objectives(_folder: Path) -> Outcome:
-    """Everybody waits until a deadline or a full queue ends it."""
+    """Where each would be tried again elsewhere, at the end of another queue."""
     return asyncio.run(_overload(minutes_asked(10.0), ServiceRules()))
 
 
