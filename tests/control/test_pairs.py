@@ -69,6 +69,45 @@ def test_every_pair_of_one_layout_that_may_hand_over_is_checked_at_once() -> Non
     assert set(at.checks) == wanted
 
 
+def large(prefill: int = 6, decode: int = 6) -> PairWorld:
+    """A fleet of more replicas than anyone has partners."""
+    at = PairWorld(ProbeOptions(max_per_s=1000.0, max_running=100, partners=2))
+    at.pd(prefill, decode)
+    return at
+
+
+def test_in_a_large_fleet_each_that_joins_is_paired_with_a_few_others_only() -> None:
+    at = large()
+    assert len(at.checks) == len(set(at.checks)) == 6 * 2
+    assert {source_id for source_id, _ in at.checks} == {f"p{number}" for number in range(6)}
+    at.checks.clear()
+    at.join("d9", Role.DECODE)
+    assert {target_id for _, target_id in at.checks} == {"d9"}
+    assert len({source_id for source_id, _ in at.checks}) == 2
+
+
+def test_a_pair_that_nobody_drew_is_watched_from_its_first_failure_until_it_is_well() -> None:
+    at = large()
+    drawn = set(at.checks)
+    ends = next(
+        (f"p{p}", f"d{d}") for p in range(6) for d in range(6) if (f"p{p}", f"d{d}") not in drawn
+    )
+    at.checks.clear()
+    for _ in range(3):
+        at.links.failed(*ends, at.now_s)
+        at.do(at.prober.doubt(*ends, at.now_s))
+    assert at.links.transfer_s(*ends, 1) is None, "quarantined"
+    assert at.checks == [ends]
+    at.answer(ok=False, ends=ends)
+    at.wait(1.1)
+    assert at.checks == [ends], "as long as it is not well, it is tried again"
+    at.probe_well()
+    assert at.links.state(*ends) is LinkState.OK
+    at.checks.clear()
+    at.wait(60.0)
+    assert ends not in at.checks
+
+
 def test_a_source_that_hands_nothing_off_is_not_checked() -> None:
     at = PairWorld()
     at.join("d0", Role.DECODE)

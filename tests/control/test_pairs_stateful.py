@@ -26,9 +26,13 @@ RUNNING = 3
 class PairMachine(RuleBasedStateMachine):
     """Replicas come and go, answers come late, wrongly or never, and handoffs fail meanwhile."""
 
+    partners = 32
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = PairWorld(ProbeOptions(max_running=RUNNING, max_per_s=5.0))
+        self.world = PairWorld(
+            ProbeOptions(max_running=RUNNING, max_per_s=5.0, partners=self.partners)
+        )
         self.alive: set[str] = set()
 
     def pick(self, data: st.DataObject, items: list[str]) -> str:
@@ -165,10 +169,19 @@ class PairMachine(RuleBasedStateMachine):
                 assert row.state is LinkState.OK, row
 
 
-TestPairs = PairMachine.TestCase
-TestPairs.settings = settings(
+class FewPartnersMachine(PairMachine):
+    """The same in a fleet so large, for its partners, that most pairs are watched only in doubt."""
+
+    partners = 1
+
+
+_SETTINGS = settings(
     max_examples=60,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+TestPairs = PairMachine.TestCase
+TestPairs.settings = _SETTINGS
+TestFewPartners = FewPartnersMachine.TestCase
+TestFewPartners.settings = _SETTINGS

@@ -3,6 +3,12 @@
 Pairs that have just come into being, or into doubt, go first, in order; the others by when they are
 due, so that in a fleet too large for the allowed rate the pair that waited longest is next and the
 sweep just takes longer. Starts are spaced: in any `t` seconds at most `burst + t * per_s` of them.
+
+A large fleet has more pairs than could ever be checked, or kept: of a thousand replicas a
+million. So a replica that joins is paired with at most `partners` others each way, drawn by lot,
+and with another for each that leaves; a pair that nobody drew is watched from the moment at which
+something goes wrong on it until it is known to be well. Whoever has a broken side channel is found
+by its partners, as ever.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from random import Random
 
 from baton.domain.fleet import ReplicaFacts, Role
 
@@ -19,6 +26,7 @@ class Pair:
 
     __slots__ = (
         "doubted",
+        "drawn",
         "due_number",
         "ended_at_s",
         "failures",
@@ -29,9 +37,11 @@ class Pair:
         "unreachable",
     )
 
-    def __init__(self, source: ReplicaFacts, target: ReplicaFacts) -> None:
+    def __init__(self, source: ReplicaFacts, target: ReplicaFacts, *, drawn: bool = True) -> None:
         self.source = source
         self.target = target
+        self.drawn = drawn
+        """To be watched for as long as both are there; else only until it is known to be well."""
         self.due_number = 0
         """Of its entry in the queues that counts; 0 while it is being checked or is gone."""
         self.doubted = False
@@ -49,7 +59,9 @@ class Pair:
 class PairSchedule:
     """Every pair that is to be checked, and when."""
 
-    def __init__(self, *, per_s: float, burst: int) -> None:
+    def __init__(self, *, per_s: float, burst: int, partners: int, rng: Random) -> None:
+        self._partners = partners
+        self._rng = rng
         self._spacing_s = 1.0 / per_s
         self._burst_s = (burst - 1) * self._spacing_s
         self._spaced_until_s = float("-inf")
@@ -77,11 +89,35 @@ class PairSchedule:
 
     def join(self, facts: ReplicaFacts) -> None:
         """Add a replica's pairs with those that are there, to be checked at once."""
-        for other in self._facts.values():
-            for source, target in ((facts, other), (other, facts)):
-                if _may_hand_over(source, target):
-                    self._add(Pair(source, target))
+        others = list(self._facts.values())
+        if len(others) > self._partners:
+            self._rng.shuffle(others)
+        targets = sources = 0
+        for other in others:
+            if targets < self._partners and _may_hand_over(facts, other):
+                targets += 1
+                self._add(Pair(facts, other))
+            if sources < self._partners and _may_hand_over(other, facts):
+                sources += 1
+                self._add(Pair(other, facts))
         self._facts[facts.replica_id] = facts
+
+    def watch(self, source_id: str, target_id: str) -> Pair | None:
+        """The pair, which is watched from now on if it was not; None: it hands nothing over."""
+        pair = self.get(source_id, target_id)
+        source, target = self._facts.get(source_id), self._facts.get(target_id)
+        if pair is not None or source is None or target is None or source is target:
+            return pair
+        if not _may_hand_over(source, target):
+            return None
+        pair = Pair(source, target, drawn=False)
+        self._add(pair)
+        return pair
+
+    def forget(self, pair: Pair) -> None:
+        """Watch a pair no more that waits for no check."""
+        _take_out(self._by_source, pair.source.replica_id, pair.target.replica_id)
+        _take_out(self._by_target, pair.target.replica_id, pair.source.replica_id)
 
     def leave(self, replica_id: str) -> list[Pair]:
         """Take a replica's pairs out, and return them."""
@@ -92,8 +128,9 @@ class PairSchedule:
         ]
         for pair in pairs:
             pair.due_number = 0
-            _take_out(self._by_source, pair.source.replica_id, pair.target.replica_id)
-            _take_out(self._by_target, pair.target.replica_id, pair.source.replica_id)
+            self.forget(pair)
+        if len(self._facts) > self._partners:
+            self._draw_anew(replica_id, pairs)
         return pairs
 
     def put_first(self, pair: Pair) -> None:
@@ -144,6 +181,28 @@ class PairSchedule:
         yield from self._fresh
         for _, number, pair in self._later:
             yield number, pair
+
+    def _draw_anew(self, gone_id: str, pairs: Iterable[Pair]) -> None:
+        """Give those who had drawn it another partner each, where there is one."""
+        others = list(self._facts.values())
+        for pair in pairs:
+            is_source = pair.source.replica_id == gone_id
+            left = pair.target if is_source else pair.source
+            if not pair.drawn or left.replica_id not in self._facts:
+                continue
+            begin = self._rng.randrange(len(others))
+            for other in (*others[begin:], *others[:begin]):
+                source, target = (other, left) if is_source else (left, other)
+                if self._is_new(source, target):
+                    self._add(Pair(source, target))
+                    break
+
+    def _is_new(self, source: ReplicaFacts, target: ReplicaFacts) -> bool:
+        return (
+            source is not target
+            and _may_hand_over(source, target)
+            and self.get(source.replica_id, target.replica_id) is None
+        )
 
     def _add(self, pair: Pair) -> None:
         source_id, target_id = pair.source.replica_id, pair.target.replica_id

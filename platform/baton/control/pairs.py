@@ -75,6 +75,9 @@ class ProbeOptions:
     max_per_s: float = 20.0
     """Probes begun per second, besides a burst of `max_running`: a fleet of more than a hundred
     pairs is swept less often than every five seconds."""
+    partners: int = 32
+    """With how many others a replica is paired each way when it joins; in fleets of no more
+    sources and targets than that every pair is checked."""
 
 
 class _Verdict(StrEnum):
@@ -102,7 +105,10 @@ class PairProber:
         self._options = options or ProbeOptions()
         self._rng = rng
         self._schedule = PairSchedule(
-            per_s=self._options.max_per_s, burst=self._options.max_running
+            per_s=self._options.max_per_s,
+            burst=self._options.max_running,
+            partners=self._options.partners,
+            rng=rng,
         )
         self._probes: dict[str, Probe] = {}
         self._by_pair: dict[Pair, Probe] = {}
@@ -135,7 +141,7 @@ class PairProber:
 
     def doubt(self, source_id: str, target_id: str, now_s: float) -> list[Command]:
         """A handoff failed on this pair: see soon whether it still works, by moving blocks."""
-        pair = self._schedule.get(source_id, target_id)
+        pair = self._schedule.watch(source_id, target_id)
         if pair is None:
             return []
         self._say_state(pair, now_s)
@@ -354,7 +360,10 @@ class PairProber:
             case _Verdict.UNCLEAR:
                 self._links.probe_unclear(*ends, now_s, why)
         self._say_state(pair, now_s)
-        self._schedule.put(pair, now_s + retry_s)
+        if pair.drawn or pair.doubted or pair.failures or verdict is not _Verdict.OK:
+            self._schedule.put(pair, now_s + retry_s)
+        else:
+            self._schedule.forget(pair)
 
     def _say_state(self, pair: Pair, now_s: float) -> None:
         ends = (pair.source.replica_id, pair.target.replica_id)
