@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from baton.domain.commands import Delivery
-from baton.domain.errors import LinkFailed, NoCapacity
+from baton.domain.errors import EngineFailed, LinkFailed, NoCapacity
 from baton.domain.request import FinishReason, Request
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks
@@ -280,6 +280,36 @@ async def test_noise_does_not_stop_the_reading(seam: Seam, frontend: Frontend) -
     await frontend.send(EngineCoreRequestType.START_DP_WAVE, (0, 0))
     assert await frontend.nothing_more()
     assert seam.alive
+
+
+async def test_steps_that_arrive_together_are_one_message_and_a_requests_own_stay_apart(
+    seam: Seam, frontend: Frontend
+) -> None:
+    for name in "abc":
+        await frontend.add(name)
+    assert await frontend.nothing_more()
+    seam.deliver([Delivery("a", (5,))])
+    seam.deliver([Delivery("b", (6,))])
+    seam.deliver([Delivery("a", (7,), FinishReason.LENGTH)])
+    seam.deliver([Delivery("c", (8,))])
+    told = [
+        [(output.request_id, output.new_token_ids) for output in (await frontend.receive()).outputs]
+        for _ in range(2)
+    ]
+    assert told == [[("a", [5]), ("b", [6])], [("a", [7]), ("c", [8])]]
+    assert await frontend.nothing_more()
+
+
+async def test_a_failure_comes_after_the_tokens_before_it(seam: Seam, frontend: Frontend) -> None:
+    await frontend.add("a")
+    assert await frontend.nothing_more()
+    seam.deliver([Delivery("a", (5,))])
+    seam.fail("a", EngineFailed("a", "it died"))
+    (tokens,) = (await frontend.receive()).outputs
+    (failure,) = (await frontend.receive()).outputs
+    assert tokens.new_token_ids == [5]
+    assert failure.new_token_ids == []
+    assert str(failure.finish_reason) == "error"
 
 
 async def test_a_frontend_that_stops_reading_is_not_buffered_for_without_end(

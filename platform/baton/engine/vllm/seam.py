@@ -3,9 +3,10 @@
 Theory of operation: vLLM's client, in Python or in Rust, listens on two sockets in a private folder
 of this process; the seam connects to both, says that it is ready, and from then on turns ADD, ABORT
 and UTILITY messages into calls of its hooks, and deliveries into one `EngineCoreOutputs` message
-per engine step. It keeps nothing of a request but the length of its prompt. A request that it
-cannot read or that a hook refuses with an exception is answered with an error at once, so that no
-client waits for it.
+per engine step, or one for all steps that arrive in the same turn of the event loop: in a large
+fleet they come one token at a time, and a message costs more than a token. It keeps nothing of a
+request but the length of its prompt. A request that it cannot read or that a hook refuses with an
+exception is answered with an error at once, so that no client waits for it.
 """
 
 from __future__ import annotations
@@ -95,6 +96,9 @@ class Seam:
         self._outbox: zmq.asyncio.Socket = self._context.socket(zmq.PUSH)
         self._reader: asyncio.Task[None] | None = None
         self._unsent_messages = 0
+        self._gathered: dict[str, EngineCoreOutput] = {}
+        """Outputs of this turn of the event loop, by request."""
+        self._loop = asyncio.get_running_loop()
 
     @property
     def alive(self) -> bool:
@@ -127,21 +131,31 @@ class Seam:
         self._context.destroy(linger=0)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """Send tokens, in one message.
+        """Send tokens, in one message with what else comes in this turn of the event loop.
 
         Raises:
             LinkFailed: vLLM's client has stopped reading; this frontend is beyond repair.
         """
-        outputs = []
+        self._check_read()
+        gathered = self._gathered
         for delivery in deliveries:
             prompt_tokens = self._prompt_tokens.get(delivery.request_id)
             if prompt_tokens is None:
                 continue  # its client has gone
-            outputs.append(self._wire.from_delivery(delivery, prompt_tokens=prompt_tokens))
+            if delivery.request_id in gathered:
+                self._flush()
+                gathered = self._gathered
+            if not gathered:
+                self._loop.call_soon(self._flush)
+            output = self._wire.from_delivery(delivery, prompt_tokens=prompt_tokens)
+            gathered[delivery.request_id] = output
             if delivery.finish is not None:
                 del self._prompt_tokens[delivery.request_id]
-        if outputs:
-            self._send(EngineCoreOutputs(outputs=outputs))
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        if gathered and not self._context.closed:
+            self._send_now(EngineCoreOutputs(outputs=list(gathered.values())))
 
     def fail(self, request_id: str, error: BatonError) -> None:
         """End a request with an error; what the client is told rides on the last output."""
@@ -158,10 +172,18 @@ class Seam:
         self._send(EngineCoreOutputs(outputs=[output]))
 
     def _send(self, outputs: EngineCoreOutputs) -> None:
+        """Send after whatever was gathered."""
+        self._check_read()
+        self._flush()
+        self._send_now(outputs)
+
+    def _check_read(self) -> None:
         if self._unsent_messages >= _MAX_UNSENT_MESSAGES:
             raise LinkFailed(
                 "frontend", f"the API server left {self._unsent_messages} messages unread; restart"
             )
+
+    def _send_now(self, outputs: EngineCoreOutputs) -> None:
         frames = self._encoder.encode(outputs)
         # Documented as awaitable; a future, done already unless the other side lags.
         sent = asyncio.ensure_future(self._outbox.send_multipart(frames, copy=False))

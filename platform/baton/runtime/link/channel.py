@@ -19,6 +19,10 @@ from zmq.utils.monitor import recv_monitor_message
 from baton.runtime.link.keys import OVERHEAD_BYTES
 from baton.runtime.link.options import LinkCounters, LinkOptions
 
+# As plain numbers: flags of enumerations are put together anew, by Python, for each message.
+_POLLIN, _NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK)
+_MORE = int(zmq.SNDMORE) | _NOBLOCK
+
 
 class Sent(StrEnum):
     """What became of a message that was to be sent."""
@@ -93,8 +97,11 @@ class Channel:
         return sent
 
     def _try_send(self, parts: Sequence[bytes]) -> Sent:
+        *first, last = parts
         try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK)
+            for part in first:
+                self._socket.send(part, _MORE)
+            self._socket.send(last, _NOBLOCK)
         except zmq.Again:
             return Sent.FULL
         except zmq.ZMQError as error:
@@ -118,8 +125,10 @@ class Channel:
                 self._drain_soon()
 
     def _receive(self) -> bool:
+        if not int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
+            return False  # asked first: most drains find nothing, and an exception costs more
         try:
-            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            parts = self._socket.recv_multipart(_NOBLOCK)
         except zmq.Again:
             return False
         self._counters.frames_in += 1

@@ -51,6 +51,7 @@ from baton.runtime.log_events import log_event
 _LOG = logging.getLogger(__name__)
 
 _PARTING_LINGER_S = 0.1
+_BEAT = codec.encode(frames.CoordinatorBeat())
 _HUNG_UP = "it hangs up on us: its link keys are other ones, or it is no replica"
 
 
@@ -210,7 +211,7 @@ class ReplicaConnection:
         if self._unsent_aborts:
             self._send_aborts()
         if not self._said_something:
-            self._send(codec.encode(frames.CoordinatorBeat()))
+            self._send(_BEAT)
         self._said_something = False
 
     # ------------------------------------------------------------------ sessions
