@@ -1,8 +1,16 @@
-"""The coordinator's end of the fleet link: one connection per replica, one timer for all."""
+"""The coordinator's end of the fleet link: one connection per replica, one timer for all.
+
+Theory of operation: every `beat_s` each connection has its turn to beat and to look at how long it
+has heard nothing. In a large fleet that is tens of milliseconds in which no token would move, so
+turns are taken by a few connections at a time, spread over the beat. When this process itself did
+not run for longer than a beat, no replica is to blame for the silence: that holds for one turn of
+each connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +25,8 @@ from baton.runtime.link.options import LinkCounters, LinkOptions
 
 _HOST = re.compile(r"[0-9A-Za-z.:_-]+")
 _CLOSE_DEADLINE_S = 5.0
+_AT_A_TIME = 32
+"""Connections that have their turn together: about a millisecond."""
 _MAX_SOCKETS = 16_384  # three for each replica; ZMQ's default of 1023 ends at 340 replicas
 
 
@@ -65,6 +75,11 @@ class LinkClient:
         )
         self._connections: dict[str, ReplicaConnection] = {}
         self._closed = False
+        self._turns: list[ReplicaConnection] = []
+        """Those that have not had their turn in this round."""
+        self._parts = 1
+        """Into which a round is split."""
+        self._stalled_at_s = -math.inf
         self._tick_due_at_s = self._loop.time() + self._options.beat_s
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
 
@@ -140,12 +155,18 @@ class LinkClient:
     # ------------------------------------------------------------------ time
 
     def _tick(self) -> None:
-        now_s = self._loop.time()
-        late_s = now_s - self._tick_due_at_s
-        stalled = late_s > self._options.beat_s
-        self._tick_due_at_s = now_s + self._options.beat_s
+        now_s, beat_s = self._loop.time(), self._options.beat_s
+        if now_s - self._tick_due_at_s > beat_s:
+            self._stalled_at_s = now_s
+        if not self._turns:
+            self._turns = list(self._connections.values())
+            self._parts = max(1, math.ceil(len(self._turns) / _AT_A_TIME))
+        # Half a part less: the turns of the next round are none of those that the stall excuses.
+        stalled = now_s - self._stalled_at_s < beat_s * (1 - 0.5 / self._parts)
+        self._tick_due_at_s = now_s + beat_s / self._parts
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
-        for connection in tuple(self._connections.values()):
+        now, self._turns = self._turns[:_AT_A_TIME], self._turns[_AT_A_TIME:]
+        for connection in now:
             if self._connections.get(connection.replica_id) is connection:
                 connection.tick(now_s, stalled=stalled)
 

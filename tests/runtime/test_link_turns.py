@@ -1,0 +1,97 @@
+"""When the connections of a large fleet have their turn: spread over a beat, and excused once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from baton.runtime.link.client import LinkClient
+from baton.runtime.link.options import LinkOptions
+
+BEAT_S = 1.0
+
+
+@dataclass
+class ByHand:
+    """A loop whose clock is moved by hand, and that runs what is due when it is told to."""
+
+    now_s: float = 100.0
+    due_at_s: float = 0.0
+    due: Callable[[], None] = field(default=lambda: None)
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_at(self, at_s: float, what: Callable[[], None]) -> asyncio.Handle:
+        self.due_at_s, self.due = at_s, what
+        return asyncio.Handle(what, (), asyncio.get_running_loop())
+
+    def run(self, *, late_s: float = 0.0) -> None:
+        self.now_s = self.due_at_s + late_s
+        self.due()
+
+
+@dataclass
+class Seen:
+    """A connection that keeps when it had its turn, and whether it was excused."""
+
+    replica_id: str
+    turns: list[tuple[float, bool]] = field(default_factory=list)
+
+    def tick(self, now_s: float, *, stalled: bool) -> None:
+        self.turns.append((now_s, stalled))
+
+
+@dataclass
+class Fleet:
+    """A client with connections that are not there."""
+
+    loop: ByHand
+    seen: list[Seen]
+
+    def excuses(self) -> Counter[int]:
+        return Counter(sum(stalled for _, stalled in one.turns) for one in self.seen)
+
+
+@pytest.fixture
+async def fleet(request: pytest.FixtureRequest) -> AsyncIterator[Fleet]:
+    client = LinkClient("c", lambda _event: None, options=LinkOptions(beat_s=BEAT_S))
+    client._timer.cancel()
+    loop, replicas = ByHand(), [Seen(f"r{number}") for number in range(request.param)]
+    whole: Any = client
+    real, whole._loop = client._loop, loop
+    whole._connections = {one.replica_id: one for one in replicas}
+    whole._tick_due_at_s = loop.now_s
+    client._tick()
+    yield Fleet(loop, replicas)
+    whole._loop, whole._connections = real, {}
+    await client.close()
+
+
+@pytest.mark.parametrize("fleet", [1, 32, 33, 100, 1000], indirect=True)
+async def test_each_has_one_turn_in_a_beat_and_few_at_a_time(fleet: Fleet) -> None:
+    while fleet.loop.due_at_s < 105.0 - 1e-6:
+        fleet.loop.run()
+    at_once = Counter(at_s for one in fleet.seen for at_s, _ in one.turns)
+    assert max(at_once.values()) <= 32
+    for one in fleet.seen:
+        times = [at_s for at_s, _ in one.turns]
+        assert len(times) == 5
+        assert all(b - a == pytest.approx(BEAT_S) for a, b in itertools.pairwise(times))
+
+
+@pytest.mark.parametrize("fleet", [1, 33, 1000], indirect=True)
+async def test_after_a_stall_of_this_process_each_is_excused_for_one_turn(fleet: Fleet) -> None:
+    for _ in range(40):
+        fleet.loop.run()
+    assert fleet.excuses() == {0: len(fleet.seen)}
+    fleet.loop.run(late_s=1.5 * BEAT_S)
+    for _ in range(100):
+        fleet.loop.run()
+    assert fleet.excuses() == {1: len(fleet.seen)}
