@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-hybrid bench-ingress bench-long-prompts bench-loop bench-metrics bench-overhead bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-hybrid bench-ingress bench-long-prompts bench-loop bench-metrics bench-overhead bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,9 @@ bench-metrics: install ## what metrics cost the data plane: CPU with and without
 
 bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
 	@.venv/bin/python -m benchmarks.overhead $(ARGS)
+
+bench-real-engines: install ## baton on real vLLM (CPU) beside vllm serve, a proxy, vllm-router, Ray Serve LLM; ARGS="--repeats 1"
+	@.venv/bin/python -m benchmarks.real_engines $(ARGS)
 
 bench-rivals: install ## baton beside vLLM, Dynamo, smg and others: CPU per token, added TTFT; ARGS="--repeats 1 --points 1x512,64x512"
 	@.venv/bin/python -m benchmarks.rivals $(ARGS)

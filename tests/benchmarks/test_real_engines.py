@@ -1,0 +1,353 @@
+"""What the comparison on real engines quotes, and what it starts them with; none is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks._figures import Stream
+from benchmarks._load import Exchange
+from benchmarks._real_figures import (
+    ALONE,
+    POISSON,
+    Answer,
+    Pair,
+    Runs,
+    answer,
+    compared,
+    describe,
+    figure,
+    medians,
+    overhead,
+    table,
+    verdicts,
+)
+from benchmarks._real_load import at_once
+from benchmarks._real_proxy import decode_body, prefill_body
+from benchmarks._real_ray import llm_config
+from benchmarks._real_session import in_one_session
+from benchmarks._real_stacks import (
+    CONTENDERS,
+    PD_SCENARIO,
+    Contender,
+    Engine,
+    engine_of,
+    flags,
+    pulled_bytes,
+    server,
+)
+from benchmarks._systems import API, NotStartedError, System, scenario
+from benchmarks.real_engines import PAIRS, Bench, Plan, summary
+from benchmarks.rivals.programs import NotAvailableError
+from benchmarks.rivals.stacks import Program
+
+PAIR = Pair(ours="baton_pd", theirs="vllm_proxy")
+
+
+def stream(ttft_s: float, tpot_s: float = 0.01, tokens: int = 32) -> Stream:
+    return Stream(
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        gap_max_s=tpot_s,
+        tokens=tokens,
+        prompt_tokens=64,
+        chunks=tokens,
+    )
+
+
+def load(*ttfts_s: float, tpot_s: float = 0.01) -> dict[str, object]:
+    return describe([Answer(long=False, stream=stream(ttft, tpot_s)) for ttft in ttfts_s])
+
+
+# ------------------------------------------------------------------ one load
+
+
+def test_percentiles_are_of_complete_streams_and_failures_are_counted() -> None:
+    found = describe(
+        [
+            Answer(long=False, stream=stream(0.1)),
+            Answer(long=True, stream=stream(0.3)),
+            Answer(long=True, stream=None, problem="503"),
+        ]
+    )
+
+    assert (found["requests"], found["failed"], found["problems"]) == (3, 1, ["503"])
+    assert figure(found, "ttft_s", "p50") == pytest.approx(0.2)
+    assert figure(found, "long", "ttft_s", "p99") == pytest.approx(0.3)
+    assert figure(found, "whole_s", "p50") == pytest.approx(0.2 + 31 * 0.01)
+
+
+def test_a_load_of_which_nothing_was_answered_has_no_times() -> None:
+    found = describe([Answer(long=False, stream=None, problem="503")])
+
+    assert found["failed"] == 1
+    assert figure(found, "ttft_s", "p50") is None
+
+
+def exchange(*parts: bytes, problem: str = "") -> Exchange:
+    events = b"".join(b"data: " + part + b"\n\n" for part in parts)
+    body = f"{len(events):x}\r\n".encode() + events + b"\r\n0\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    return Exchange(lag_s=0.0, sent_at_s=1.0, segments=[(1.5, head + body)], problem=problem)
+
+
+TOKEN = b'{"choices": [{"text": "a"}]}'
+USAGE = b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}'
+
+
+def test_a_complete_stream_is_read() -> None:
+    found = answer(exchange(TOKEN, USAGE, b"[DONE]"), long=True, max_tokens=1)
+
+    assert found.stream is not None
+    assert (found.long, found.stream.ttft_s, found.whole_s) == (True, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("came", "max_tokens", "problem"),
+    [
+        (exchange(problem="no end"), 1, "no end"),
+        (exchange(TOKEN, b"[DONE]"), 1, "usage None"),
+        (exchange(TOKEN, USAGE, b"[DONE]"), 32, "1 tokens, wanted 32"),
+    ],
+)
+def test_what_is_cut_short_is_a_failure(came: Exchange, max_tokens: int, problem: str) -> None:
+    found = answer(came, long=False, max_tokens=max_tokens)
+
+    assert found.stream is None
+    assert problem in found.problem
+
+
+# ------------------------------------------------------------------ comparing
+
+
+def test_ratios_are_taken_within_a_repeat_and_visits_that_failed_are_left_out() -> None:
+    runs: Runs = {
+        "baton_pd": [{ALONE: load(0.1)}, {ALONE: load(0.4)}, {ALONE: load(9.0)}],
+        "vllm_proxy": [{ALONE: load(0.2)}, {ALONE: load(0.4)}, None],
+    }
+
+    found = compared(runs, PAIR, ALONE)
+
+    assert found["ttft_p50"] == pytest.approx({"min": 0.5, "median": 0.75, "max": 1.0})
+    assert found["tpot_p99"]["median"] == pytest.approx(1.0)
+    assert found["short_ttft_p50"] == found["ttft_p50"]
+    assert "long_ttft_p50" not in found
+    assert compared(runs, PAIR, POISSON) == {}
+
+
+def test_overhead_is_in_per_cent_and_request_by_request_too() -> None:
+    runs: Runs = {
+        "baton_pd": [{ALONE: load(0.11, 0.11, 5.0, tpot_s=0.0)}],
+        "vllm_proxy": [{ALONE: load(0.10, 0.10, 0.1, tpot_s=0.0)}],
+    }
+
+    found = overhead(runs, PAIR, ALONE)
+
+    assert found["whole_each"]["median"] == pytest.approx(10.0)
+    assert found["ttft_p50"]["median"] == pytest.approx(10.0)
+    assert found["whole_mean"]["median"] == pytest.approx(1640.0)
+    assert "tpot_p50" not in found  # nothing can be said beyond 0
+
+
+def test_both_signs_are_told_and_when_repeats_do_not_agree() -> None:
+    spreads = {
+        "ttft_p50": {"min": 0.8, "median": 0.9, "max": 0.95},
+        "ttft_p99": {"min": 0.9, "median": 1.1, "max": 1.2},
+        "long_ttft_p99": {"min": 2.0, "median": 2.0, "max": 2.0},
+    }
+
+    assert verdicts({POISSON: spreads}) == {
+        "better": ["poisson ttft_p50 0.900"],
+        "worse": ["poisson ttft_p99 1.100, repeats do not agree"],
+    }
+
+
+def test_medians_add_failures_up() -> None:
+    one = describe([Answer(long=False, stream=stream(0.2)), Answer(long=True, stream=None)])
+
+    found = medians({"vllm": [{ALONE: load(0.1)}, None, {ALONE: one}]})
+
+    assert found["vllm"][ALONE]["ttft_p50_s"] == pytest.approx(0.15)
+    assert (found["vllm"][ALONE]["failed"], found["vllm"][ALONE]["requests"]) == (1, 3)
+
+
+def test_what_strangers_took_of_the_machine_is_told() -> None:
+    cores = {"api": 0.2, "engine": 1.5, "client": 0.1, "machine": 2.0, "steal": 0.3}
+
+    found = medians({"vllm": [{ALONE: load(0.1) | {"cores": cores}}, {ALONE: load(0.1)}]})
+
+    assert found["vllm"][ALONE]["strangers_cores"] == pytest.approx(0.2)
+
+
+def test_everyone_is_compared_with_ours_and_the_summary_names_all_pairs() -> None:
+    names = [one.name for one in CONTENDERS]
+    paired = [name for pairs in PAIRS.values() for one in pairs for name in (one.ours, one.theirs)]
+
+    assert set(paired) == set(names)
+    assert len(set(names)) == len(names)
+    ratios: Any = summary({name: [] for name in names})["ratios"]
+    assert [*ratios["pd"]] == [pair.name for pair in PAIRS["pd"]]
+
+
+def test_one_that_cannot_be_had_is_told_with_its_reason(model: Path) -> None:
+    def make(_engine: Engine) -> tuple[System, Any]:
+        raise NotAvailableError("no package of that name")
+
+    one = Contender(name="gone", kind="pd", what="", make=make)
+    plan = Plan(repeats=2, requests=1, window_s=1.0, rate_per_s=1.0, share=0.5, seed=1)
+    engine = Engine(
+        source="tiny", arguments={"model": str(model)}, variables={}, nixl_delay_us=None
+    )
+    bench = Bench(plan, engine)
+
+    runs, failures = bench.compare([one])
+
+    assert runs == {"gone": [None, None]}
+    assert failures == {"gone": "NotAvailableError: no package of that name"}
+    assert "not measured at all: NotAvailableError: no package" in table(runs, failures)
+
+
+# ------------------------------------------------------------------ engines
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a tokenizer, which is all that is looked at here."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    one = Tokenizer(models.WordLevel({"?": 0}, "?"))
+    one.pre_tokenizer = pre_tokenizers.Whitespace()
+    one.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def engine(*sets: str) -> Engine:
+    return engine_of(scenario(PD_SCENARIO, sets=("model.source=/somewhere/tiny", *sets)))
+
+
+def test_others_get_what_baton_gives_its_own_engines() -> None:
+    found = engine()
+
+    words = flags(found.arguments)
+    assert words[words.index("--block-size") + 1] == "32"
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == str(256 << 20)
+    assert "--enforce-eager" in words
+    assert "--no-enable-expert-parallel" in words
+    assert found.variables["OMP_NUM_THREADS"] == "1"
+    assert found.variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert llm_config(found.arguments)["engine_kwargs"]["block_size"] == 32
+
+
+def test_engines_that_differ_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="different engines"):
+        engine("pools.decode.resources.cpus=2")
+
+
+def test_only_a_server_that_splits_has_a_connector() -> None:
+    plain = server(engine(), port=1, splits=False)
+    split = server(engine(), port=1, splits=True)
+
+    assert "--kv-transfer-config" not in plain.command
+    assert any("NixlConnector" in word for word in split.command)
+    assert split.environment["BATON_NIXL_PROGRESS_DELAY_US"] == "1000"
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" in split.environment
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in plain.environment
+
+
+def test_what_was_pulled_is_read_from_metrics() -> None:
+    text = (
+        "# TYPE vllm:nixl_bytes_transferred histogram\n"
+        'vllm:nixl_bytes_transferred_count{engine="0"} 2.0\n'
+        'vllm:nixl_bytes_transferred_sum{engine="0"} 4096.0\n'
+    )
+
+    assert pulled_bytes(text) == 4096.0
+    assert pulled_bytes("") is None
+
+
+# ------------------------------------------------------------------ starting
+
+
+def python(code: str) -> Program:
+    return Program(group=API, command=(sys.executable, "-c", code))
+
+
+def test_programs_in_one_session_end_together_and_it_is_told_which_was_first() -> None:
+    told = "import os, time; print(os.getsid(0), flush=True); time.sleep({})"
+    holder = in_one_session([python(told.format(60)), python(told.format(0.2) + "; exit(3)")])
+
+    done = subprocess.run(holder.command, capture_output=True, text=True, check=False, timeout=60)
+
+    first, second, said = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert first == second
+    assert "ended with 3" in said
+    assert holder.group == API
+
+
+def test_one_that_does_not_come_up_gets_a_second_chance(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.real_engines.await_answer", lambda _url: None)
+    ended: list[str] = []
+
+    class Late:
+        name, url = "late", ""
+
+        def start(self) -> None:
+            if not ended:
+                raise NotStartedError("the port is taken")
+
+        def groups(self) -> dict[str, Any]:
+            return {}
+
+        def stop(self) -> list[int]:
+            ended.append(self.name)
+            return []
+
+    plan = Plan(repeats=1, requests=1, window_s=1.0, rate_per_s=1.0, share=0.5, seed=1)
+    engine = Engine(
+        source="tiny", arguments={"model": str(model)}, variables={}, nixl_delay_us=None
+    )
+    one = Contender(name="late", kind="pd", what="", make=lambda _engine: (Late(), lambda: None))
+
+    system, _ = Bench(plan, engine)._started(one)
+
+    assert system.name == "late"
+    assert ended == ["late"]
+
+
+def test_the_client_is_ordinary_again_afterwards() -> None:
+    with at_once() as ahead:
+        assert (os.sched_getscheduler(0) == os.SCHED_RR) is ahead
+
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+# ------------------------------------------------------------------ the proxy's protocol
+
+
+def test_the_prefill_server_is_asked_for_one_token_and_to_keep_the_blocks() -> None:
+    body = {"prompt": "a", "max_tokens": 32, "stream": True, "stream_options": {}}
+
+    asked = prefill_body(body)
+
+    assert (asked["max_tokens"], asked["stream"]) == (1, False)
+    assert "stream_options" not in asked
+    assert asked["kv_transfer_params"]["do_remote_decode"] is True
+    assert body["max_tokens"] == 32
+
+
+def test_the_decode_server_is_told_where_the_blocks_are() -> None:
+    body = {"prompt": "a", "max_tokens": 32}
+
+    assert decode_body(body, {"kv_transfer_params": {"remote_port": 1}}) == {
+        **body,
+        "kv_transfer_params": {"remote_port": 1},
+    }
+    assert decode_body(body, {}) == body
