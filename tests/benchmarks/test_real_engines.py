@@ -277,16 +277,21 @@ def python(code: str) -> Program:
     return Program(group=API, command=(sys.executable, "-c", code))
 
 
-def test_programs_in_one_session_end_together_and_it_is_told_which_was_first() -> None:
-    told = "import os, time; print(os.getsid(0), flush=True); time.sleep({})"
-    holder = in_one_session([python(told.format(60)), python(told.format(0.2) + "; exit(3)")])
+def test_programs_in_one_session_end_together_and_it_is_told_which_was_first(
+    tmp_path: Path,
+) -> None:
+    said = tmp_path / "said"
+    tell = "import os, sys, time; os.write(1, b'%d\\n' % os.getsid(0)); "
+    waits = tell + f"open({str(said)!r}, 'w'); time.sleep(60)"
+    ends = tell + f"[time.sleep(0.01) for _ in iter(lambda: os.path.exists({str(said)!r}), True)]; "
+    holder = in_one_session([python(waits), python(ends + "sys.exit(3)")])
 
     done = subprocess.run(holder.command, capture_output=True, text=True, check=False, timeout=60)
 
-    first, second, said = done.stdout.splitlines()
+    first, second, told = done.stdout.splitlines()
     assert done.returncode == 1
     assert first == second
-    assert "ended with 3" in said
+    assert "ended with 3" in told
     assert holder.group == API
 
 
