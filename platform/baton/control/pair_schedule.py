@@ -16,9 +16,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, islice
 from random import Random
 
 from baton.domain.fleet import ReplicaFacts, Role
+
+_MOST_TRIES = 64
+"""Others looked at for a new partner: where few may be one, hundreds of pairs must not look at all.
+"""
 
 
 class Pair:
@@ -191,7 +196,7 @@ class PairSchedule:
             if not pair.drawn or left.replica_id not in self._facts:
                 continue
             begin = self._rng.randrange(len(others))
-            for other in (*others[begin:], *others[:begin]):
+            for other in islice(chain(islice(others, begin, None), others), _MOST_TRIES):
                 source, target = (other, left) if is_source else (left, other)
                 if self._is_new(source, target):
                     self._add(Pair(source, target))
