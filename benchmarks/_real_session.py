@@ -10,7 +10,6 @@ many times as slowly as the same two in one. All that Ray starts is in one.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -19,12 +18,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from benchmarks._systems import end_with_parent
 from benchmarks.rivals.stacks import Program
 
 _STOP_S = 15.0
 """For each program; all of them take less than whoever started this waits for it."""
 _POLL_S = 0.2
-_PR_SET_PDEATHSIG = 1
 
 
 def in_one_session(programs: Sequence[Program]) -> Program:
@@ -60,12 +59,8 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
     return subprocess.Popen(  # noqa: S603 - the benchmark's own
         command,
         env={**os.environ, **environment},
-        preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread here
+        preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread here
     )
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -274,7 +274,7 @@ def spawn(
             stderr=output,
             # Ctrl-C is for the benchmark, which then ends them in order.
             start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread here
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread here
         )
 
 
@@ -292,7 +292,7 @@ def spawn_piped(command: Sequence[str], log: Path) -> tuple[subprocess.Popen[str
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread here
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread here
         )
     assert process.stdout is not None, "its output is a pipe"
     line = process.stdout.readline()
@@ -302,7 +302,8 @@ def spawn_piped(command: Sequence[str], log: Path) -> tuple[subprocess.Popen[str
     return process, json.loads(line)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """For a process that was just forked: end when whoever started it does."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
