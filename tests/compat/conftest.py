@@ -75,6 +75,13 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture
+def stand_in_only() -> None:
+    """For what only the stand-in does: show what arrives, fail on demand, be set up by a test."""
+    if "BATON_TEST_URL" in os.environ:
+        pytest.skip("not for a running deployment: it asks for the stand-in behind the server")
+
+
+@pytest.fixture
 def fleet(running: tuple[ServerThread, EchoFleet]) -> Iterator[EchoFleet]:
     """The stand-in behind the server, for tests that need it to misbehave."""
     _, echo = running

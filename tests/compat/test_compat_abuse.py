@@ -80,6 +80,7 @@ def test_a_message_that_can_be_read_in_two_ways_is_not_served(
     assert len(answers) <= message.most
 
 
+@pytest.mark.usefixtures("stand_in_only")
 def test_every_route_of_vllms_has_a_rule_and_keeps_it(
     server: Server, fleet: EchoFleet, keyed: ServerThread
 ) -> None:
@@ -268,6 +269,7 @@ def test_a_turn_that_cannot_be_read_is_the_clients_mistake(
     assert fleet.arrived.empty()
 
 
+@pytest.mark.usefixtures("stand_in_only")
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "/v1/messages"])
 def test_a_session_is_known_by_its_tenant_too(
     server: Server, fleet: EchoFleet, keyed: ServerThread, path: str
@@ -285,6 +287,7 @@ def test_a_session_is_known_by_its_tenant_too(
     assert sessions[2] != sessions[5]
 
 
+@pytest.mark.usefixtures("stand_in_only")
 def test_nobody_says_how_urgent_it_is_or_which_engine_it_is_for(
     server: Server, fleet: EchoFleet
 ) -> None:
@@ -294,6 +297,7 @@ def test_nobody_says_how_urgent_it_is_or_which_engine_it_is_for(
         assert fleet.arrived.get(timeout=5).priority == 0
 
 
+@pytest.mark.usefixtures("stand_in_only")
 def test_the_name_of_a_request_is_short_and_printable(server: Server, fleet: EchoFleet) -> None:
     path = "/v1/completions"
     assert ask(server, path, {"x-request-id": "mine-1"}).json()["id"] == "cmpl-mine-1"
@@ -309,6 +313,7 @@ def test_the_name_of_a_request_is_short_and_printable(server: Server, fleet: Ech
     assert fleet.arrived.empty()
 
 
+@pytest.mark.usefixtures("stand_in_only")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_search_for_more_than_one_may_ask_for_is_a_bad_request(
     server: Server, fleet: EchoFleet, keyed: ServerThread, path: str

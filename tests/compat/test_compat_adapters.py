@@ -13,6 +13,7 @@ from tests.compat.endpoint import ADAPTER, Server
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
+@pytest.mark.usefixtures("stand_in_only")
 def test_an_adapter_is_asked_for_by_its_name_in_place_of_the_model(
     client: openai.OpenAI, server: Server, fleet: EchoFleet
 ) -> None:
@@ -22,6 +23,7 @@ def test_an_adapter_is_asked_for_by_its_name_in_place_of_the_model(
         assert fleet.arrived.get(timeout=5).adapter == adapter
 
 
+@pytest.mark.usefixtures("stand_in_only")
 def test_an_adapter_is_served_on_every_api(
     claude: anthropic.Anthropic, client: openai.OpenAI, fleet: EchoFleet
 ) -> None:

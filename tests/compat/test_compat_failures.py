@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import time
 
 import anthropic
@@ -27,7 +26,10 @@ from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_BODY_BYTES, Server, ServerThread
 
 # vLLM warns of its own deprecated fields in the server's thread.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("stand_in_only"),
+]
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 CLAUDE_HI: list[MessageParam] = [{"role": "user", "content": "hi"}]
@@ -44,12 +46,6 @@ FAILURES: list[tuple[BatonError, int]] = [
     (EngineFailed("r", "replica d-0 died"), 500),
     (NotResumable("r", "replica d-0 died"), 500),
 ]
-
-
-@pytest.fixture(autouse=True)
-def stand_in_only() -> None:
-    if "BATON_TEST_URL" in os.environ:
-        pytest.skip("a real deployment does not fail on demand")
 
 
 def post(server: Server, path: str, **changes: object) -> httpx.Response:

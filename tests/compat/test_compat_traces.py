@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import httpx
 import pytest
 
@@ -15,16 +13,13 @@ from tests.compat.endpoint import Server, ServerThread
 from tests.compat.test_compat_failures import PATHS
 
 # vLLM warns of its own deprecated fields in the server's thread.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("stand_in_only"),
+]
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01", "tracestate": "v=1"}
-
-
-@pytest.fixture(autouse=True)
-def stand_in_only() -> None:
-    if "BATON_TEST_URL" in os.environ:
-        pytest.skip("a real deployment does not show what it was sent")
 
 
 def asked(server: Server, fleet: EchoFleet, path: str, **more: object) -> list[Request]:
