@@ -222,6 +222,35 @@ def test_pairs_that_requests_have_lately_pulled_over_move_no_blocks_for_a_probe(
     assert len(at.prompts) == 1
 
 
+def test_a_pair_whose_pulls_became_slow_moves_blocks_at_every_check_until_it_is_well_again() -> (
+    None
+):
+    at, pulls, busy_s = steady(), 0, 0.0
+
+    def pull(took_s: float) -> None:
+        nonlocal pulls, busy_s
+        pulls, busy_s = pulls + 1, busy_s + took_s
+        totals = LinkTotals("p0", pulls=pulls, moved_bytes=pulls * 10**6, busy_s=busy_s)
+        at.links.observe("d0", totals, at.now_s)
+
+    def check(took_s: float) -> int:
+        before = len(at.prompts)
+        at.wait(5.6)
+        at.probe_all_well()
+        if len(at.prompts) > before:
+            pull(took_s)
+        return len(at.prompts) - before
+
+    for _ in range(20):
+        pull(0.01)
+    assert [check(0.01) for _ in range(4)] == [0] * 4
+    for _ in range(3):
+        pull(1.0)
+    assert [check(1.0) for _ in range(8)] == [1] * 8
+    assert sum(check(0.01) for _ in range(8)) < 8
+    assert check(0.01) == 0
+
+
 def test_at_most_eight_probes_run_at_once_and_the_next_begins_when_one_ends() -> None:
     at = world(5, 4)
     assert (len(at.checks), at.prober.running()) == (8, 8)

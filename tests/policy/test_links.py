@@ -91,6 +91,97 @@ def test_setup_and_bandwidth_are_learned_from_what_the_engine_counts() -> None:
     assert seconds(links, 300 * MB) == pytest.approx(0.32, rel=0.05)
 
 
+class Troubled(Puller):
+    """A link of 2 ms and 10 GB/s, of which a while has been seen; from then on it may be slow."""
+
+    def __init__(self, links: LinkBook) -> None:
+        super().__init__(0.002, 10e9)
+        self._links, self.now_s, self._rng = links, 0.0, Random(3)
+        self.hand_over(80)
+
+    def slow_down(self, times: float) -> None:
+        self.setup_s, self.bytes_per_s = 0.002 * times, 10e9 / times
+
+    def hand_over(self, pulls: int) -> None:
+        for _ in range(pulls):
+            self._tell(self._rng.randint(50, 150) * MB)
+
+    def probe(self, probes: int) -> None:
+        for _ in range(probes):
+            self.now_s += 4.5
+            self._tell(MB)
+
+    def _tell(self, moved_bytes: int) -> None:
+        self.now_s += 0.5
+        self._links.observe("d0", self.pull(moved_bytes), self.now_s)
+
+
+@pytest.mark.parametrize("probes", [0, 1, 4])
+def test_a_link_that_becomes_slow_is_known_to_be_after_three_pulls_whatever_probes_see(
+    probes: int,
+) -> None:
+    links = book()
+    link = Troubled(links)
+    link.slow_down(100)
+    link.hand_over(3)
+    link.hand_over(2)
+    link.probe(probes)
+    assert seconds(links, 100 * MB) == pytest.approx(1.2, rel=0.2)
+
+
+def test_one_stalled_pull_makes_no_slow_link() -> None:
+    links = book()
+    link = Troubled(links)
+    link.slow_down(100)
+    link.hand_over(1)
+    assert seconds(links, 100 * MB) == pytest.approx(0.012, rel=0.05)
+
+
+def test_a_new_link_whose_first_pull_stalls_is_not_believed_to_be_slow() -> None:
+    links, puller = book(), Puller(0.2, 0.1e9)
+    links.observe("d0", puller.pull(100 * MB), 0.5)
+    first_s = seconds(links, 100 * MB)
+    puller.setup_s, puller.bytes_per_s = 0.002, 10e9
+    links.observe("d0", puller.pull(100 * MB), 1.0)
+    assert first_s < 0.5
+    assert seconds(links, 100 * MB) < 0.1
+
+
+def test_a_slow_link_that_nobody_uses_is_known_to_be_well_again_by_its_probes() -> None:
+    links = book()
+    link = Troubled(links)
+    link.slow_down(100)
+    link.hand_over(5)
+    link.probe(4)
+    slow_s = seconds(links, 100 * MB)
+    link.slow_down(1)
+    link.probe(4)
+    assert slow_s > 1.0
+    assert seconds(links, 100 * MB) < 0.02
+
+
+def test_a_slow_link_that_nobody_looks_at_is_tried_again_in_the_end() -> None:
+    links = book()
+    link = Troubled(links)
+    link.slow_down(100)
+    link.hand_over(5)
+    assert links.is_slow("p0", "d0")
+    links.join("p9")
+    links.probe_ok("p9", "d0", link.now_s + 600.0)
+    assert not links.is_slow("p0", "d0")
+    assert seconds(links, 100 * MB) < 0.05
+
+
+def test_a_link_that_was_slow_is_known_to_be_well_after_some_pulls() -> None:
+    links = book()
+    link = Troubled(links)
+    link.slow_down(100)
+    link.hand_over(5)
+    link.slow_down(1)
+    link.hand_over(5)
+    assert seconds(links, 100 * MB) == pytest.approx(0.012, rel=0.1)
+
+
 def test_what_one_link_teaches_is_believed_of_links_that_nothing_is_known_of() -> None:
     links = book()
     teach(links, Puller(0.02, 1e9))

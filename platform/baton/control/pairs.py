@@ -3,9 +3,9 @@
 Theory of operation. A probe of a pair walks CHECK (the target asks the source's side channel), and
 when it is a *whole* one PREFILL (the source computes a prompt of one block and a token) and PULL
 (the target fetches the block and decodes one token). Whole probes are made of pairs that are
-unknown, quarantined or doubted, and otherwise rarely: not at all while requests' own pulls prove
-the pair. Each prompt is random, so no prefix cache hides the transfer; a target that computed the
-prompt itself after all did not get the block, and the probe has failed.
+unknown, quarantined, doubted or slow, and otherwise rarely: not at all while requests' own pulls
+prove the pair. Each prompt is random, so no prefix cache hides the transfer; a target that computed
+the prompt itself after all did not get the block, and the probe has failed.
 
 A probe ends once, with one of three verdicts. FAILED quarantines the link; it is probed again after
 1 s, 2 s, 4 s, ... 30 s until a whole probe goes well. OK ends a quarantine if it was whole. UNCLEAR
@@ -278,6 +278,8 @@ class PairProber:
         ends = (pair.source.replica_id, pair.target.replica_id)
         if pair.doubted or self._links.state(*ends) is not LinkState.OK:
             return True
+        if self._links.is_slow(*ends):
+            return True  # placement avoids it, so nobody else would see that it is well again
         proven_at_s = self._links.proven_at_s(*ends)
         return proven_at_s is None or now_s - proven_at_s >= self._options.transfer_every_s
 

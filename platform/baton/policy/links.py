@@ -153,7 +153,9 @@ class LinkBook:
     def transfer_s(self, source_id: str, target_id: str, moved_bytes: int) -> float | None:
         """Until so many bytes are moved, beside the flows in flight; None: do not use this pair."""
         link = self._get(source_id, target_id)
-        setup_s, s_per_byte = self._all.coefficients if link is None else link.meter.coefficients()
+        setup_s, s_per_byte = (
+            self._all.coefficients if link is None else link.meter.coefficients(self._now_s)
+        )
         moved_bytes += self._flows.beside(source_id, target_id, moved_bytes)
         took_s = setup_s + moved_bytes * s_per_byte
         if link is None:
@@ -171,6 +173,11 @@ class LinkBook:
         """Why the link is quarantined, or what its last probe could not tell; else empty."""
         link = self._get(source_id, target_id)
         return "" if link is None else link.why
+
+    def is_slow(self, source_id: str, target_id: str) -> bool:
+        """Whether its last pulls took much longer than those before them."""
+        link = self._get(source_id, target_id)
+        return link is not None and link.meter.is_slow(self._now_s)
 
     def proven_at_s(self, source_id: str, target_id: str) -> float | None:
         """When blocks were last known to have come over this link; None when never."""
@@ -347,7 +354,7 @@ class LinkBook:
 
     def _row(self, pair: tuple[str, str], link: _Link, *, flows: int, now_s: float) -> LinkRow:
         meter = link.meter
-        setup_s, s_per_byte = meter.coefficients()
+        setup_s, s_per_byte = meter.coefficients(now_s)
         return LinkRow(
             source_id=pair[0],
             target_id=pair[1],
