@@ -1,9 +1,13 @@
-"""The seam against the very sockets and codecs that vLLM's client uses; no API server here."""
+"""The seam against the very sockets and codecs that vLLM's client uses; no API server here.
+
+All that holds of a client behind sockets holds of one that is met in the same event loop.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +56,9 @@ class FixedClock:
 class Frontend:
     """The other end: binds as vLLM's client does."""
 
+    meets = False
+    """Whether it is of the seam's own event loop."""
+
     def __init__(self, folder: Path) -> None:
         self.addresses = (f"ipc://{folder}/i", f"ipc://{folder}/o")
         self._context = zmq.asyncio.Context()
@@ -79,13 +86,19 @@ class Frontend:
     async def add(self, request_id: str, **changes: object) -> None:
         await self.send(EngineCoreRequestType.ADD, engine_request(request_id, **changes))
 
+    async def abort(self, *request_ids: str) -> None:
+        await self.send(EngineCoreRequestType.ABORT, list(request_ids))
+
     async def utility(self, method: str) -> Any:  # noqa: ANN401 - vllm is not followed
         await self.send(EngineCoreRequestType.UTILITY, (0, 77, method, ()))
-        outputs = await self.receive()
+        outputs = await self._receive_message()
         assert outputs.utility_output.call_id == 77
         return outputs.utility_output
 
     async def receive(self) -> Any:  # noqa: ANN401 - vllm is not followed
+        return await self._receive_message()
+
+    async def _receive_message(self) -> Any:  # noqa: ANN401 - vllm is not followed
         assert await self._inbox.poll(5000)
         return self._decoder.decode(await self._inbox.recv_multipart(copy=False))
 
@@ -95,6 +108,34 @@ class Frontend:
 
     def close(self) -> None:
         self._context.destroy(linger=0)
+
+
+class MetFrontend(Frontend):
+    """The other end in this event loop, with what the seam takes of vLLM's client."""
+
+    meets = True
+    add_request_async: Callable[[EngineCoreRequest], Awaitable[None]]
+    abort_requests_async: Callable[[list[str]], Awaitable[None]]
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def add(self, request_id: str, **changes: object) -> None:
+        await self.add_request_async(engine_request(request_id, **changes))
+
+    async def abort(self, *request_ids: str) -> None:
+        await self.abort_requests_async(list(request_ids))
+
+    async def receive(self) -> Any:  # noqa: ANN401 - vllm is not followed
+        return await asyncio.wait_for(self.outputs_queue.get(), 5.0)
+
+    async def nothing_more(self) -> bool:
+        return await super().nothing_more() and self.outputs_queue.empty()
+
+
+ONLY_SOCKETS = pytest.mark.parametrize("frontend", [Frontend], indirect=True)
+ONLY_MET = pytest.mark.parametrize("frontend", [MetFrontend], indirect=True)
 
 
 def engine_request(request_id: str, **changes: object) -> EngineCoreRequest:
@@ -137,9 +178,11 @@ def told() -> Told:
     return Told()
 
 
-@pytest.fixture
-async def frontend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Frontend]:
-    end = Frontend(tmp_path_factory.mktemp("z"))
+@pytest.fixture(params=[Frontend, MetFrontend])
+async def frontend(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Frontend]:
+    end: Frontend = request.param(tmp_path_factory.mktemp("z"))
     yield end
     end.close()
 
@@ -152,6 +195,8 @@ async def seam(frontend: Frontend, told: Told) -> AsyncIterator[Seam]:
     frontend.bind()
     response = await frontend.ready()
     assert (response.max_model_len, response.num_gpu_blocks) == (512, 64)
+    if frontend.meets:
+        seam.meet(frontend)
     yield seam
     await seam.close()
     assert not seam.alive
@@ -220,8 +265,8 @@ async def test_an_abort_tells_the_hook_once_and_ends_the_stream(
     seam: Seam, frontend: Frontend, told: Told
 ) -> None:
     await frontend.add("a")
-    await frontend.send(EngineCoreRequestType.ABORT, ["a", "never-heard-of"])
-    await frontend.send(EngineCoreRequestType.ABORT, ["a"])
+    await frontend.abort("a", "never-heard-of")
+    await frontend.abort("a")
     assert await frontend.nothing_more()
     seam.deliver([Delivery("a", (5,))])
     assert await frontend.nothing_more()
@@ -251,6 +296,7 @@ async def test_a_request_that_cannot_be_run_is_answered_with_an_error(
     assert seam.open_requests == 0
 
 
+@ONLY_SOCKETS
 async def test_a_request_that_cannot_be_read_is_answered_with_an_error(
     seam: Seam, frontend: Frontend
 ) -> None:
@@ -328,3 +374,47 @@ async def test_a_frontend_that_stops_reading_is_not_buffered_for_without_end(
     with pytest.raises(LinkFailed, match="frontend"):
         deliver_without_end()
     await seam.close()
+
+
+@ONLY_MET
+async def test_the_request_of_a_client_that_is_met_stays_as_it_was(
+    seam: Seam, frontend: MetFrontend, told: Told
+) -> None:
+    own = engine_request(
+        "a",
+        sampling_params=SamplingParams(max_tokens=9, extra_args={"kv_transfer_params": {"x": 1}}),
+        cache_salt="mine",
+    )
+    before = MsgpackEncoder().encode(own)
+    await frontend.add_request_async(own)
+    assert MsgpackEncoder().encode(own) == before
+    await asyncio.sleep(0)
+    assert [request.request_id for request in told.requests] == ["a"]
+
+
+@ONLY_MET
+async def test_a_request_of_a_client_that_is_met_which_no_message_can_carry_is_refused_to_it(
+    seam: Seam, frontend: MetFrontend, told: Told
+) -> None:
+    with pytest.raises(OverflowError):
+        await frontend.add("a", sampling_params=SamplingParams(seed=2**70))
+    await frontend.add("b")
+    await asyncio.sleep(0)
+    assert [request.request_id for request in told.requests] == ["b"]
+    assert seam.open_requests == 1
+
+
+@ONLY_MET
+async def test_a_client_that_is_met_and_stops_reading_is_not_buffered_for_without_end(
+    seam: Seam, frontend: MetFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
+    await frontend.add("a")
+    await asyncio.sleep(0)
+
+    def deliver_without_end() -> None:
+        for _ in range(20):
+            seam.deliver([Delivery("a", (5,))])
+
+    with pytest.raises(LinkFailed, match="left 4 messages unread"):
+        deliver_without_end()

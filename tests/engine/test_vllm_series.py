@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 pytest.importorskip("vllm")
@@ -21,7 +24,13 @@ with warnings.catch_warnings():
         EngineCoreOutputs,
         FinishReason,
     )
-    from vllm.v1.metrics.stats import IterationStats, PrefillStats, SchedulerStats
+    from vllm.v1.metrics.stats import (
+        IterationStats,
+        PrefillStats,
+        PrefixCacheStats,
+        SchedulerStats,
+    )
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
     from baton.engine.vllm import series
     from baton.engine.vllm.series import VllmSeries
@@ -38,7 +47,9 @@ class StatLogger:
                 REGISTRY.unregister(collector)  # as vLLM does with those of an earlier engine
         self.running = Gauge("vllm:num_requests_running", "Of the last step.")
         self.latency = Histogram("vllm:e2e_request_latency_seconds", "Never fed.")
-        self.tokens = Histogram("vllm:iteration_tokens", "Of each step.")
+        tokens = Histogram("vllm:iteration_tokens", "Of each step.", buckets=(1, 2, 4))
+        self.histogram_iteration_tokens = {0: tokens}
+        self.counter_generation_tokens = {0: Counter("vllm:generation_tokens", "Of all steps.")}
         success = Counter("vllm:request_success", "Ended.", ["finished_reason"])
         self.counter_request_success = {
             reason: {0: success.labels(str(reason))} for reason in FinishReason
@@ -51,7 +62,8 @@ class StatLogger:
     def record(self, scheduler: SchedulerStats, iteration: IterationStats | None) -> None:
         self.running.set(scheduler.num_running_reqs)
         if iteration is not None:
-            self.tokens.observe(iteration.num_generation_tokens)
+            self.histogram_iteration_tokens[0].observe(iteration.num_generation_tokens)
+            self.counter_generation_tokens[0].inc(iteration.num_generation_tokens)
         self.seen.append(iteration)
 
 
@@ -89,6 +101,16 @@ def output(
 
 def told(made: VllmSeries) -> dict[str, float]:
     return {sample.name: sample.value for family in made.collect() for sample in family.samples}
+
+
+def all_told(made: VllmSeries) -> set[tuple[str, tuple[tuple[str, str], ...], float]]:
+    """Every sample, buckets and labels too; not when a series was made."""
+    return {
+        (sample.name, tuple(sample.labels.items()), sample.value)
+        for family in made.collect()
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
 
 
 def seen(made: VllmSeries) -> IterationStats:
@@ -150,8 +172,75 @@ def test_histograms_that_nobody_feeds_are_left_out() -> None:
 def test_a_step_without_outputs_has_no_tokens_to_tell() -> None:
     made = begun()
     made.stepped(step(running=3))
-    assert cast("StatLogger", made._logger).seen == [None]
     assert told(made)["vllm:num_requests_running"] == 3
+    assert "vllm:iteration_tokens_count" not in told(made)
+    assert cast("StatLogger", made._logger).seen == [None]
+
+
+RUNNING = {"tokens": 2, "a token": 1, "nothing": 4, "an end": 3, "a prompt": 5}
+STEPS: Mapping[str, Callable[[], EngineCoreOutputs]] = {
+    "tokens": lambda: step(output(1), output(2, 3), running=2),
+    "a token": lambda: step(output(1), running=1),
+    "nothing": lambda: step(running=4),
+    "an end": lambda: step(output(1, ended=FinishReason.STOP), running=3),
+    "a prompt": lambda: step(output(1, prefill=PrefillStats()), running=5),
+}
+
+
+@given(kinds=st.lists(st.sampled_from(sorted(STEPS))), looks=st.sets(st.integers(0, 30)))
+def test_the_same_is_told_however_often_somebody_looks(kinds: list[str], looks: set[int]) -> None:
+    seldom, often, each = begun(), begun(), begun()
+    for number, kind in enumerate(kinds):
+        for made in (seldom, often, each):
+            made.stepped(STEPS[kind]())
+        each.collect()
+        if number in looks:
+            often.collect()
+    assert all_told(seldom) == all_told(often) == all_told(each)
+    tokens = sum({"tokens": 3, "nothing": 0}.get(kind, 1) for kind in kinds)
+    assert told(seldom)["vllm:generation_tokens_total"] == tokens
+    running = RUNNING[kinds[-1]] if kinds else 0
+    assert told(seldom)["vllm:num_requests_running"] == running
+
+
+def test_plain_steps_are_told_together_when_somebody_looks() -> None:
+    made = begun()
+    for _ in range(1000):
+        made.stepped(step(output(1), output(2), running=2))
+    seen_before = list(cast("StatLogger", made._logger).seen)
+    figures = told(made)
+    assert seen_before == []
+    assert cast("StatLogger", made._logger).seen == [None]
+    assert figures["vllm:iteration_tokens_count"] == 1000
+    assert figures["vllm:generation_tokens_total"] == 2000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefix_cache_stats": PrefixCacheStats(queries=5, hits=3)},
+        {"connector_prefix_cache_stats": PrefixCacheStats(queries=5, hits=3)},
+        {"spec_decoding_stats": SpecDecodingStats.new(3)},
+        {"kv_connector_stats": {"pulls": 1}},
+        {"ec_connector_stats": {"pulls": 1}},
+        {"running_lora_adapters": {"one": 1}},
+        {"waiting_lora_adapters": {"one": 1}},
+        {"kv_cache_eviction_events": [object()]},
+        {"perf_stats": object()},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_step_of_which_more_is_to_be_told_is_told_at_once_after_those_before_it(
+    changes: dict[str, object],
+) -> None:
+    made = begun()
+    made.stepped(step(output(1)))
+    full = EngineCoreOutputs(outputs=[output(1)], scheduler_stats=SchedulerStats(**changes))
+    made.stepped(full)
+    before, last = cast("StatLogger", made._logger).seen
+    assert before is None
+    assert last is not None
+    assert last.num_generation_tokens == 1
 
 
 def test_an_engine_goes_on_when_its_series_cannot_be_made(

@@ -25,7 +25,7 @@ _FIT = FitSettings(memory_rows=64.0, memory_s=30.0)
 _KEPT_PULLS = 128
 _SLOW = 2.0
 _SLOWNESS_ROWS = 5
-_ROW_HALF_LIFE_S = 10.0
+_ROW_HALF_LIFE_S = 5.0
 _SLOWNESS_HALF_LIFE_S = 30.0
 _ROUNDING = 1e-9
 

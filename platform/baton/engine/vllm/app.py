@@ -158,6 +158,7 @@ class VllmFrontend:
         self._seam = Seam(self._facts, self._hooks, self._clock)
         await self._seam.start(addresses["input_address"], addresses["output_address"])
         self._llm = await asyncio.to_thread(construct)
+        self._seam.meet(self._llm.engine_core)
         self._api = await api_app(self._llm, args)
         self._gate = Gate(
             self._api.asgi,

@@ -7,6 +7,10 @@ per engine step, or one for all steps that arrive in the same turn of the event 
 fleet they come one token at a time, and a message costs more than a token. It keeps nothing of a
 request but the length of its prompt. A request that it cannot read or that a hook refuses with an
 exception is answered with an error at once, so that no client waits for it.
+
+A client of this very event loop is *met*: its requests and aborts come as calls, and outputs go
+into its queue as they are, so that no token is encoded, sent to oneself and decoded. The greeting
+and utilities stay on the sockets. See decision 40.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -24,6 +30,7 @@ from vllm.v1.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreReadyResponse,
+    EngineCoreRequest,
     EngineCoreRequestType,
     FinishReason,
     UtilityOutput,
@@ -32,6 +39,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, EngineFailed, LinkFailed
+from baton.domain.request import Request
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks
 from baton.engine.vllm.resume_checks import misfit
@@ -99,6 +107,10 @@ class Seam:
         self._gathered: dict[str, EngineCoreOutput] = {}
         """Outputs of this turn of the event loop, by request."""
         self._loop = asyncio.get_running_loop()
+        self._met: asyncio.Queue[Any] | None = None
+        """Where a client of this event loop reads its outputs."""
+        self._nobodys = copy_context()
+        """For what a client's call leads to: what it keeps in its context is its own affair."""
 
     @property
     def alive(self) -> bool:
@@ -121,6 +133,16 @@ class Seam:
         self._outbox.connect(output_address)
         await self._inbox.send(msgspec.msgpack.encode(_ready(self._facts)))
         self._reader = asyncio.create_task(self._read(), name="baton-seam")
+
+    def meet(self, client: Any) -> None:  # noqa: ANN401 - vllm is not followed
+        """Stand in for the sockets of a client that lives in this event loop.
+
+        Args:
+            client: An `AsyncMPClient` that has been greeted and has sent no request yet.
+        """
+        client.add_request_async = self._add_met
+        client.abort_requests_async = self._abort_met
+        self._met = client.outputs_queue
 
     async def close(self) -> None:
         """Stop reading and free the sockets. Idempotent."""
@@ -178,12 +200,14 @@ class Seam:
         self._send_now(outputs)
 
     def _check_read(self) -> None:
-        if self._unsent_messages >= _MAX_UNSENT_MESSAGES:
-            raise LinkFailed(
-                "frontend", f"the API server left {self._unsent_messages} messages unread; restart"
-            )
+        unread = self._unsent_messages if self._met is None else self._met.qsize()
+        if unread >= _MAX_UNSENT_MESSAGES:
+            raise LinkFailed("frontend", f"the API server left {unread} messages unread; restart")
 
     def _send_now(self, outputs: EngineCoreOutputs) -> None:
+        if self._met is not None and outputs.utility_output is None:
+            self._met.put_nowait(outputs)
+            return
         frames = self._encoder.encode(outputs)
         # Documented as awaitable; a future, done already unless the other side lags.
         sent = asyncio.ensure_future(self._outbox.send_multipart(frames, copy=False))
@@ -226,6 +250,23 @@ class Seam:
             request_id = _request_id(frames)
             self._send_failure(request_id, EngineFailed(request_id, f"cannot be read: {error}"))
             return
+        self._open(request)
+
+    async def _add_met(self, engine_request: EngineCoreRequest) -> None:
+        own = copy(engine_request)
+        own.sampling_params = copy(own.sampling_params)
+        try:
+            request = self._wire.split(own, now_s=self._clock.now_s())
+        except UnsupportedRequest as error:
+            self._send_failure(error.request_id, EngineFailed(error.request_id, error.why))
+            return
+        # In a turn of its own, as if it had come from a socket: the client is not done with it yet.
+        self._loop.call_soon(self._open, request, context=self._nobodys)
+
+    async def _abort_met(self, request_ids: Sequence[str]) -> None:
+        self._loop.call_soon(self._abort, tuple(request_ids), context=self._nobodys)
+
+    def _open(self, request: Request) -> None:
         self._prompt_tokens[request.request_id] = len(request.prompt_token_ids)
         try:
             self._hooks.on_request(request)

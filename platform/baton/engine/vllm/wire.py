@@ -126,11 +126,18 @@ class FrontendWire:
         """The request in an ADD message (its frames without the type frame).
 
         Raises:
-            UnsupportedRequest: not a generation request, or one whose input is not complete, or
-                that nobody asked.
+            UnsupportedRequest: as `split`.
             msgspec.DecodeError: the frames are not an `EngineCoreRequest`.
         """
-        engine_request: EngineCoreRequest = self._decode_request.decode(list(frames))
+        return self.split(self._decode_request.decode(list(frames)), now_s=now_s)
+
+    def split(self, engine_request: EngineCoreRequest, *, now_s: float) -> Request:
+        """Our request out of vLLM's, which is taken apart: it and its parameters are ours now.
+
+        Raises:
+            UnsupportedRequest: not a generation request, or one whose input is not complete, or
+                that nobody asked.
+        """
         request_id = engine_request.request_id
         params = engine_request.sampling_params
         if params is None:
