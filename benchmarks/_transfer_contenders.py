@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from baton.domain.fleet import Role
 from baton.engine.vllm.settings import Nixl, VllmEngineSettings, engine_environment
@@ -86,7 +88,7 @@ def engine_variables() -> dict[str, str]:
         role=Role.DECODE,
         nixl=Nixl(host="127.0.0.1", port=1),
     )
-    return engine_environment(settings, adapter_pid=0)
+    return engine_environment(settings, 0, Path(tempfile.gettempdir()))
 
 
 def engine_agents(more: Mapping[str, str]) -> Agents:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -55,6 +56,11 @@ IDLE_WINDOW_S = 2.0
 IDLE_WINDOWS = 10
 
 
+def stray_sockets() -> set[Path]:
+    """Sockets right among the temporary files, where vLLM has them unless it is told otherwise."""
+    return {one for one in Path(tempfile.gettempdir()).iterdir() if one.is_socket()}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("models"))
@@ -102,7 +108,9 @@ class TestVllmEngine(EngineContract):
     @pytest.mark.thorough
     @pytest.mark.timeout(300)
     async def test_closed_engines_end_their_steps_and_leave_nothing_behind(self) -> None:
+        before = stray_sockets()
         await super().test_closed_engines_end_their_steps_and_leave_nothing_behind()
+        assert stray_sockets() <= before
 
     async def test_both_engines_of_a_pair_say_that_they_fit_together(
         self, engine_pair: RunningPair

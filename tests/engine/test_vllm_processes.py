@@ -135,10 +135,11 @@ def test_raw_arguments_win() -> None:
 
 def test_an_engines_environment_lasts_for_its_start_only() -> None:
     wanted = replace(settings("m", nixl=Nixl(host=HOST, port=7001)), env={"MINE": "1"})
-    environment = engine_environment(wanted, adapter_pid=42)
+    environment = engine_environment(wanted, 42, Path("/run/engine"))
     before = dict(os.environ)
     with process.environment(environment):
         assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "7001"
+        assert os.environ["VLLM_RPC_BASE_PATH"] == "/run/engine"
         assert os.environ["MINE"] == "1"
         assert os.environ[plugin.ADAPTER_PID_VARIABLE] == "42"
     assert dict(os.environ) == before

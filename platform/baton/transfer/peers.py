@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
 
+from baton.runtime.scratch import scratch_folder
 from baton.transfer.side_channel import SideChannelChecks
 from baton.transfer.transport import (
     Reach,
@@ -31,7 +30,7 @@ class Peers:
         self._checks = SideChannelChecks(own_id, own_address)
         self._own_host = _host(own_address)
         self._require_rdma = require_rdma
-        self._folder = Path(tempfile.mkdtemp(prefix="baton-ucx-"))
+        self._folder = scratch_folder("baton-ucx-")
         # Nobody closes this; a TemporaryDirectory would warn of that.
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._hosts: dict[str, str] = {}

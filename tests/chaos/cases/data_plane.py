@@ -78,7 +78,9 @@ def prefill_killed(_: Path) -> Outcome:
 
 async def _prefill_killed() -> Outcome:
     kills, moving = list[Kill](), list[int]()
-    slow = replace(SETTINGS, transfer_setup_s=0.25)  # so that there is always one under way
+    # So that there is always a transfer under way, and a prompt that is being computed: simulated
+    # transfers outlive their source, and only who is still computed there is set back by the kill.
+    slow = replace(SETTINGS, transfer_setup_s=0.25, prefill_tokens_per_s=12_000.0)
     async with sim_stage(SimPlan(roles=(_P, _P, _D, _D), doors=2, settings=slow)) as stage:
 
         async def kill_three() -> None:

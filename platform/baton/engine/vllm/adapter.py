@@ -26,7 +26,6 @@ import itertools
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
@@ -60,6 +59,7 @@ from baton.engine.vllm.settings import (
 from baton.engine.vllm.tickets import UnusableTicket
 from baton.engine.vllm.wire import EngineWire, release_request
 from baton.runtime.log_events import log_event
+from baton.runtime.scratch import scratch_folder
 
 logger = logging.getLogger(__name__)
 
@@ -149,9 +149,11 @@ class VllmEngine:
         """In the engine's own thread: check, then start the processes and wait for them."""
         settings = self._settings
         process.check_startable(settings, on_cpu=current_platform.device_type == "cpu")
+        self._folder = scratch_folder("baton-kv-")
         self._events_endpoint = self._kv_events_endpoint()
+        environment = engine_environment(settings, os.getpid(), self._folder)
         try:
-            with process.environment(engine_environment(settings, os.getpid())):
+            with process.environment(environment):
                 self._adapters.fetch()
                 if not self._closed:
                     self._launch()
@@ -176,7 +178,6 @@ class VllmEngine:
         if not (self._settings.kv_events and self._settings.prefix_caching):
             return None
         # A socket in a folder of our own: no port, and nobody else on the machine can listen.
-        self._folder = Path(tempfile.mkdtemp(prefix="baton-kv-"))
         return f"ipc://{self._folder}/events"
 
     async def submit(self, leg: Leg) -> LegFailure | None:

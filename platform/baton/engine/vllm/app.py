@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from baton.engine.vllm.frontend_gate import AsgiApp, Gate
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.runtime.ports import Clock
+from baton.runtime.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from baton.engine.vllm.frontend_llm import ApiApp, FleetLLM
@@ -54,7 +54,7 @@ class VllmFrontend:
             EngineStartFailed: with one clear line and what to do about it.
         """
         # Its default mode keeps the sockets ours; a long folder would not fit a socket's address.
-        self._folder = tempfile.mkdtemp(prefix="baton-", dir="/tmp")
+        self._folder = str(scratch_folder("baton-", short=True))
         addresses = {f"{way}_address": f"ipc://{self._folder}/{way}" for way in ("input", "output")}
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):

@@ -16,7 +16,6 @@ import asyncio
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from baton.engine.vllm.rust_arguments import rust_arguments
 from baton.engine.vllm.rust_binary import check_version, find_rust_frontend
 from baton.runtime.owned_process import OwnedProcess, Program
 from baton.runtime.ports import Clock
+from baton.runtime.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from baton.engine.vllm.rust_callers import RustCallers
@@ -73,7 +73,7 @@ class RustFrontend:
         try:
             program = await asyncio.to_thread(_program)
             await asyncio.to_thread(_import_vllm)
-            self._folder = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))
+            self._folder = scratch_folder("baton-", short=True)
             async with asyncio.timeout(self._settings.start_timeout_s):
                 await self._start(program, arguments, self._folder)
                 await self._until_it_answers(self._folder / "http")

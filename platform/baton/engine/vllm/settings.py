@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -176,8 +177,13 @@ def replay_endpoint(kv_events_endpoint: str) -> str:
     return f"{kv_events_endpoint}-replay"
 
 
-def engine_environment(settings: VllmEngineSettings, adapter_pid: int) -> dict[str, str]:
-    """The variables that make an engine's processes ours and tell them what has no argument."""
+def engine_environment(
+    settings: VllmEngineSettings, adapter_pid: int, folder: Path
+) -> dict[str, str]:
+    """The variables that make an engine's processes ours and tell them what has no argument.
+
+    Its sockets are in `folder`: vLLM leaves them behind when it is killed.
+    """
     environment = {
         ADAPTER_PID_VARIABLE: str(adapter_pid),
         # Forking a process with threads (Ray, gRPC) is unsafe; also, a forked child would believe
@@ -186,6 +192,7 @@ def engine_environment(settings: VllmEngineSettings, adapter_pid: int) -> dict[s
         # Workers of a split engine may be Ray's processes, which inherit nothing by themselves.
         "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "BATON_,UCX_",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": str(folder),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_deadline_s)),
     }
     nixl = settings.nixl
