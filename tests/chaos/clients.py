@@ -17,6 +17,7 @@ from tests.chaos.load import HttpClient, Load
 from tests.chaos.parts import Parts
 
 _POLL_S = 0.1
+_BEGUN = 200
 
 
 @dataclass(slots=True)
@@ -81,11 +82,15 @@ class Clients:
 
 
 def lost_with(exchanges: Sequence[Exchange], killed_at_s: float) -> list[Exchange]:
-    """Streams that ended with the ingress that they were on: begun before its end, cut by it."""
+    """Streams that ended with the ingress that they were on: begun before its end, cut by it.
+
+    Those whose answer had not begun are none of them: another ingress is asked.
+    """
     return [
         one
         for one in exchanges
-        if one.ending in {Ending.CUT, Ending.FAILED}
+        if one.status == _BEGUN
+        and one.ending in {Ending.CUT, Ending.FAILED}
         and one.sent_at_s <= killed_at_s
         and one.ended_at_s is not None
         and killed_at_s <= one.ended_at_s <= killed_at_s + 2.0

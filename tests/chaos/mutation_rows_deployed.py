@@ -186,9 +186,30 @@ DEPLOYMENT = (
     Mutation(
         "heads have a deadline",
         f"{_SERVING}/haproxy_front.py",
-        'return [line, f"    timeout http-request {_HEAD_S}s"] if',
-        "return [line] if",
+        'f"    timeout http-request {_REQUEST_S}s", ',
+        "",
         ("tests/serving/test_haproxy_front.py", "-k", "public_port"),
+    ),
+    Mutation(
+        "who had heard nothing is asked again when an ingress ends",
+        f"{_SERVING}/data_path.py",
+        '"conn-failure empty-response"',
+        '"conn-failure"',
+        ("tests/serving/test_haproxy_front.py", "-k", "heard_nothing"),
+    ),
+    Mutation(
+        "HAProxy has the whole request by then",
+        f"{_SERVING}/haproxy_front.py",
+        ', "    option http-buffer-request"]',
+        "]",
+        ("tests/serving/test_haproxy_front.py", "-k", "public_port"),
+    ),
+    Mutation(
+        "a request that ends ingresses ends few of them",
+        f"{_SERVING}/data_path.py",
+        '"RAY_SERVE_HAPROXY_RETRIES": "2"',
+        '"RAY_SERVE_HAPROXY_RETRIES": "9"',
+        ("tests/serving/test_haproxy_front.py", "-k", "three_at_most"),
     ),
     Mutation(
         "an HAProxy that cannot be guarded is not started",

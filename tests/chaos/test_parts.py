@@ -14,8 +14,10 @@ from tests.chaos.history import Ending, Exchange
 from tests.chaos.parts import Killed, environment, kill_to_restart, living
 
 
-def exchange(sent_at_s: float, ending: Ending | None, ended_at_s: float = 0.0) -> Exchange:
-    made = Exchange(request_id="r", prompt=(1,), max_tokens=1, sent_at_s=sent_at_s)
+def exchange(
+    sent_at_s: float, ending: Ending | None, ended_at_s: float = 0.0, status: int | None = 200
+) -> Exchange:
+    made = Exchange(request_id="r", prompt=(1,), max_tokens=1, sent_at_s=sent_at_s, status=status)
     if ending is not None:
         made.end(ending, ended_at_s)
     return made
@@ -26,6 +28,8 @@ def exchange(sent_at_s: float, ending: Ending | None, ended_at_s: float = 0.0) -
     [
         (exchange(9.0, Ending.CUT, 10.1), True),
         (exchange(9.0, Ending.FAILED, 10.1), True),
+        (exchange(9.0, Ending.CUT, 10.1, None), False),
+        (exchange(9.0, Ending.FAILED, 10.1, 502), False),
         (exchange(9.0, Ending.FINISHED, 10.1), False),
         (exchange(10.5, Ending.CUT, 10.6), False),
         (exchange(9.0, Ending.CUT, 13.0), False),

@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
@@ -27,7 +27,13 @@ from cryptography import x509
 from baton.config.schema_security import TlsConfig
 from baton.domain.errors import ClusterFailed
 from baton.serving.certificates import CertificateWatch
-from baton.serving.data_path import DataPath, FrontSettings, find_haproxy, pick_front_ports
+from baton.serving.data_path import (
+    DataPath,
+    FrontSettings,
+    find_haproxy,
+    pick_front_ports,
+    serve_environment,
+)
 from baton.serving.front_guard import guard_front, unguard_front
 from baton.serving.haproxy_front import Guard, UnknownConfiguration, guarded
 from tests.fakes.certificates import make_pair
@@ -50,7 +56,7 @@ def settings(folder: Path) -> FrontSettings:
     return FrontSettings(data_path=DataPath.HAPROXY, run_dir=folder, ports=pick_front_ports())
 
 
-def rendered(folder: Path, *, public: int = 8000, backend: int = 9) -> str:
+def rendered(folder: Path, *, public: int = 8000, backends: Sequence[int] = (9,)) -> str:
     """A configuration as Serve writes it, from the template of the installed version."""
     from jinja2 import ChainableUndefined, Environment
 
@@ -59,6 +65,7 @@ def rendered(folder: Path, *, public: int = 8000, backend: int = 9) -> str:
     assert spec.origin is not None
     templates = Path(spec.origin).parent / "serve" / "_private" / "haproxy_templates.py"
     template = runpy.run_path(str(templates))["HAPROXY_CONFIG_TEMPLATE"]
+    told = serve_environment(settings(folder))
     config = SimpleNamespace(
         socket_path=folder / "a.sock",
         metrics_port=public + 1,
@@ -70,12 +77,12 @@ def rendered(folder: Path, *, public: int = 8000, backend: int = 9) -> str:
         log_target="127.0.0.1:514",
         maxconn=64,
         nbthread=1,
-        bufsize=16384,
+        bufsize=told["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"],
         hard_stop_after_s=5,
         close_spread_time_s=None,
         error_file_path="",
-        retry_on="conn-failure",
-        retries=None,
+        retry_on=told["RAY_SERVE_HAPROXY_RETRY_ON"],
+        retries=told["RAY_SERVE_HAPROXY_RETRIES"],
         tcp_nodelay=True,
         balance_algorithm="leastconn",
         timeout_connect_s=2,
@@ -93,7 +100,10 @@ def rendered(folder: Path, *, public: int = 8000, backend: int = 9) -> str:
     one = SimpleNamespace(
         name="app",
         path_prefix="/",
-        servers=[SimpleNamespace(name="one", host="127.0.0.1", port=backend)],
+        servers=[
+            SimpleNamespace(name=f"ingress-{port}", host="127.0.0.1", port=port)
+            for port in backends
+        ],
         fallback_server=None,
         ingress_request_router_servers=[],
         **{
@@ -132,7 +142,7 @@ def test_only_the_public_port_is_open_and_the_admin_socket_is_its_owners(tmp_pat
     assert binds(closed) == ["bind 127.0.0.1:8001", "bind *:8000", "bind 127.0.0.1:8002"]
     assert "mode 600 level admin" in closed
     assert "mode 666" not in closed
-    assert len(closed.splitlines()) == len(text.splitlines()) + 2
+    assert len(closed.splitlines()) == len(text.splitlines()) + 3
     assert "timeout http-request 10s" in closed
 
 
@@ -224,15 +234,20 @@ class _Echo(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def front(folder: Path, tls: TlsConfig) -> Iterator[int]:
-    """The real HAProxy, started as Serve starts it; yields its public port."""
+def front(folder: Path, tls: TlsConfig, *handlers: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """The real HAProxy, started as Serve starts it, before an ingress for each of `handlers`.
+
+    Yields its public port.
+    """
     assert HAPROXY is not None
-    backend = ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
-    threading.Thread(target=backend.serve_forever, daemon=True).start()
+    ingresses = [ThreadingHTTPServer(("127.0.0.1", 0), one) for one in handlers or (_Echo,)]
+    for one in ingresses:
+        threading.Thread(target=one.serve_forever, daemon=True).start()
     port = pick_front_ports().stats  # and the two behind it
     told = guard_front({VARIABLE: HAPROXY}, settings(folder), host="0.0.0.0", tls=tls)  # noqa: S104 - to be reached
     written = folder / "haproxy.cfg"
-    written.write_text(rendered(folder, public=port, backend=backend.server_address[1]))
+    ports = [one.server_address[1] for one in ingresses]
+    written.write_text(rendered(folder, public=port, backends=ports))
     log = (folder / "haproxy.log").open("wb")
     process = subprocess.Popen(
         [told[VARIABLE], "-db", "-f", str(written)], stdout=log, stderr=log, env=dict(os.environ)
@@ -248,8 +263,9 @@ def front(folder: Path, tls: TlsConfig) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait(10)
-        backend.shutdown()
-        backend.server_close()
+        for one in ingresses:
+            one.shutdown()
+            one.server_close()
         log.close()
 
 
@@ -321,6 +337,61 @@ def test_clients_without_the_wanted_certificate_are_refused_but_for_health(short
         assert httpx.get(f"{url}/x", verify=shown).status_code == 200
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{url}/x", verify=unknown)
+
+
+def dying(asked: list[bytes], *, says: bytes = b"") -> type[BaseHTTPRequestHandler]:
+    """Ingresses of which the first that is asked ends at it, after it has said so much."""
+
+    class Dying(_Echo):
+        def do_POST(self) -> None:
+            asked.append(self.rfile.read(int(self.headers["content-length"])))
+            if len(asked) > 1:
+                self.do_GET()
+                return
+            self.wfile.write(says)
+            self.close_connection = True
+
+    return Dying
+
+
+@needs_haproxy
+@pytest.mark.parametrize("size", [10, 60_000])
+def test_who_had_heard_nothing_when_an_ingress_ended_is_served_by_another(
+    short: Path, size: int
+) -> None:
+    asked: list[bytes] = []
+    ingress = dying(asked)
+    with front(short, TlsConfig(), ingress, ingress) as port:
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x" * size)
+    assert answer.status_code == 200
+    assert asked == [b"x" * size] * 2
+
+
+@needs_haproxy
+def test_who_had_heard_something_when_an_ingress_ended_is_not_served_twice(short: Path) -> None:
+    asked: list[bytes] = []
+    ingress = dying(asked, says=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n")
+    with (
+        front(short, TlsConfig(), ingress, ingress) as port,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x")
+    assert len(asked) == 1
+
+
+@needs_haproxy
+def test_a_request_that_ends_ingresses_ends_three_at_most(short: Path) -> None:
+    asked: list[str] = []
+
+    class Ends(_Echo):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.close_connection = True
+
+    with front(short, TlsConfig(), *[Ends] * 5) as port:
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x")
+    assert answer.status_code >= 500
+    assert len(asked) == 3
 
 
 def _address_of_this_machine() -> str:

@@ -28,6 +28,8 @@ _REPLICA_PORTS = 200
 """A freed port is quarantined for as long as the longest stream: leave room for restarts."""
 _HARD_STOP_MARGIN_S = 30
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
+_ASKED_AGAIN_BYTES = 65_536
+"""Most requests are smaller; HAProxy keeps so much of each whose answer has not begun."""
 
 
 class DataPath(StrEnum):
@@ -187,6 +189,12 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
             # An old HAProxy knows the old ports until it is stopped: nobody else may get them.
             "RAY_SERVE_PORT_QUARANTINE_S": str(hard_stop_s + _HARD_STOP_MARGIN_S),
             "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": _seconds(settings.reload_spacing_s),
+            # Who had heard nothing yet when an ingress ended loses nothing: another one is asked,
+            # and a third one at most, so that a request that ends ingresses ends few of them.
+            "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+            "RAY_SERVE_HAPROXY_RETRIES": "2",
+            # It can ask again only what it still has whole; 1 KiB of it is HAProxy's own.
+            "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_ASKED_AGAIN_BYTES),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _seconds(settings.ingress_drain_s),
         }
     return environment

@@ -2,10 +2,10 @@
 
 Theory of operation: Serve writes HAProxy's configuration from a template of its own, which has
 metrics and statistics listen on every address, opens the socket for administrators to every user,
-waits an hour for a request's head, and knows no TLS. All of Serve listens where it is told to have
-HAProxy listen, which is loopback; here that becomes the address where clients come. Serve starts
-HAProxy anew, with that file, for each change. This program reads the file, writes it again with
-what a deployment's guard says, and hands its process over to the real HAProxy with the same
+waits an hour for what a client wants, and knows no TLS. All of Serve listens where it is told to
+have HAProxy listen, which is loopback; here that becomes the address where clients come. Serve
+starts HAProxy anew, with that file, for each change. This program reads the file, writes it again
+with what a deployment's guard says, and hands its process over to the real HAProxy with the same
 arguments, so that Serve finds the process id that it started. A file that does not look as expected
 starts no HAProxy at all, rather than an open one.
 
@@ -30,7 +30,8 @@ _BIND = re.compile(r"( *bind )(\S*:)(\d+)( .*)?")
 _ADMIN = re.compile(r"( *stats socket .*\bmode )666\b(.*)")
 _HERE: Final = "127.0.0.0/8 ::1"
 _HEALTH: Final = "/health"
-_HEAD_S: Final = 10
+_REQUEST_S: Final = 10
+"""Until its head and as much of its body as a buffer holds have come."""
 
 
 class UnknownConfiguration(Exception):
@@ -77,9 +78,14 @@ def _admin_socket(line: str, _guard: Guard) -> list[str] | None:
     return None if found is None else [f"{found[1]}600{found[2]}"]
 
 
-def _slow_heads(line: str, _guard: Guard) -> list[str] | None:
-    """Without it a client may take an hour to say what it wants, and hold a connection so long."""
-    return [line, f"    timeout http-request {_HEAD_S}s"] if line.strip() == "mode http" else None
+def _slow_requests(line: str, _guard: Guard) -> list[str] | None:
+    """Without it a client may take an hour to say what it wants, and hold a connection so long.
+
+    Waiting for as much of a request as HAProxy can hold lets it ask another ingress when one ends.
+    """
+    if line.strip() != "mode http":
+        return None
+    return [line, f"    timeout http-request {_REQUEST_S}s", "    option http-buffer-request"]
 
 
 def _on_this_machine(line: str, _guard: Guard) -> list[str] | None:
@@ -133,7 +139,7 @@ def _quoted(path: object) -> str:
 
 _CHANGES: Final[Mapping[str, Callable[[str, Guard], list[str] | None]]] = {
     "global": _admin_socket,
-    "defaults": _slow_heads,
+    "defaults": _slow_requests,
     "frontend prometheus": _on_this_machine,
     "frontend http_frontend": _public,
     "listen stats": _on_this_machine,
