@@ -2,12 +2,13 @@
 
 Theory of operation: `start` brings up EngineCore (a process, with worker processes under it) and
 talks to it through vLLM's own client over ZMQ. Everything that leaves the engine comes in order
-through one socket: `steps` reads it, and nobody else. The processes are started from a thread that
-lives as long as the engine (see `plugin`: the kernel ties the processes to that thread).
+through one socket: `steps` takes what `core_outputs` reads there, and nobody else does. The
+processes are started from a thread that lives as long as the engine (see `plugin`: the kernel ties
+the processes to that thread).
 
 An abort is a fence. The engine says nothing about an aborted request, but it answers a control
-call in order with its outputs; when that answer is there, a marker goes into the same queue that
-`steps` reads, and once `steps` has met the marker every earlier output has been yielded.
+call in order with its outputs; when that answer is there, a fence goes behind what was read and
+not taken, and once `steps` has come to it every earlier output has been yielded.
 
 What a prompt's KV blocks are fetched with is in the ticket, vLLM's `kv_transfer_params`; blocks
 that nobody will fetch are freed by a request that is aborted as it arrives (`release`).
@@ -16,7 +17,7 @@ Load comes from the scheduler's statistics of its last step (see `legs`). Transf
 NIXL connector counted; with tensor parallelism each rank's transfer counts as one pull. Who they
 came from is in `links`.
 
-vLLM's client queues outputs without bound, so whoever iterates `steps` must keep up.
+Outputs that were read wait without bound, so whoever iterates `steps` must keep up.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEventBatch
 from baton.engine.vllm import process
 from baton.engine.vllm.adapters import EngineAdapters
+from baton.engine.vllm.core_outputs import CoreOutputs
 from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
 from baton.engine.vllm.kv_events import subscribe
 from baton.engine.vllm.legs import LiveLegs
@@ -72,13 +74,6 @@ SideChannelCheck: TypeAlias = Callable[[str, str, float], Awaitable[None]]
 `TransferFailed`."""
 
 
-class _Fence:
-    """Goes through the queue of outputs to say that all before it were read."""
-
-    def __init__(self) -> None:
-        self.passed = asyncio.Event()
-
-
 class VllmEngine:
     """One vLLM engine with its processes."""
 
@@ -103,6 +98,7 @@ class VllmEngine:
         self._series = series
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm-parent")
         self._client: AsyncMPClient | None = None
+        self._outputs: CoreOutputs | None = None
         self._wire = EngineWire()
         self._facts: ReplicaFacts | None = None
         self._adapters = EngineAdapters(settings.adapters, slots=settings.adapter_slots.loaded)
@@ -131,7 +127,7 @@ class VllmEngine:
         try:
             async with asyncio.timeout(deadline_s):
                 await asyncio.shield(job)
-                # The first call also starts the client's reading of its socket.
+                self._outputs = CoreOutputs(self._core)
                 self._takes_up = await asks_whether_it_takes_up(self._core)
         except TimeoutError:
             await self.close()
@@ -256,12 +252,10 @@ class VllmEngine:
 
     async def _fence(self, leg_ids: list[str]) -> None:
         """Abort, and wait until `steps` has yielded all that was on its way before."""
-        fence = _Fence()
         with suppress(EngineDeadError):
             await self._core.abort_requests_async(leg_ids)
             await self._core.is_sleeping_async()
-            self._core.outputs_queue.put_nowait(fence)
-            await fence.passed.wait()
+            await self._from_core.fence().wait()
 
     async def release(self, ticket: Ticket) -> None:
         """Tell the replica that issued `ticket` to free its blocks without pulling them.
@@ -286,15 +280,12 @@ class VllmEngine:
         """
         while not self._closed:
             try:
-                step = await self._core.get_output_async()
+                step = await self._from_core.take()
             except Exception as error:
                 self._ended.set()
                 if self._is_closed():
                     return
                 raise self._failed(str(error)) from error
-            if isinstance(step, _Fence):
-                step.passed.set()
-                continue
             outputs = self._legs.take(step)
             if self._series is not None:
                 self._series.stepped(step)
@@ -345,6 +336,8 @@ class VllmEngine:
             return
         self._closed = True
         self._ended.set()
+        if self._outputs is not None:
+            self._outputs.cancel()  # before its socket is closed
         await asyncio.to_thread(self._end)
         if self._client is not None:
             await _end_context(self._client)
@@ -369,6 +362,12 @@ class VllmEngine:
         if self._client is None:
             raise self._failed("not started")
         return self._client
+
+    @property
+    def _from_core(self) -> CoreOutputs:
+        if self._outputs is None:
+            raise self._failed("not started")
+        return self._outputs
 
     def _is_closed(self) -> bool:
         """A call, so that the type checker forgets what was true before an await."""
