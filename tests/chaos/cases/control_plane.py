@@ -305,7 +305,7 @@ class Order:
 @case(
     "F8-order",
     "controllers, ingresses, replicas and nodes killed in random order for 20 minutes: nothing is "
-    "lost but streams of a killed ingress",
+    "lost but streams of a killed ingress that had begun",
     engines=Engines.SIMULATED,
     minutes=24,
 )
