@@ -50,3 +50,16 @@ def test_garbage_from_before_is_let_go_first() -> None:
         assert gone() is None
     finally:
         gc.unfreeze()
+
+
+def test_tidying_lets_go_of_tuples_that_are_only_kept_to_be_used_again() -> None:
+    from baton.runtime.heap import tidy_heap
+
+    tidy_heap()
+    before = sys.getallocatedblocks()
+    kept = [tuple(number for number in range(13)) for _ in range(1500)]
+    del kept
+    for_later = sys.getallocatedblocks() - before
+    tidy_heap()
+    assert for_later > 1000, "this Python keeps none: then there is nothing to tidy"
+    assert sys.getallocatedblocks() - before < 300

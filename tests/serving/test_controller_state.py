@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 
 from baton.config import DeploymentConfig, load_config
+from baton.serving.controller import Tidying
 from baton.serving.controller_state import Hearing, Measured
 from baton.serving.scaling_ports import Looks
 from baton.telemetry import catalogue as c
@@ -123,3 +126,25 @@ async def test_a_silent_serve_is_no_silent_ingress() -> None:
     world.fleet.silent = ("ingress: no answer", "ingress: no answer")
     await world.turn()
     assert world.reader.seen[-1].silent == 2
+
+
+async def test_once_in_a_while_a_controller_lets_go_of_what_nobody_uses() -> None:
+    class Thing:
+        pass
+
+    clock = Clock()
+    tidying, looks = Tidying(clock), Looks(states={}, reports=(), missing=(), silent=0)
+    thing = Thing()
+    thing.itself = thing  # type: ignore[attr-defined]  # a cycle
+    gone = weakref.ref(thing)
+    del thing
+    gc.disable()  # so that nobody else does
+    try:
+        clock.at_s += 59.0
+        await tidying.take(looks)
+        assert gone() is not None
+        clock.at_s += 1.0
+        await tidying.take(looks)
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -17,7 +17,8 @@ from baton.control.observing import Observer
 from baton.control.usage import usage_rows
 from baton.domain.errors import Broken, OperatorError
 from baton.runtime.clock import MonotonicClock
-from baton.runtime.heap import set_heap_aside
+from baton.runtime.heap import set_heap_aside, tidy_heap
+from baton.runtime.ports import Clock
 from baton.serving import live_config
 from baton.serving.clock_watch import ClockWatch
 from baton.serving.config_holder import ConfigHolder, Switch
@@ -34,6 +35,7 @@ from baton.serving.quota_desk import QuotaDesk
 from baton.serving.ray_gauges import RayGauges
 from baton.serving.scaling_loop import ScalingLoop
 from baton.serving.scaling_plan import observer_options, scaling_plan
+from baton.serving.scaling_ports import Looks
 from baton.serving.scaling_reports import (
     class_rows,
     demand_row,
@@ -51,6 +53,7 @@ from baton.telemetry.logs import configure_logs, log_event
 _LOGGER = logging.getLogger(__name__)
 _MEMBER_FIELDS = ("replica_id", "pool", "role", "link", "pid")
 _FIRST_VIEW_S = 10.0
+_TIDY_S = 60.0
 Told = dict[str, object]
 
 
@@ -91,6 +94,7 @@ class ControllerBody:
                 RayGauges(self._state, clock=self._clock),
                 self._usage,
                 ClockWatch(self._clock, wall_s, fleet.begin_anew),
+                Tidying(self._clock),
             ),
         )
         self.measured = Measured(
@@ -235,6 +239,21 @@ class ControllerBody:
             "failed_calls": counters.failed_calls,
             "last_failure": counters.last_failure,
         }
+
+
+class Tidying:
+    """Tidies the heap once in a while. A `ReportReader`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due_at_s = clock.now_s() + _TIDY_S
+
+    async def take(self, _looks: Looks) -> None:
+        """Tidy, if it is time."""
+        now_s = self._clock.now_s()
+        if now_s >= self._due_at_s:
+            self._due_at_s = now_s + _TIDY_S
+            tidy_heap()
 
 
 class Controller:
