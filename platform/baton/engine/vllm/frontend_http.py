@@ -15,7 +15,7 @@ from typing import Any
 from baton.engine.vllm.frontend_errors import Problem
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Of all header names and values; HAProxy's own limit, where it stands in front, is 16 KiB."""
+"""Of all header names and values; HAProxy's own limit, where it stands in front, is 64 KiB."""
 MAX_HEADERS = 100
 
 # As ASGI names them: a request that says HTTP/2.0 in its first line is none.
