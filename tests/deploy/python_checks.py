@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -121,7 +122,18 @@ def ray_cluster(folder: Path) -> list[str]:
     found = of_schema(cluster, _ray_schema())
     types = cast("dict[str, object]", cluster.get("available_node_types", {}))
     head = cluster.get("head_node_type")
-    return found + ([] if head in types else [f"$.head_node_type: there is no type {head}"])
+    found += [] if head in types else [f"$.head_node_type: there is no type {head}"]
+    docker = cast("dict[str, list[str]]", cluster.get("docker", {}))
+    return found + [one for one in docker.get("run_options", []) if not _is_one_option(one)]
+
+
+def _is_one_option(option: str) -> bool:
+    """Ray puts options into the command line of a shell: each is a word, or has one behind it."""
+    try:
+        first, *more = shlex.split(option)
+    except ValueError:
+        return False
+    return first.startswith("--") and len(more) <= 1
 
 
 @cache

@@ -24,6 +24,7 @@ TYPOS = [
     Typo("kuberay", "rayservice.yaml", "dashboard-host:", "num-cpus:"),
     Typo("ray", "cluster.yaml", "idle_timeout_minutes:", "idle_timeout_minute:"),
     Typo("ray", "cluster.yaml", "head_node_type: head", "head_node_type: haed"),
+    Typo("ray", "cluster.yaml", "--env 'RAY_SERVE_HAPROXY_RETRY_ON", "--env RAY_SERVE"),
     Typo("helm", "values.yaml", "role: prefill", "roles: prefill"),
     Typo("helm", "values.yaml", "perNode:", "perNodes:"),
     Typo("kustomize", "base/kustomization.yaml", "services.yaml", "service.yaml"),

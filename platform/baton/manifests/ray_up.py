@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Final
 
@@ -104,4 +105,5 @@ def _machine(group: NodeGroup, accelerator: str | None) -> str:
 
 def _environment(deployment: Adapted) -> list[str]:
     variables = ray_variables(deployment.config) | {"RAY_AUTH_MODE": "token", "HF_HOME": MODELS}
-    return [f"--env {name}={value}" for name, value in sorted(variables.items())]
+    # Ray puts these into the command line of a shell.
+    return [f"--env {shlex.quote(f'{name}={value}')}" for name, value in sorted(variables.items())]
