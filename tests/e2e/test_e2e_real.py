@@ -103,16 +103,22 @@ def test_tokens_equal_those_of_one_plain_engine_and_the_blocks_were_pulled_by_ni
     before = decoded(baton.replicas())
     answers = [ask(baton, prompt) for prompt in prompts()]
     assert answers == plain
-    after = baton.wait_for(
-        lambda s: decoded(s["ingresses"][0]["replicas"])["pulls"] >= before["pulls"] + PROMPTS, 10
-    )
-    row = decoded(after["ingresses"][0]["replicas"])
-    assert row["pulls"] == before["pulls"] + PROMPTS
-    assert row["transfer_failures"] == 0
     blocks = sum(-(-len(prompt) // 32) for prompt in prompts())
     # The engine's own counter of bytes; a block of the tiny model's cache, keys and values:
     block_bytes = 4 * 2 * 32 * 2 * 64 * 2
-    assert row["moved_bytes"] - before["moved_bytes"] == blocks * block_bytes
+
+    def moved(status: dict[str, Any]) -> tuple[int, float]:
+        row = decoded(status["ingresses"][0]["replicas"])
+        pulls, moved_bytes = (row[name] - before[name] for name in ("pulls", "moved_bytes"))
+        return pulls, moved_bytes / block_bytes
+
+    after = baton.wait_for(lambda s: moved(s)[0] >= PROMPTS and moved(s)[1] >= blocks, 10)
+    pulls, moved_blocks = moved(after)
+    # A busy machine makes a link look slow: then its pair is probed meanwhile, by a block each.
+    probes = pulls - PROMPTS
+    assert 0 <= probes <= 3
+    assert moved_blocks == blocks + probes
+    assert decoded(after["ingresses"][0]["replicas"])["transfer_failures"] == 0
 
 
 def test_a_callers_trace_has_the_spans_of_both_engines_and_they_fill_its_time(
