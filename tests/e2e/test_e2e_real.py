@@ -114,7 +114,7 @@ def test_tokens_equal_those_of_one_plain_engine_and_the_blocks_were_pulled_by_ni
 
     after = baton.wait_for(lambda s: moved(s)[0] >= PROMPTS and moved(s)[1] >= blocks, 10)
     pulls, moved_blocks = moved(after)
-    # A busy machine makes a link look slow: then its pair is probed meanwhile, by a block and a token.
+    # A busy machine makes a link look slow: then its pair is probed, by a block and a token.
     probes = pulls - PROMPTS
     assert 0 <= probes <= 3
     assert blocks + probes <= moved_blocks <= blocks + 2 * probes
