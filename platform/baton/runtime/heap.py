@@ -8,8 +8,8 @@ quarter is one of what was made since: collections come early, find little, and 
 
 Python also keeps up to 2,000 tuples of each length for those to come, and a tuple made from a
 generator takes none of them, but becomes one. Only a collection of everything lets them go. A
-process that does little gets there in hours, and until then looks as if it leaked a megabyte an
-hour: it has to ask for that collection, which takes it milliseconds.
+process that does little gets there in hours, and until then looks as if it leaked: it has to ask
+for that collection, which takes it milliseconds.
 """
 
 from __future__ import annotations
