@@ -6,9 +6,9 @@ sweep just takes longer. Starts are spaced: in any `t` seconds at most `burst + 
 
 A large fleet has more pairs than could ever be checked, or kept: of a thousand replicas a
 million. So a replica that joins is paired with at most `partners` others each way, drawn by lot,
-and with another for each that leaves; a pair that nobody drew is watched from the moment at which
-something goes wrong on it until it is known to be well. Whoever has a broken side channel is found
-by its partners, as ever.
+and with another when it has fewer left, because some went; a pair that nobody drew is watched from
+the moment at which something goes wrong on it until it is known to be well. Whoever has a broken
+side channel is found by its partners, as ever.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, islice
 from random import Random
 
+from baton.control.candidates import Candidates
 from baton.domain.fleet import ReplicaFacts, Role
 
 _MOST_TRIES = 64
-"""Others looked at for a new partner: where few may be one, hundreds of pairs must not look at all.
-"""
+"""Others looked at for a new partner: hundreds of pairs must not look at all of thousands."""
 
 
 class Pair:
@@ -71,6 +70,7 @@ class PairSchedule:
         self._burst_s = (burst - 1) * self._spacing_s
         self._spaced_until_s = float("-inf")
         self._facts: dict[str, ReplicaFacts] = {}
+        self._sources, self._targets = Candidates(), Candidates()
         self._by_source: dict[str, dict[str, Pair]] = {}
         self._by_target: dict[str, dict[str, Pair]] = {}
         self._fresh: deque[tuple[int, Pair]] = deque()
@@ -94,18 +94,18 @@ class PairSchedule:
 
     def join(self, facts: ReplicaFacts) -> None:
         """Add a replica's pairs with those that are there, to be checked at once."""
-        others = list(self._facts.values())
-        if len(others) > self._partners:
-            self._rng.shuffle(others)
-        targets = sources = 0
-        for other in others:
-            if targets < self._partners and _may_hand_over(facts, other):
-                targets += 1
-                self._add(Pair(facts, other))
-            if sources < self._partners and _may_hand_over(other, facts):
-                sources += 1
-                self._add(Pair(other, facts))
+        hands_over, takes = _may_hand_over(facts), _may_take(facts)
+        if hands_over:
+            for target in self._targets.some(facts.layout, self._partners, self._rng):
+                self._add(Pair(facts, target))
+        if takes:
+            for source in self._sources.some(facts.layout, self._partners, self._rng):
+                self._add(Pair(source, facts))
         self._facts[facts.replica_id] = facts
+        if hands_over:
+            self._sources.join(facts)
+        if takes:
+            self._targets.join(facts)
 
     def watch(self, source_id: str, target_id: str) -> Pair | None:
         """The pair, which is watched from now on if it was not; None: it hands nothing over."""
@@ -113,7 +113,7 @@ class PairSchedule:
         source, target = self._facts.get(source_id), self._facts.get(target_id)
         if pair is not None or source is None or target is None or source is target:
             return pair
-        if not _may_hand_over(source, target):
+        if not (_may_hand_over(source) and _may_take(target) and source.layout == target.layout):
             return None
         pair = Pair(source, target, drawn=False)
         self._add(pair)
@@ -126,7 +126,10 @@ class PairSchedule:
 
     def leave(self, replica_id: str) -> list[Pair]:
         """Take a replica's pairs out, and return them."""
-        self._facts.pop(replica_id, None)
+        facts = self._facts.pop(replica_id, None)
+        if facts is not None:
+            self._sources.leave(facts)
+            self._targets.leave(facts)
         pairs = [
             *self._by_source.pop(replica_id, {}).values(),
             *self._by_target.pop(replica_id, {}).values(),
@@ -188,26 +191,19 @@ class PairSchedule:
             yield number, pair
 
     def _draw_anew(self, gone_id: str, pairs: Iterable[Pair]) -> None:
-        """Give those who had drawn it another partner each, where there is one."""
-        others = list(self._facts.values())
+        """Give those another partner, where there is one, who have fewer than they shall have."""
         for pair in pairs:
             is_source = pair.source.replica_id == gone_id
             left = pair.target if is_source else pair.source
-            if not pair.drawn or left.replica_id not in self._facts:
+            partners = (self._by_target if is_source else self._by_source).get(left.replica_id, {})
+            kept = sum(one.drawn for one in partners.values())
+            if left.replica_id not in self._facts or kept >= self._partners:
                 continue
-            begin = self._rng.randrange(len(others))
-            for other in islice(chain(islice(others, begin, None), others), _MOST_TRIES):
-                source, target = (other, left) if is_source else (left, other)
-                if self._is_new(source, target):
-                    self._add(Pair(source, target))
+            others = self._sources if is_source else self._targets
+            for other in others.onwards(left.layout, _MOST_TRIES, self._rng):
+                if other is not left and other.replica_id not in partners:
+                    self._add(Pair(other, left) if is_source else Pair(left, other))
                     break
-
-    def _is_new(self, source: ReplicaFacts, target: ReplicaFacts) -> bool:
-        return (
-            source is not target
-            and _may_hand_over(source, target)
-            and self.get(source.replica_id, target.replica_id) is None
-        )
 
     def _add(self, pair: Pair) -> None:
         source_id, target_id = pair.source.replica_id, pair.target.replica_id
@@ -216,13 +212,12 @@ class PairSchedule:
         self.put_first(pair)
 
 
-def _may_hand_over(source: ReplicaFacts, target: ReplicaFacts) -> bool:
-    return (
-        source.role is not Role.DECODE
-        and target.role is not Role.PREFILL
-        and source.layout == target.layout
-        and bool(source.side_channel)
-    )
+def _may_hand_over(facts: ReplicaFacts) -> bool:
+    return facts.role is not Role.DECODE and bool(facts.side_channel)
+
+
+def _may_take(facts: ReplicaFacts) -> bool:
+    return facts.role is not Role.PREFILL
 
 
 def _take_out(index: dict[str, dict[str, Pair]], one: str, other: str) -> None:
