@@ -29,7 +29,8 @@ class DataPlane:
     """An ingress and its replicas, from entering to leaving the context."""
 
     def __init__(self, scenario: str, names: Sequence[str], *, frontend: str) -> None:
-        self.port = free_port()
+        self.port = 0
+        """Where the ingress listens, once it was started."""
         self._scenario = scenario
         self._names = names
         self._frontend = frontend
@@ -44,6 +45,7 @@ class DataPlane:
                 sets = ["observability.metrics.enabled=false"]
                 links |= self._spawn(f"replicas-{begin}", sets, json.dumps(some))["links"]
             sets = [f"server.frontend={self._frontend}"]
+            self.port = free_port()  # now that no replica can take it
             self._spawn("ingress", sets, str(self.port), json.dumps(links))
             await_health(f"http://127.0.0.1:{self.port}", self._why_not)
         except BaseException:

@@ -68,7 +68,7 @@ SERVES = """
 import logging, sys
 from logging.handlers import MemoryHandler
 from baton.config.schema import ModelConfig
-from baton.engine.vllm.app import _import_vllm
+from baton.engine.vllm.app import _server_args
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendSettings
 from baton.serving.engines import model_path
 from ray.serve._private.logging_utils import configure_component_logger
@@ -90,7 +90,7 @@ facts = FleetFacts(
     max_running_requests=8,
     max_batched_tokens=128,
 )
-_import_vllm(settings, facts)
+_server_args(settings, facts)
 (kept,) = (one for one in logging.getLogger("ray.serve").handlers if isinstance(one, MemoryHandler))
 print("FILE", kept.target.baseFilename)
 """

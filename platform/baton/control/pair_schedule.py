@@ -76,6 +76,8 @@ class PairSchedule:
         self._fresh: deque[tuple[int, Pair]] = deque()
         self._later: list[tuple[float, int, Pair]] = []
         self._number = 0
+        self._undrawn = 0
+        """Pairs that are watched though nobody drew them: few, if any."""
 
     def __len__(self) -> int:
         return sum(len(targets) for targets in self._by_source.values())
@@ -121,6 +123,7 @@ class PairSchedule:
 
     def forget(self, pair: Pair) -> None:
         """Watch a pair no more that waits for no check."""
+        self._undrawn -= not pair.drawn
         _take_out(self._by_source, pair.source.replica_id, pair.target.replica_id)
         _take_out(self._by_target, pair.target.replica_id, pair.source.replica_id)
 
@@ -184,6 +187,9 @@ class PairSchedule:
         assert not busy & set(queued), "a pair that is being checked waits"
         mirrored = [pair for sources in self._by_target.values() for pair in sources.values()]
         assert {id(pair) for pair in mirrored} == {id(pair) for pair in known}, "indexes differ"
+        assert self._undrawn == sum(not pair.drawn for pair in known), (
+            "undrawn pairs are miscounted"
+        )
 
     def _waiting(self) -> Iterator[tuple[int, Pair]]:
         yield from self._fresh
@@ -196,7 +202,7 @@ class PairSchedule:
             is_source = pair.source.replica_id == gone_id
             left = pair.target if is_source else pair.source
             partners = (self._by_target if is_source else self._by_source).get(left.replica_id, {})
-            kept = sum(one.drawn for one in partners.values())
+            kept = len(partners) - self._undrawn  # at least
             if left.replica_id not in self._facts or kept >= self._partners:
                 continue
             others = self._sources if is_source else self._targets
@@ -207,6 +213,7 @@ class PairSchedule:
 
     def _add(self, pair: Pair) -> None:
         source_id, target_id = pair.source.replica_id, pair.target.replica_id
+        self._undrawn += not pair.drawn
         self._by_source.setdefault(source_id, {})[target_id] = pair
         self._by_target.setdefault(target_id, {})[source_id] = pair
         self.put_first(pair)

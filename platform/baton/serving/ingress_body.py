@@ -26,11 +26,11 @@ from baton.domain.demand import CoordinatorReport
 from baton.domain.errors import BatonError, Broken, LinkFailed, Rejected
 from baton.domain.events import Event, QuotasShared, ReplicaJoined, TimePassed
 from baton.domain.fleet import ReplicaFacts
-from baton.engine.vllm.app import VllmFrontend
+from baton.engine.vllm.app import VllmFrontend, import_python_frontend
 from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_gate import AsgiApp
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
-from baton.engine.vllm.rust_frontend import RustFrontend
+from baton.engine.vllm.rust_frontend import RustFrontend, import_rust_frontend
 from baton.runtime.clock import MonotonicClock
 from baton.runtime.driver import Driver
 from baton.runtime.heap import set_heap_aside
@@ -59,7 +59,7 @@ class IngressBody:
     """Everything an ingress replica owns; `start` builds it up, `close` takes it down.
 
     It stands between the driver and the frontend, because the link may speak before the frontend
-    is there to be spoken to: a frontend takes seconds to import.
+    is there to be spoken to.
     """
 
     def __init__(
@@ -117,11 +117,14 @@ class IngressBody:
         await self.telemetry.start(host)
         for tracer in self._tracers:
             tracer.start()
+        is_rust = self._config.server.frontend is FrontendKind.RUST
+        # First, for it keeps the loop waiting: replicas would miss its beats, leave and come back.
+        await asyncio.to_thread(import_rust_frontend if is_rust else import_python_frontend)
         await self._membership.start()
         await self._door.start()
         settings = await asyncio.to_thread(self._frontend_settings)
         facts, hooks = await self._fleet_facts(), self._hooks()
-        if self._config.server.frontend is FrontendKind.RUST:
+        if is_rust:
             settings = replace(settings, routes=open_routes(self._config))
             self._frontend = RustFrontend(settings, facts, hooks=hooks, clock=self._clock)
             self.rust = self._rust_ingress(self._frontend)

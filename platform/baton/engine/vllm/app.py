@@ -136,7 +136,7 @@ class VllmFrontend:
         return self._seam
 
     async def _start(self, addresses: dict[str, str]) -> AsgiApp:
-        args = await asyncio.to_thread(_import_vllm, self._settings, self._facts)
+        args = await asyncio.to_thread(_server_args, self._settings, self._facts)
         # Imported by now, in the thread.
         from baton.engine.vllm.frontend_llm import (
             FleetLLM,
@@ -180,13 +180,22 @@ class VllmFrontend:
             self._api.set_default_max_tokens(limits.tokens_unless_said)
 
 
-def _import_vllm(settings: FrontendSettings, facts: FleetFacts) -> Namespace:
-    """Import everything heavy, and parse the server's arguments."""
+def import_python_frontend() -> None:
+    """Import everything heavy: seconds, in which other threads hardly run.
+
+    To be called before anybody waits for a word of this process; to start a frontend does it, too.
+    """
     # Read by vLLM when it would first report usage to its makers.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Read with each fetch: a host that media may come from could name another that they may not.
     os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
     with kept_handlers():
         from baton.engine.vllm import frontend_llm, seam  # noqa: F401 - to have it imported
+
+
+def _server_args(settings: FrontendSettings, facts: FleetFacts) -> Namespace:
+    """The server's arguments, parsed."""
+    import_python_frontend()
+    from baton.engine.vllm import frontend_llm
 
     return frontend_llm.server_args(settings.argv(max_len_tokens=facts.max_len_tokens))

@@ -71,8 +71,7 @@ class RustFrontend:
         """
         arguments = rust_arguments(self._settings, max_len_tokens=self._facts.max_len_tokens)
         try:
-            program = await asyncio.to_thread(_program)
-            await asyncio.to_thread(_import_vllm)
+            program = await asyncio.to_thread(import_rust_frontend)
             self._folder = scratch_folder("baton-", short=True)
             async with asyncio.timeout(self._settings.start_timeout_s):
                 await self._start(program, arguments, self._folder)
@@ -241,13 +240,14 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _program() -> Path:
+def import_rust_frontend() -> Path:
+    """Find the program, and import everything heavy, as for the frontend in Python.
+
+    Raises:
+        EngineStartFailed: there is no such program, or it is of another version.
+    """
     program = find_rust_frontend(os.environ)
     check_version(program)
-    return program
-
-
-def _import_vllm() -> None:
-    """Import everything heavy."""
     with kept_handlers():
         from baton.engine.vllm import rust_callers, seam  # noqa: F401 - to have it imported
+    return program
