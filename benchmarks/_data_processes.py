@@ -31,6 +31,8 @@ class DataPlane:
     def __init__(self, scenario: str, names: Sequence[str], *, frontend: str) -> None:
         self.port = 0
         """Where the ingress listens, once it was started."""
+        self.start_s = 0.0
+        """From the ingress' start until it could serve; its replicas were there."""
         self._scenario = scenario
         self._names = names
         self._frontend = frontend
@@ -46,8 +48,10 @@ class DataPlane:
                 links |= self._spawn(f"replicas-{begin}", sets, json.dumps(some))["links"]
             sets = [f"server.frontend={self._frontend}"]
             self.port = free_port()  # now that no replica can take it
+            began_s = time.monotonic()
             self._spawn("ingress", sets, str(self.port), json.dumps(links))
             await_health(f"http://127.0.0.1:{self.port}", self._why_not)
+            self.start_s = time.monotonic() - began_s
         except BaseException:
             self._end()
             raise

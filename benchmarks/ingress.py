@@ -103,6 +103,7 @@ def growth(frontend: str, seed: int, folder: Path) -> Figures:
             cost = _cost(plane, ask, folder, seed=seed)
         found |= {f"{key}_{count}": value for key, value in cost.items()}
         found[f"idle_cores_{count}"] = idle_s
+        found[f"start_s_{count}"] = plane.start_s
         _say(f"  {frontend}, {count} replicas: {rounded(cost)}, {idle_s:.3f} cores at rest")
     few, many = (found[f"us_per_token_{count}"] for count in (REPLICAS[0], REPLICAS[-1]))
     return found | {"growth": many / few}
