@@ -30,6 +30,7 @@ from baton.engine.vllm.callers import ANYBODY, Caller, session_of, with_caller
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp
 from baton.engine.vllm.frontend_limits import FrontendLimits, bad_name, too_many_words
+from baton.engine.vllm.prompt_tails import decode_tails_only
 from baton.engine.vllm.token_memory import remember_tokens
 
 _TASKS = ("generate",)
@@ -90,6 +91,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             client_addresses=dict(addresses),
         )
         remember_tokens(self.renderer, _among_whom)
+        decode_tails_only(self.output_processor)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Ask the fleet, besides vLLM's own limits; called before a response starts.
