@@ -17,7 +17,7 @@ from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import HostOptions, ReplicaHost
-from tests.fakes.scripted_engine import ScriptedEngine, Watch
+from tests.fakes.scripted_engine import ScriptedEngine, Watch, make_facts
 
 FAST = LinkOptions(beat_s=0.05, liveness_s=0.6, reconnect_s=0.02, reconnect_max_s=0.2)
 ANY_PORT = "tcp://127.0.0.1:0"
@@ -178,6 +178,16 @@ def raw_replica(bind: str = ANY_PORT) -> Iterator[tuple[RawPeer, str]]:
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.bind(bind)
         yield RawPeer(socket), socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+async def welcome(peer: RawPeer, message: list[bytes]) -> bytes:
+    """Answer a hello; returns who said it."""
+    identity, *parts = message
+    hello = codec.decode_from_coordinator(parts)
+    assert isinstance(hello, frames.Hello)
+    answer = frames.Welcome(frames.PROTOCOL, hello.session, make_facts("r1"))
+    await peer.send(identity, *codec.encode(answer))
+    return identity
 
 
 @asynccontextmanager

@@ -31,6 +31,7 @@ from tests.fakes.link_rig import (
     hosting,
     joined,
     raw_replica,
+    welcome,
 )
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts, make_leg, make_ticket
 
@@ -216,15 +217,6 @@ async def test_a_replica_of_another_version_is_refused_in_plain_words() -> None:
             await sessions.opened(2)
             assert client.refusals == {"r1": why}
             assert log.events == []
-
-
-async def welcome(peer: RawPeer, message: list[bytes]) -> bytes:
-    identity, *parts = message
-    hello = codec.decode_from_coordinator(parts)
-    assert isinstance(hello, frames.Hello)
-    answer = frames.Welcome(frames.PROTOCOL, hello.session, make_facts("r1"))
-    await peer.send(identity, *codec.encode(answer))
-    return identity
 
 
 async def test_a_gap_in_the_steps_loses_the_replica_as_out_of_step() -> None:

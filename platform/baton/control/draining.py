@@ -114,6 +114,5 @@ def _is_under_way(entry: Entry | None) -> bool:
 def _has_room(view: ReplicaView, tokens: int) -> bool:
     """Whether a stream with so many tokens could begin there now."""
     load, facts = view.load, view.facts
-    streams = load.running_requests + load.queued_requests + load.pulling_requests
     used = load.kv_used_fraction + tokens / (facts.kv_blocks * facts.block_size_tokens)
-    return streams + view.unseen_legs < facts.max_running_requests and used <= _FULL
+    return load.requests + view.unseen_legs < facts.max_running_requests and used <= _FULL

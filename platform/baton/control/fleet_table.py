@@ -214,11 +214,11 @@ class FleetTable:
         """Replace a view, or take it out, and keep the sums over all of them."""
         old = self._views.pop(replica_id, None) if view is None else self._views.get(replica_id)
         if old is not None:
-            self._reported_legs -= _reported_legs(old)
+            self._reported_legs -= old.load.requests
             self._seen_legs -= old.inflight_legs - old.unseen_legs
         if view is not None:
             self._views[replica_id] = view
-            self._reported_legs += _reported_legs(view)
+            self._reported_legs += view.load.requests
             self._seen_legs += view.inflight_legs - view.unseen_legs
 
     def check_integrity(self) -> None:
@@ -226,7 +226,7 @@ class FleetTable:
         sums = (self._reported_legs, self._seen_legs)
         views = self._views.values()
         counted = (
-            sum(_reported_legs(view) for view in views),
+            sum(view.load.requests for view in views),
             sum(view.inflight_legs - view.unseen_legs for view in views),
         )
         assert sums == counted, f"sums over the fleet are {sums}, counted {counted}"
@@ -238,11 +238,6 @@ class FleetTable:
             assert view == _with_unseen(view, sent), f"{replica_id}: unseen"
             streams = (view.inflight_streams, len(sent.streams))
             assert streams[0] == streams[1] <= view.inflight_legs, f"{replica_id}: {streams}"
-
-
-def _reported_legs(view: ReplicaView) -> int:
-    load = view.load
-    return load.running_requests + load.queued_requests + load.pulling_requests
 
 
 def _with_more(

@@ -86,8 +86,7 @@ class Health:
         """A replica has said how loaded it is."""
         if replica_id not in self._moved_at_s:
             return
-        has_work = load.running_requests or load.queued_requests or load.pulling_requests
-        if not has_work or self._steps.get(replica_id) != load.steps.steps:
+        if not load.requests or self._steps.get(replica_id) != load.steps.steps:
             self._steps[replica_id] = load.steps.steps
             self._moved_at_s[replica_id] = now_s
 

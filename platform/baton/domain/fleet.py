@@ -151,6 +151,11 @@ class Load(NamedTuple):
     """Number of the last cache update that was sent; 0 before the first."""
     adapters: AdapterLoad = AdapterLoad()
 
+    @property
+    def requests(self) -> int:
+        """All that wait, run, or wait for their blocks."""
+        return self.queued_requests + self.running_requests + self.pulling_requests
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaView:

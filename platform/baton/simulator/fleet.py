@@ -179,8 +179,7 @@ class VirtualFleet:
         self.check_integrity()
         for replica_id, replica in self.replicas.items():
             load = replica.load()
-            busy = (load.queued_requests, load.running_requests, load.pulling_requests)
-            expect(busy == (0, 0, 0), f"{replica_id} is busy: {load}")
+            expect(load.requests == 0, f"{replica_id} is busy: {load}")
             expect(load.kv_used_fraction == 0, f"{replica_id} keeps blocks: {load}")
         phases = [ingress.coordinator.phases() for ingress in self.ingresses]
         expect(not any(phases), f"requests are in flight: {phases}")

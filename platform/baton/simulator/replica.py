@@ -132,8 +132,7 @@ class VirtualReplica:
     def is_empty(self) -> bool:
         """Whether nothing is left here of any request: no leg, no block that is in use."""
         load = self.load()
-        legs = load.queued_requests + load.running_requests + load.pulling_requests
-        return not legs and not load.kv_used_fraction
+        return not load.requests and not load.kv_used_fraction
 
     def _report(self, session: Session, load: Load) -> None:
         report = LoadReported(

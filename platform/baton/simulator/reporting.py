@@ -16,7 +16,7 @@ class Reporting:
     cache_every_s: float = 0.02
     """How long cache changes are gathered before they are sent."""
     always: bool = True
-    """Report even if nothing has happened since the last time, as the fleet link does."""
+    """Report even if nothing has happened since the last time; the fleet link does now and then."""
     silence_s: float = float("inf")
     """Without `always`: the longest that a replica says nothing."""
     cached: bool = True

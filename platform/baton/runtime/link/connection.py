@@ -94,6 +94,10 @@ class ReplicaConnection:
         self._draining = False
         self._role_epoch = 0
         self._said_something = False
+        self._idle = False
+        """By its last beat the replica has nothing to do, and was sent nothing since."""
+        self._unsaid_turns = 0
+        self._idle_beats = end.options.idle_beats
         self._unsent_aborts: dict[str, None] = {}
         self._heard_at_s = 0.0
         self._silence = Silence(end.options.liveness_s, 0.0)
@@ -122,6 +126,7 @@ class ReplicaConnection:
             why = f"{max(map(len, parts))} bytes, wanted at most {most_bytes} in one part"
             self._say_unsendable(leg.leg_id, why)
             return LegFailure.REFUSED
+        self._idle = False
         match self._send(parts):
             case Sent.QUEUED:
                 return None
@@ -210,8 +215,10 @@ class ReplicaConnection:
             return
         if self._unsent_aborts:
             self._send_aborts()
-        if not self._said_something:
+        self._unsaid_turns = 0 if self._said_something else self._unsaid_turns + 1
+        if self._unsaid_turns >= (self._idle_beats if self._idle else 1):
             self._send(_BEAT)
+            self._unsaid_turns = 0
         self._said_something = False
 
     # ------------------------------------------------------------------ sessions
@@ -222,7 +229,7 @@ class ReplicaConnection:
         self._state = _State.CONNECTING
         self._connected = False
         self._next_seq = 1
-        self._draining = False
+        self._draining = self._idle = False
         self._role_epoch = 0
         self._heard_at_s = now_s
         socket = end.context.socket(zmq.DEALER)
@@ -366,6 +373,7 @@ class ReplicaConnection:
         reported = LoadReported(
             replica_id=self.replica_id, load=beat.load, received_legs=beat.received_legs
         )
+        self._idle = not beat.load.requests
         self._emit_if_sane(beat.load, reported)
         if beat.draining and not self._draining and self._state is _State.JOINED:
             self._draining = True

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from baton.runtime.link.keys import FleetKeys
 
+_IDLE_BEATS = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
@@ -37,6 +39,15 @@ class LinkOptions:
                 f"link: beat_s is {self.beat_s} and liveness_s {self.liveness_s}, wanted"
                 " 0 < beat_s < liveness_s"
             )
+
+    @property
+    def idle_beats(self) -> int:
+        """Of how many beats one is sent where nothing is under way and nothing new.
+
+        In a large fleet most replicas of a moment are idle, and their beats are what an ingress
+        does most. Who misses one of the few has not been silent for too long by then.
+        """
+        return max(1, min(_IDLE_BEATS, int(self.liveness_s / 2 / self.beat_s)))
 
 
 @dataclass(slots=True, kw_only=True)

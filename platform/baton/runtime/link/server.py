@@ -207,17 +207,25 @@ class LinkServer:
         for session in tuple(self._sessions.values()):
             if session.silence.too_long(now_s, stalled=stalled):
                 self._drop(session, frames.Goodbye(Parting.SILENT))
-        self.beat_now()
+        self._beat(tuple(self._sessions.values()), unless_idle=True)
 
-    def _beat(self, sessions: Sequence[Session]) -> None:
+    def _beat(self, sessions: Sequence[Session], *, unless_idle: bool = False) -> None:
         load, draining = self._handler.beat()
         self.reports.note_links(self._handler.links())
         for session in sessions:
-            self._send(
-                session, codec.encode(frames.ReplicaBeat(load, draining, session.received_legs))
-            )
+            beat = frames.ReplicaBeat(load, draining, session.received_legs)
+            if unless_idle and self._says_enough(session, beat):
+                continue
+            session.said, session.unsaid_beats = beat, 0
+            self._send(session, codec.encode(beat))
             if self._sessions.get(session.peer) is session:
                 self.reports.send_links(session)
+
+    def _says_enough(self, session: Session, beat: frames.ReplicaBeat) -> bool:
+        """Whether a session need not be told what it knows: it waits for nothing here."""
+        session.unsaid_beats += 1
+        due = session.unsaid_beats >= self._options.idle_beats
+        return not (due or session.legs or beat != session.said)
 
     # ------------------------------------------------------------------ sending
 

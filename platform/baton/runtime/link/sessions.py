@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from baton.runtime.link.frames import ReplicaBeat
 from baton.runtime.link.silence import Silence
 
 
@@ -20,6 +21,10 @@ class Session:
     received_legs: int = 0
     wants_cache: bool = False
     """It waits for a snapshot of the prefix cache, and needs no updates until then."""
+    said: ReplicaBeat | None = None
+    """The last beat that it was sent."""
+    unsaid_beats: int = 0
+    """Those since then, and the next one."""
     links_version: int = 0
     """Up to where it has been told what was pulled."""
     legs: set[str] = field(default_factory=set)

@@ -1,0 +1,147 @@
+"""Where nothing is under way and nothing new, either end of a link says so less often."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from baton.domain.events import LoadReported
+from baton.domain.fleet import Load
+from baton.runtime.link import codec, frames
+from baton.runtime.link.client import LinkClient
+from baton.runtime.link.options import LinkOptions
+from baton.runtime.replica_host import ReplicaHost
+from tests.fakes.link_rig import (
+    EventLog,
+    RawPeer,
+    coordinating,
+    hosting,
+    joined,
+    raw_coordinator,
+    raw_replica,
+    welcome,
+)
+from tests.fakes.scripted_engine import ScriptedEngine, make_leg
+
+BY_HAND = LinkOptions(beat_s=100.0, liveness_s=1000.0)
+"""No beat is due while a test lasts but those that it asks for."""
+ROUNDS = 4
+
+
+def take_turns(of: LinkClient | ReplicaHost, turns: int) -> None:
+    """Do so many times what either end does once in a beat."""
+    for _ in range(turns):
+        if isinstance(of, LinkClient):
+            of._timer.cancel()
+            of._tick()
+        else:
+            server = of._server
+            assert server is not None
+            assert server._timer is not None
+            server._timer.cancel()
+            server._tick()
+
+
+# ---------------------------------------------------------------------- the coordinator's end
+
+
+@asynccontextmanager
+async def before_a_raw_replica() -> AsyncIterator[tuple[RawPeer, bytes, LinkClient, EventLog]]:
+    with raw_replica() as (peer, address):
+        async with coordinating(link=BY_HAND) as (client, log):
+            client.connect("r1", address)
+            identity = await welcome(peer, await peer.receive())
+            await log.wait_joined()
+            take_turns(client, 1)  # after its hello it has no need to beat
+            yield peer, identity, client, log
+
+
+async def told(peer: RawPeer, until: type[frames.FromCoordinator]) -> list[frames.FromCoordinator]:
+    """All that a coordinator says up to the first frame of a kind."""
+    got: list[frames.FromCoordinator] = []
+    while not got or not isinstance(got[-1], until):
+        got.append(codec.decode_from_coordinator((await peer.receive())[1:]))
+    return got
+
+
+async def test_a_coordinator_beats_less_often_to_who_has_nothing_to_do() -> None:
+    async with before_a_raw_replica() as (peer, identity, client, log):
+        await peer.send(
+            identity, *codec.encode(frames.ReplicaBeat(Load(), draining=False, received_legs=0))
+        )
+        await log.wait(LoadReported)
+        take_turns(client, ROUNDS * BY_HAND.idle_beats)
+        client.submit("r1", make_leg("a"))
+        beats = len(await told(peer, frames.Submit)) - 1
+        assert beats == ROUNDS
+
+
+async def test_a_coordinator_beats_as_ever_to_who_has_something_to_do() -> None:
+    async with before_a_raw_replica() as (peer, identity, client, log):
+        take_turns(client, ROUNDS)  # nothing was heard of its load yet
+        client.submit("r1", make_leg("a"))
+        assert len(await told(peer, frames.Submit)) == ROUNDS + 1
+        await peer.send(
+            identity, *codec.encode(frames.ReplicaBeat(Load(), draining=False, received_legs=0))
+        )
+        await log.wait(LoadReported)
+        client.submit("r1", make_leg("b"))  # which the beat knew nothing of
+        take_turns(client, ROUNDS + 1)  # what was just said is as good as a beat
+        client.abort("r1", ["a"])
+        assert len(await told(peer, frames.Abort)) == 1 + ROUNDS + 1
+        beat = frames.ReplicaBeat(Load(running_requests=1), draining=False, received_legs=2)
+        await peer.send(identity, *codec.encode(beat))
+        await log.wait(LoadReported, 2)
+        take_turns(client, ROUNDS + 1)
+        client.abort("r1", ["b"])
+        assert len(await told(peer, frames.Abort)) == ROUNDS + 1
+
+
+# ---------------------------------------------------------------------- the replica's end
+
+
+async def reports(peer: RawPeer, host: ReplicaHost) -> list[frames.ReplicaBeat]:
+    """All beats that a replica has sent, up to the one that it sends at once when it drains."""
+    host.drain()
+    beats: list[frames.ReplicaBeat] = []
+    while not beats or not beats[-1].draining:
+        frame = await peer.next_frame()
+        if isinstance(frame, frames.ReplicaBeat):
+            beats.append(frame)
+    return beats[1:-1]  # the first one comes with the welcome
+
+
+async def test_a_replica_repeats_less_often_what_a_coordinator_knows() -> None:
+    async with hosting(link=BY_HAND) as (host, _):
+        with raw_coordinator(host.address) as peer:
+            await peer.hello()
+            take_turns(host, ROUNDS * BY_HAND.idle_beats)
+            assert len(await reports(peer, host)) == ROUNDS
+
+
+async def test_a_replica_beats_as_ever_to_who_waits_for_something() -> None:
+    async with hosting(link=BY_HAND) as (host, engine):
+        with raw_coordinator(host.address) as peer:
+            await peer.hello()
+            await peer.send(*codec.encode(frames.Submit(make_leg("a"))))
+            await engine.watch.until(lambda: "a" in engine.running)
+            take_turns(host, ROUNDS)
+            assert len(await reports(peer, host)) == ROUNDS
+
+
+async def test_what_is_new_is_said_with_the_next_beat() -> None:
+    engine = ScriptedEngine()
+    async with hosting(engine, link=BY_HAND) as (host, _), joined(host, link=BY_HAND) as (_, log):
+        for queued in (3, 4, 4, 0):
+            engine.current_load = Load(queued_requests=queued)
+            take_turns(host, 1)
+        host.drain()
+        await log.wait(LoadReported, 5)
+        said = [event.load.queued_requests for event in log.of(LoadReported)]
+        assert said == [0, 3, 4, 0, 0]
+
+
+def test_who_is_idle_is_heard_of_twice_before_it_would_be_given_up() -> None:
+    assert LinkOptions().idle_beats == 3
+    assert LinkOptions(beat_s=0.5, liveness_s=2.0).idle_beats == 2
+    assert LinkOptions(beat_s=1.0, liveness_s=1.5).idle_beats == 1
