@@ -101,6 +101,31 @@ def test_a_suspect_gets_no_new_work() -> None:
     assert len(legs_on(world, "m0")) == 1
 
 
+def test_who_has_nothing_to_do_may_say_so_three_times_less_often() -> None:
+    world = mixed(2)
+    arrive(world, 1)
+    idle = next(one for one in ("m0", "m1") if not legs_on(world, one))
+    for _ in range(4):
+        world.load(idle, Load())
+        world.live(0.75, frozen={idle})
+        assert standing(world, idle) is Standing.SOUND
+    world.live(1.0, frozen={idle})
+    assert standing(world, idle) is Standing.SILENT
+
+
+def test_who_rested_and_is_given_work_is_expected_to_speak_from_then_on() -> None:
+    world = mixed(2)
+    arrive(world, 1)
+    idle = next(one for one in ("m0", "m1") if not legs_on(world, one))
+    world.load(idle, Load())
+    arrive(world, 1)
+    assert legs_on(world, idle)
+    freeze(world, idle)
+    world.live(1.75, frozen={idle})
+    assert legs_on(world, idle) == []
+    assert tries(world, Trouble.SILENT) == 1
+
+
 def test_a_replica_that_talks_again_in_time_keeps_its_streams() -> None:
     world = mixed(2)
     arrive(world, 2)

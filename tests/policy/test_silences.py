@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import count
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.policy.silences import Silences
+from baton.policy.silences import REST_S, Silences
 
 SILENCE_S = 1.5
 
@@ -58,10 +59,46 @@ def test_a_word_ends_a_silence() -> None:
     assert not watched.silences.is_suspect("frozen")
 
 
+def test_who_has_nothing_to_do_may_be_silent_for_longer() -> None:
+    watched = Watched()
+    watched.silences.rests("frozen", 0.0)
+    watched.until(0.7 + REST_S)
+    watched.silences.heard("talks", watched.now_s)
+    assert not watched.silences.is_suspect("frozen")
+    watched.until(1.1 + REST_S)
+    assert watched.silences.is_suspect("frozen")
+    assert watched.silent(1.1 + REST_S) == []
+    watched.until(1.6 + REST_S)
+    assert watched.silent(1.6 + REST_S) == ["frozen"]
+
+
+def test_a_rest_is_not_cut_short_by_another_word_but_by_work() -> None:
+    watched = Watched()
+    watched.silences.rests("frozen", 0.0)
+    watched.silences.heard("frozen", 0.1)
+    watched.until(0.7 + REST_S)
+    assert not watched.silences.is_suspect("frozen")
+    watched = Watched()
+    watched.silences.rests("frozen", 0.0)
+    watched.silences.works("frozen", 0.1)
+    assert watched.silences.silent_s("frozen", 0.2) == pytest.approx(0.1)
+    watched.until(1.1)
+    assert watched.silences.is_suspect("frozen")
+
+
+def test_who_rests_has_not_been_silent() -> None:
+    silences = Silences(SILENCE_S)
+    silences.joined("rests", 0.0)
+    silences.rests("rests", 1.0)
+    assert silences.silent_s("rests", 1.2) == 0.0
+
+
 def test_strangers_and_those_that_left_are_never_silent() -> None:
     watched = Watched()
     watched.silences.left("frozen")
     watched.silences.heard("frozen", 1.0)
+    watched.silences.rests("frozen", 1.0)
+    watched.silences.works("frozen", 1.0)
     watched.until(3.0)
     assert watched.silent(3.0) == []
     assert watched.silences.silent_s("stranger", 9.0) == 0.0

@@ -282,7 +282,7 @@ async def test_a_silent_replica_is_lost_after_the_liveness_deadline() -> None:
 
 
 async def test_a_full_queue_answers_overloaded_and_aborts_are_sent_once_there_is_room() -> None:
-    link = LinkOptions(beat_s=0.05, liveness_s=5.0, queue_frames=4)
+    link = LinkOptions(beat_s=0.05, liveness_s=60.0, queue_frames=4)
     with raw_replica() as (peer, address):
         async with coordinating(link=link) as (client, log):
             client.connect("r1", address)

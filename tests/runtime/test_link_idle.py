@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from baton.domain.events import LoadReported
 from baton.domain.fleet import Load
+from baton.policy.silences import REST_S
 from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
@@ -132,13 +133,28 @@ async def test_a_replica_beats_as_ever_to_who_waits_for_something() -> None:
 async def test_what_is_new_is_said_with_the_next_beat() -> None:
     engine = ScriptedEngine()
     async with hosting(engine, link=BY_HAND) as (host, _), joined(host, link=BY_HAND) as (_, log):
-        for queued in (3, 4, 4, 0):
-            engine.current_load = Load(queued_requests=queued)
+        for used in (0.3, 0.4, 0.4, 0.0):
+            engine.current_load = Load(kv_used_fraction=used)
             take_turns(host, 1)
         host.drain()
         await log.wait(LoadReported, 5)
-        said = [event.load.queued_requests for event in log.of(LoadReported)]
-        assert said == [0, 3, 4, 0, 0]
+        said = [event.load.kv_used_fraction for event in log.of(LoadReported)]
+        assert said == [0.0, 0.3, 0.4, 0.0, 0.0]
+
+
+async def test_a_replica_that_works_for_another_coordinator_beats_as_ever() -> None:
+    engine = ScriptedEngine()
+    async with hosting(engine, link=BY_HAND) as (host, _):
+        engine.current_load = Load(running_requests=1)
+        with raw_coordinator(host.address) as peer:
+            await peer.hello()
+            take_turns(host, ROUNDS)
+            assert len(await reports(peer, host)) == ROUNDS
+
+
+def test_coordinators_expect_no_more_of_who_rests_than_is_said() -> None:
+    options = LinkOptions()
+    assert options.idle_beats * options.beat_s <= options.beat_s + REST_S
 
 
 def test_who_is_idle_is_heard_of_twice_before_it_would_be_given_up() -> None:

@@ -86,6 +86,8 @@ class Health:
         """A replica has said how loaded it is."""
         if replica_id not in self._moved_at_s:
             return
+        if not load.requests and not self._runs_something(replica_id):
+            self._silences.rests(replica_id, now_s)
         if not load.requests or self._steps.get(replica_id) != load.steps.steps:
             self._steps[replica_id] = load.steps.steps
             self._moved_at_s[replica_id] = now_s
@@ -98,6 +100,7 @@ class Health:
 
     def began(self, replica_id: str, leg_id: str, now_s: float) -> None:
         """A leg of a request was sent to a replica."""
+        self._silences.works(replica_id, now_s)
         self._silences.wake(now_s)
         self._breakers.began(replica_id, leg_id)
         self._judge(replica_id, now_s)

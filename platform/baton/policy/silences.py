@@ -1,9 +1,10 @@
 """Which replicas have fallen silent: a frozen process, a hung host, a cut cable all look like that.
 
 Theory of operation. Every replica says something four times a second, whatever its engine does: the
-link has a life of its own. One of which nothing was heard for half of `silence_s` is *suspect* and
-gets no new work; after all of `silence_s` it is *silent*, and what runs there is taken elsewhere.
-A word from it ends both.
+link has a life of its own. One that has nothing to do *rests* between its words, and may be silent
+for `REST_S` more; that ends when it is given work. One of which nothing was heard for half of
+`silence_s` is *suspect* and gets no new work; after all of `silence_s` it is *silent*, and what
+runs there is taken elsewhere. A word from it ends both.
 
 Somebody looks a few times within `silence_s`, while anything runs anywhere. When a look comes late,
 it is whoever looks that stood still, and nobody else is blamed for that time.
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+REST_S = 0.5
+"""How much longer it takes until who has nothing to do speaks again."""
 _LOOKS = 6
 """Within `silence_s`: what is noticed is noticed a sixth late at most."""
 _SUSPECT = 0.5
@@ -51,8 +54,18 @@ class Silences:
     def heard(self, replica_id: str, now_s: float) -> None:
         """A replica has said something; strangers are ignored."""
         if replica_id in self._heard_at_s:
-            self._heard_at_s[replica_id] = now_s
+            self._heard_at_s[replica_id] = max(now_s, self._heard_at_s[replica_id])
             self._suspects.discard(replica_id)
+
+    def rests(self, replica_id: str, now_s: float) -> None:
+        """A replica has said that it has nothing to do; strangers are ignored."""
+        if replica_id in self._heard_at_s:
+            self._heard_at_s[replica_id] = now_s + REST_S
+
+    def works(self, replica_id: str, now_s: float) -> None:
+        """A replica is given something to do; strangers are ignored."""
+        if replica_id in self._heard_at_s:
+            self._heard_at_s[replica_id] = min(now_s, self._heard_at_s[replica_id])
 
     def wake(self, now_s: float) -> None:
         """Something runs from now on: begin to look, unless that is done already."""
@@ -82,8 +95,8 @@ class Silences:
         return True
 
     def silent_s(self, replica_id: str, now_s: float) -> float:
-        """For how long a replica has said nothing; 0 of strangers."""
-        return now_s - self._heard_at_s.get(replica_id, now_s)
+        """For how long a replica has said nothing, though it should have; 0 of strangers."""
+        return max(0.0, now_s - self._heard_at_s.get(replica_id, now_s))
 
     def is_suspect(self, replica_id: str) -> bool:
         """Whether a replica should have been heard of, as of the last look."""
@@ -97,4 +110,4 @@ class Silences:
 
     def _excuse(self, late_s: float, now_s: float) -> None:
         for replica_id, at_s in self._heard_at_s.items():
-            self._heard_at_s[replica_id] = min(now_s, at_s + late_s)
+            self._heard_at_s[replica_id] = max(at_s, min(now_s, at_s + late_s))

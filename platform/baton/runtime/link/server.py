@@ -222,10 +222,10 @@ class LinkServer:
                 self.reports.send_links(session)
 
     def _says_enough(self, session: Session, beat: frames.ReplicaBeat) -> bool:
-        """Whether a session need not be told what it knows: it waits for nothing here."""
+        """Whether a session need not be told what it knows: nothing is under way here."""
         session.unsaid_beats += 1
         due = session.unsaid_beats >= self._options.idle_beats
-        return not (due or session.legs or beat != session.said)
+        return not (due or session.legs or beat.load.requests or beat != session.said)
 
     # ------------------------------------------------------------------ sending
 
