@@ -271,6 +271,13 @@ TRUST = (
         ("tests/control/test_recovery.py",),
     ),
     Mutation(
+        "the patience with who has nothing to do, at its end once it has",
+        f"{_CONTROL}/health.py",
+        "self._silences.works(replica_id, now_s)",
+        "pass",
+        ("tests/control/test_recovery.py",),
+    ),
+    Mutation(
         "leaving a replica whose engine hangs",
         f"{_CONTROL}/recovery.py",
         "if not self._health.is_still(replica_id, now_s, for_s=_ALMOST * stall_s):",

@@ -28,6 +28,20 @@ LINK = (
         _CONVERSATION + _LINK_FAULTS,
     ),
     Mutation(
+        "a coordinator's beats to a replica that has something to do",
+        f"{_LINK}/connection.py",
+        "(self._idle_beats if self._idle else 1)",
+        "self._idle_beats",
+        ("tests/runtime/test_link_idle.py",),
+    ),
+    Mutation(
+        "a replica's beats to whoever waits for something",
+        f"{_LINK}/server.py",
+        "due or session.legs or beat.load.requests or beat != session.said",
+        "due or beat != session.said",
+        ("tests/runtime/test_link_idle.py",),
+    ),
+    Mutation(
         "noticing a step that is missing",
         f"{_LINK}/connection.py",
         "if seq != self._next_seq:",
