@@ -182,6 +182,11 @@ def _misses(lines: Lines) -> Iterator[str]:
     ]
     yield "## What was missed"
     yield ""
+    yield (
+        "Keys in bold stand as missed. *Missed before* is what an earlier revision did, with what "
+        "was known of it then; the case has been run again since, and the tables say how that went."
+    )
+    yield ""
     yield from told or ["Nothing that is kept."]
     yield ""
 
@@ -221,5 +226,7 @@ def _removed(removals: Removals) -> Iterator[str]:
     yield "| what was taken away | where | caught by |"
     yield "|---|---|---|"
     for row in removals.rows:
-        by = f"`{row.by}`" if row.catch is Catch.CAUGHT else f"**{row.catch}**: {_plain(row.by)}"
+        by = f"`{row.by}`" if "::" in row.by else row.by
+        if row.catch is not Catch.CAUGHT:
+            by = f"**{row.catch}**: {_plain(row.by)}"
         yield f"| {_plain(row.what)} | `{row.file}` | {by} |"

@@ -114,6 +114,7 @@ RECORD = RequestRecord(
     tenant="acme",
     slo=Slo(name="chat", ttft_s=0.15, tpot_s=0.03),
     judgement=Judgement(served=True, ttft_met=False, tpot_met=True, itl_met=True),
+    worst_gap_s=0.031,
     gpu_s=0.24,
     legs=(PREFILL, DECODE),
 )
@@ -145,7 +146,7 @@ def test_a_request_is_shown_with_its_options_and_what_came_of_them() -> None:
         "  transfer  d-1                       ████████████▊          70 ms       20 ms\n"
         "  decode    d-1                                   ██████     30 ms       30 ms\n"
         "\n"
-        "  then 800 ms to the end: 64 tokens, 12.7 ms each, longest gap 0 ms\n"
+        "  then 800 ms to the end: 64 tokens, 12.7 ms each, longest gap 31 ms\n"
         "                                                              took   predicted\n"
         "  decode    d-1      ███████████████████████████████████    800 ms           -\n"
         "\n"
