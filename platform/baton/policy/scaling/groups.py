@@ -90,9 +90,13 @@ def group_needs(
     return needs
 
 
-def busy_replicas(pools: list[PoolObservation], promise: Promise) -> float:
-    """What the streams under way occupy, in replicas of the first pool."""
-    running = sum(pool.running_requests * pool.ready for pool in pools)
+def busy_replicas(pools: list[PoolObservation], promise: Promise, *, held: int) -> float:
+    """What the streams under way occupy, and those held will, in replicas of the first pool.
+
+    Admission lets no more streams run than keep their pace: a role that is short of replicas shows
+    it by who waits.
+    """
+    running = held + sum(pool.running_requests * pool.ready for pool in pools)
     if pools[0].decode_tokens_per_s is None:
         return 0.0
     return running / streams_per_replica(pools[0], promise.tpot_s)

@@ -57,6 +57,8 @@ class SloScalingOptions:
     """Whether replicas may play another role than their pool's while it is short of them."""
     flip_window_s: float = 30.0
     """For so long a role must have had replicas to spare before one of them is flipped."""
+    flip_urgent_s: float = 6.0
+    """For so long needs are looked at where requests suffer and nothing can be started."""
     flip_dwell_s: float = 120.0
     """Between a flip one way and the next the other way."""
     clear_backlog_s: float = 10.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from baton.domain.fleet import Role
@@ -57,9 +58,20 @@ class Roster:
 
     def players(self, role: Role) -> int:
         """Who plays the role, or will when started; in whole replicas of the first pool."""
+        return math.floor(self.strength(role) + _ROUNDING)
+
+    def strength(self, role: Role) -> float:
+        """The same, with what is left of a replica."""
         own = sum((seat.size - seat.away) * self._weight(seat, role) for seat in self.seats[role])
         guests = sum(seat.away * self._weight(seat, role) for seat in self.seats[other(role)])
-        return math.floor(own + guests + _ROUNDING)
+        return own + guests
+
+    def flipped(self, to: Role, replicas: int) -> Roster:
+        """What it would be after a flip; this one stays as it is."""
+        there = Roster((), {})
+        there.seats = {role: [copy(seat) for seat in seats] for role, seats in self.seats.items()}
+        there.flip(to, replicas)
+        return there
 
     def most(self, role: Role) -> float:
         """How many players the role's own pools may have."""

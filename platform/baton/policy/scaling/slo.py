@@ -8,7 +8,7 @@ decode, and those that do both (`groups`). A group's need, in replicas, is the g
 - what it will need when a replica started now is ready, at a quantile (`forecast`);
 - what works off, in time, the backlog that will be left by then, when somebody who waits would be
   late (the fast loop);
-- what the streams under way occupy.
+- what the streams under way occupy, and those that are held at the door will.
 
 A `Correction` raises needs when requests are late although there should be enough. A `Track` turns
 the need into a target: up at once, down when that is worth going back on. A role that is short
@@ -39,7 +39,7 @@ from baton.policy.scaling.irregular import ArrivalMeter
 from baton.policy.scaling.needs import promise_of
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
-from baton.policy.scaling.rebalance import Rebalance
+from baton.policy.scaling.rebalance import Rebalance, SplitNeeds
 from baton.policy.scaling.roster import Roster, Seat, other, resize
 from baton.policy.scaling.track import Track
 from baton.policy.scaling.wants import ScalingReason, Want
@@ -62,7 +62,12 @@ class _Need:
     @property
     def greatest(self) -> float | None:
         """Of all; None when nothing can be said."""
-        return None if self.now is None else max(self.now, self.later, self.backlog, self.busy)
+        return None if self.now is None else max(self.present, self.later)
+
+    @property
+    def present(self) -> float:
+        """Without what is foreseen."""
+        return max(self.now or 0.0, self.backlog, self.busy)
 
     @property
     def reason(self) -> ScalingReason:
@@ -146,7 +151,9 @@ class SloPolicy:
                 "now": (need or 0.0) * factor,
                 "later": (foreseen[role] or 0.0) * factor,
                 "backlog": 0.0 if role is Role.DECODE else self._backlog(seen, groups, role, later),
-                "busy": 0.0 if role is Role.PREFILL else busy_replicas(groups.pools(role), promise),
+                "busy": 0.0
+                if role is Role.PREFILL
+                else busy_replicas(groups.pools(role), promise, held=seen.service.held),
             }
             inputs = {f"need_{name}": value for name, value in need_s.items()}
             inputs |= {"correction": factor, "squared_variation": promise.squared_variation}
@@ -221,8 +228,11 @@ class SloPolicy:
         targets: Mapping[Role, int],
     ) -> None:
         lacking = {role: targets[role] - roster.players(role) for role in SPLIT_ROLES}
-        greatest = {role: needs[role].greatest for role in SPLIT_ROLES}
-        flips = self._rebalance.flip(seen, roster, greatest, lacking)
+        split = SplitNeeds(
+            greatest={role: needs[role].greatest for role in SPLIT_ROLES},
+            present={role: needs[role].present for role in SPLIT_ROLES},
+        )
+        flips = self._rebalance.flip(seen, roster, split, lacking)
         for role in SPLIT_ROLES:
             lacks = targets[role] - roster.players(role)
             if lacks < 0 and not flips.awaited:
