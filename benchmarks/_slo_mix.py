@@ -36,6 +36,9 @@ LOAD = 1.0
 """Of what the best split for a phase alone can just carry, with that phase's mean lengths."""
 LOADS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)
 """At which capacities are looked for."""
+COMPARED = (1.0, 1.1, 1.2)
+"""At which all arms are compared by requests in time, too. More than 1.0 nobody has to carry: there
+it shows who makes more of what there is."""
 PROMISE = Slo(ttft_s=2.0, tpot_s=0.05, attainment_target=0.95)
 """As quick as people read along, at which balanced splits of these phases are 26:1, 2.6:1 and
 0.3:1. With 200 ms a token, a stream of 1,500 may wait for minutes before anything is late, and a
@@ -191,15 +194,28 @@ def capacity(arm: Arm) -> dict[str, object]:
 
     As a share of what the best split for each phase alone can just carry; 0 when not even the
     lowest is carried. This is what the DistServe paper calls goodput (arXiv 2401.09670, section 2).
+    What is attained at the loads of `COMPARED` is found as well.
     """
-    attained: dict[str, float] = {}
+    attained: dict[float, float] = {}
     carries = 0.0
     for load in LOADS:
-        share = attained[f"{load:g}"] = _share(run(arm, load).outcomes)
+        share = attained[load] = _share(run(arm, load).outcomes)
         if share < PROMISE.attainment_target:
             break
         carries = load
-    return {"arm": arm.name, "slo_capacity": carries, "attained": attained}
+    for load in COMPARED:
+        if load not in attained:
+            attained[load] = _share(run(arm, load).outcomes)
+    return {
+        "arm": arm.name,
+        "slo_capacity": carries,
+        "attained": {f"{load:g}": share for load, share in attained.items()},
+        **{_compared(load): attained[load] for load in COMPARED},
+    }
+
+
+def _compared(load: float) -> str:
+    return f"attainment_at_{load:g}"
 
 
 def mix() -> dict[str, object]:
@@ -217,6 +233,7 @@ def mix() -> dict[str, object]:
         "moving_mix_gain": gain(rows, "goodput_per_s"),
         "moving_mix_gain_equal_times": gain(rows, "goodput_per_s_equal_times"),
         "moving_mix_slo_capacity_gain": gain(capacities, "slo_capacity"),
+        **{f"moving_mix_gain_at_{load:g}": gain(capacities, _compared(load)) for load in COMPARED},
         "phases": {kind: {"rate_per_s": rate(kind), "lasts_s": phase_s(kind)} for kind in KINDS},
         "rows": rows,
         "capacities": capacities,
