@@ -29,14 +29,15 @@ _PROBE_TOKENS = 1024
 class RememberedTiming:
     """An `EngineTiming` that does not ask another twice for the same, as far as it remembers.
 
-    Placement asks for each candidate, and much of what it asks depends on the request alone.
+    Placement asks for each candidate, and much of what it asks depends on the request alone. Of
+    prompts beside decodes that is not so: one in a hundred such questions comes twice.
     """
 
     def __init__(self, model: EngineTiming) -> None:
         remembered = lru_cache(maxsize=_REMEMBERED)
         self._prefill_s = remembered(
-            lambda tokens, running, context_tokens, length_tokens: model.prefill_s(
-                tokens, running=running, context_tokens=context_tokens, length_tokens=length_tokens
+            lambda tokens, running, length_tokens: model.prefill_s(
+                tokens, running=running, length_tokens=length_tokens
             )
         )
         self._step_s = remembered(
@@ -53,7 +54,11 @@ class RememberedTiming:
         self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
     ) -> float:
         """As the model says."""
-        return self._prefill_s(tokens, running, context_tokens, length_tokens)
+        if not context_tokens:
+            return self._prefill_s(tokens, running, length_tokens)
+        return self._model.prefill_s(
+            tokens, running=running, context_tokens=context_tokens, length_tokens=length_tokens
+        )
 
     def step_s(self, *, running: int, context_tokens: int = 0) -> float:
         """As the model says."""
@@ -117,14 +122,11 @@ class Correction:
 
     def __init__(self) -> None:
         self._actual_s = self._predicted_s = _PRIOR_BUSY_S
+        self.factor = 1.0
+        """Actual seconds for each predicted one."""
         self.reports = 0
         self.error = 0.0
         """Mean of |actual - predicted| / actual of a report, recent ones weighing more."""
-
-    @property
-    def factor(self) -> float:
-        """Actual seconds for each predicted one."""
-        return min(_MOST, max(_LEAST, self._actual_s / self._predicted_s))
 
     def learn(self, actual_s: float, predicted_s: float) -> bool:
         """Take in a report; False, and nothing is learned, when it means nothing."""
@@ -136,6 +138,7 @@ class Correction:
         kept = 1.0 - 1.0 / _MEMORY_REPORTS
         self._actual_s = kept * self._actual_s + actual_s
         self._predicted_s = kept * self._predicted_s + predicted_s
+        self.factor = min(_MOST, max(_LEAST, self._actual_s / self._predicted_s))
         return True
 
 

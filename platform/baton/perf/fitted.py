@@ -110,11 +110,13 @@ class TimingBook:
         if base is None or steps.steps == base.steps:
             return
         done = StepTotals(*map(sub, steps, base))
-        if facts.replica_id not in self._shares:
-            self._shares[facts.replica_id] = PromptShare()
-        self._shares[facts.replica_id].learn(done, now_s)
-        if min(done) >= 0:  # or else the engine has started again
-            self._pool(facts).learn(done, now_s)
+        if min(done) < 0:  # the engine has started again
+            return
+        share = self._shares.get(facts.replica_id)
+        if share is None:
+            share = self._shares[facts.replica_id] = PromptShare()
+        share.learn(done, now_s)
+        self._pool(facts).learn(done, now_s)
 
     def observe_output(self, tokens: int, max_tokens: int) -> None:
         """A request that was allowed `max_tokens` ended by itself after `tokens`."""

@@ -33,11 +33,16 @@ class ModelledTiming:
         if tokens <= 0:
             return 0.0
         room = max(1, self.max_batched_tokens - running)
+        several = 0 < length_tokens < tokens
+        batch = (running, context_tokens, length_tokens)
+        if tokens <= room:  # mostly
+            if several:
+                return self._mixed_s(tokens, *batch)
+            return self._chunk_s(tokens, 0, running, context_tokens, ends=True)
         full, left = divmod(tokens, room)
         if not left:
             full, left = full - 1, room
-        if 0 < length_tokens < tokens:
-            batch = (running, context_tokens, length_tokens)
+        if several:
             return full * self._mixed_s(room, *batch) + self._mixed_s(left, *batch)
         seconds = self._chunk_s(left, full * room, running, context_tokens, ends=True)
         if full:

@@ -61,6 +61,7 @@ class Roofline:
         "_activations",
         "_attended",
         "_attention_factor",
+        "_by_decodes",
         "_by_sampled",
         "_by_tokens",
         "_costs",
@@ -106,6 +107,9 @@ class Roofline:
         launch_s = efficiency.attention_launch_s
         self._attended = (shape.layers, shape.windowed_layers, shape.window_tokens, launch_s)
         self._by_tokens: dict[int, _ByTokens] = {}
+        self._by_decodes: dict[int, tuple[float, float, float, float]] = {}
+        """Of steps that only decode for so many: what comes before attention, launches of
+        attention, and what comes behind it: the wire, the rest."""
         self._by_sampled: dict[int, _ByTokens] = {}
 
     @property
@@ -119,6 +123,8 @@ class Roofline:
         Added up here, in their order: engines and placement ask twenty times for each request.
         """
         prefill_tokens, prefills, pairs, _, decodes, context, finished = batch
+        if decodes and not (prefill_tokens or prefills or finished):
+            return self._decodes_s(decodes, context)
         layers = self._by_tokens.get(prefill_tokens + decodes)
         output = self._by_sampled.get(finished + decodes)
         if layers is None or output is None:
@@ -134,6 +140,22 @@ class Roofline:
             + (layers.wire_s + output.wire_s)
             + (layers.rest_s + output.rest_s)
         )
+
+    def _decodes_s(self, requests: int, context: int) -> float:
+        """The same for a step that only decodes: of nine in ten steps."""
+        known = self._by_decodes.get(requests)
+        if known is None:
+            layers, output = self._layers(requests), self._output(requests)
+            products_s = layers.products_s + output.products_s
+            known = self._by_decodes[requests] = (
+                self._fixed_s + requests * self._request_s + products_s,
+                self._decode_launches_s(requests, beside=0),
+                layers.wire_s + output.wire_s,
+                layers.rest_s + output.rest_s,
+            )
+        before_s, launches_s, wire_s, rest_s = known
+        attention_s = launches_s + self._reading_s(requests, context)
+        return before_s + self._attention_factor * attention_s + wire_s + rest_s
 
     def parts(self, batch: StepBatch) -> StepParts:
         """What `step_s` is the sum of, each with its factor."""
@@ -255,12 +277,18 @@ class Roofline:
 
     def _decode_attention_s(self, requests: int, context: int, *, beside: int) -> float:
         """`beside` so many tokens of prompts, whose launches it shares."""
-        costs = self._costs
-        layers, windowed, window, launch_s = self._attended
+        launches_s = self._decode_launches_s(requests, beside=beside)
+        return launches_s + self._reading_s(requests, context)
+
+    def _decode_launches_s(self, requests: int, *, beside: int) -> float:
+        layers, _, _, launch_s = self._attended
+        return layers * ((0.0 if beside else launch_s) + requests * self._costs.request_s)
+
+    def _reading_s(self, requests: int, context: int) -> float:
+        """Of what is attended to."""
+        layers, windowed, window, _ = self._attended
         seen = context if window is None else min(context, requests * window)
-        each_s = (0.0 if beside else launch_s) + requests * costs.request_s
-        attended = (layers - windowed) * context + windowed * seen
-        return layers * each_s + attended * costs.token_s
+        return ((layers - windowed) * context + windowed * seen) * self._costs.token_s
 
 
 class _Attention(NamedTuple):

@@ -72,16 +72,12 @@ def decode_steps(
 
 def _lengthen(stretch: Stretch, timing: StepTiming, steps: int) -> None:
     """Make it `steps` steps, or half as many until their seconds lie on a straight line."""
-    decodes, first_s = stretch.decode_requests, stretch.first_s
-
-    def step_s(steps_before: int) -> float:
-        context = stretch.context_tokens + steps_before * decodes
-        return timing.step_s(StepBatch(0, 0, 0.0, 0, decodes, context))
-
-    last_s = step_s(steps - 1)
+    decodes, context, first_s = stretch.decode_requests, stretch.context_tokens, stretch.first_s
+    step_s = timing.step_s
+    last_s = step_s(StepBatch(0, 0, 0.0, 0, decodes, context + (steps - 1) * decodes))
     while steps > 2:  # noqa: PLR2004 - two points always lie on a line
         middle = (steps - 1) // 2
-        middle_s = step_s(middle)
+        middle_s = step_s(StepBatch(0, 0, 0.0, 0, decodes, context + middle * decodes))
         line_s = first_s + (last_s - first_s) * middle / (steps - 1)
         if abs(middle_s - line_s) <= _STRAIGHT * middle_s:
             break
