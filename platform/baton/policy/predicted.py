@@ -34,6 +34,7 @@ from zlib import crc32
 
 from baton.domain.fleet import ReplicaView, Role
 from baton.domain.handoff import Decision, Option, Route, RouteReason
+from baton.policy.hits import NO_HITS
 from baton.policy.placement import Disaggregate, NoRoute, PlacementQuery, Surroundings, no_route
 from baton.policy.promises import Promises
 from baton.policy.replica_cost import ReplicaCost
@@ -110,12 +111,13 @@ class PredictedPlacer:
             return self._decide(query, around, found)
         reason = forced or RouteReason.LOCAL_FASTER
         found += self._locals(ways, decoders, reason, may_skip=bool(found))
-        if forced is None and self._options.disaggregate is Disaggregate.AUTO:
+        may_choose = self._options.disaggregate is Disaggregate.AUTO
+        if forced is None and may_choose:
             stay = self._deflected(ways, query, prefillers, than=min(found, key=_SECONDS))
             if stay and query.decode_full:
                 return self._decide(query, around, stay)
             found += stay
-        if query.local_only is None and self._options.disaggregate is Disaggregate.AUTO:
+        if query.local_only is None and may_choose and query.hits is not NO_HITS:
             used_tokens = min(found, key=_SECONDS).option.hit_tokens
             known = {cost.view.replica_id: cost for cost in (*prefillers, *decoders)}
             found += ways.fetches(decoders, known, used_tokens=used_tokens)
@@ -281,6 +283,6 @@ def _do_both(query: PlacementQuery, decoders: Sequence[ReplicaCost]) -> list[Rep
     Where all do both, each keeps what it has prefilled: the next request goes to another anyway.
     """
     mixed = [cost for cost in decoders if cost.view.facts.role is Role.MIXED]
-    if len(mixed) == len(decoders):
+    if not mixed or len(mixed) == len(decoders):
         return []
     return [cost for cost in mixed if cost.view.replica_id not in query.avoid]

@@ -91,7 +91,8 @@ def replica_cost(  # noqa: PLR0913 - a call for each candidate: plain arguments,
         context = running * attended
     else:
         context = int(load.kv_used_fraction * facts.kv_blocks) * facts.block_size_tokens
-        context += max(0, running - load.running_requests) * attended
+        if running > load.running_requests:
+            context += (running - load.running_requests) * attended
     step_s = timing.step_s(running=running + 1, context_tokens=context)
     prefill_s = timing.prefill_s(uncached, running=running, context_tokens=context)
     backlog_s = 0.0
@@ -163,9 +164,9 @@ def compare(costs: Sequence[ReplicaCost], *, reuses: float) -> None:
     mean = streams / max(1, len(costs))
     for cost in costs:
         excess = cost.running - mean
-        lasts = min(1.0, (max(0.0, excess) + 1) / (streams + 1))
+        lasts = (excess + 1 if excess > 0 else 1) / (streams + 1)
         step_s = cost.step_s - (1 - lasts) * excess * cost.stream_s
-        cost.own_s = cost.output_tokens * max(0.0, step_s)
+        cost.own_s = cost.output_tokens * step_s if step_s > 0 else 0.0
         cost.join_s = lasts * cost.output_tokens * cost.stream_s
         cost.displaced_s = cost.evicts_s
         if reuses and (twice := most_held - cost.hit_tokens):

@@ -53,11 +53,11 @@ class Shortlist:
         """The idler one of each of some pairs, at even distances from a random one on."""
         count, pairs = len(ids), self._limit
         start, step = self._random.randrange(count), count // (2 * pairs)
-        replicas = fleet.replicas
-        for pair in range(pairs):
-            one = ids[(start + pair * step) % count]
-            other = ids[(start + (pair + pairs) * step) % count]
-            yield one if _is_idler(replicas[one], replicas[other]) else other
+        replicas, half, idler = fleet.replicas, pairs * step, []
+        for place in range(start, start + half, step):
+            one, other = replicas[ids[place % count]], replicas[ids[(place + half) % count]]
+            idler.append((one if _is_idler(one, other) else other).facts.replica_id)
+        return idler
 
 
 def _is_idler(one: ReplicaView, other: ReplicaView) -> bool:

@@ -74,20 +74,20 @@ class Ways:
 
     def local(self, cost: ReplicaCost, reason: RouteReason) -> Way:
         """One replica runs both phases."""
+        here, hit = self._query.prompt_tokens - cost.hit_tokens, cost.hit
         option = Option(
             HandoffMode.LOCAL,
             None,
-            cost.view.replica_id,
+            cost.view.facts.replica_id,
             cost.hit_tokens,
-            cost.hit.source,
-            cost.hit.age_s,
+            hit.source,
+            hit.age_s,
             cost.queue_s,
             cost.prefill_s,
             0.0,
             0.0,
-            _harm_s(cost, self._query.prompt_tokens - cost.hit_tokens),
+            _harm_s(cost, here),
         )
-        here = self._query.prompt_tokens - cost.hit_tokens
         return self._way(option, cost, reason, displaced_s=cost.displaced_s, here_tokens=here)
 
     def deflected(self, prefillers: Sequence[ReplicaCost], *, streams_fraction: float) -> list[Way]:
@@ -174,13 +174,14 @@ class Ways:
         if source.running:
             uncached = self._query.prompt_tokens - source.hit_tokens
             harm_s += source.running * (source.adapter_s + delay_s(source.timing, uncached))
+        hit = source.hit
         option = Option(
             HandoffMode.PULL,
-            source.view.replica_id,
-            target.view.replica_id,
+            source.view.facts.replica_id,
+            target.view.facts.replica_id,
             source.hit_tokens,
-            source.hit.source,
-            source.hit.age_s,
+            hit.source,
+            hit.age_s,
             source.queue_s,
             source.prefill_s,
             transfer_s,
@@ -232,7 +233,8 @@ class Ways:
         tokens = self._query.prompt_tokens if tokens is None else tokens
         blocks = max(0, -(-(tokens - target.hit_tokens) // facts.block_size_tokens))
         moved_bytes = blocks * facts.kv_block_bytes
-        return self._around.links.transfer_s(source.replica_id, facts.replica_id, moved_bytes)
+        source_id = source.facts.replica_id
+        return self._around.links.transfer_s(source_id, facts.replica_id, moved_bytes)
 
     # -------------------------------------------------------------- what they are compared by
 
@@ -246,17 +248,17 @@ class Ways:
         here_tokens: int = 0,
     ) -> Way:
         """`here_tokens` of the prompt are computed where it is decoded."""
-        ttft_s, late_s = option.ttft_s, 0.0
+        ttft_s, late_s, promises = option.ttft_s, 0.0, self._promises
         if self._ttft_slo_s is not None:
             late_s = max(0.0, self._query.waited_s + ttft_s - self._ttft_slo_s)
-        harm_s = self._weight(decoder) * option.harm_s + displaced_s
-        cost_s = ttft_s + decoder.own_s + harm_s
+        harm_s = option.harm_s if promises is None else self._weight(decoder) * option.harm_s
+        cost_s = ttft_s + decoder.own_s + (harm_s + displaced_s)
         if option.mode is not HandoffMode.LOCAL:
             cost_s *= 1 + _WORTH
-        if self._promises is None:
+        if promises is None:
             return Way(late_s, cost_s, option, reason)
-        missed = self._promises.missed(decoder, here_tokens) + (late_s > 0)
-        cost_s += missed * self._promises.worth_s(decoder)
+        missed = promises.missed(decoder, here_tokens) + (late_s > 0)
+        cost_s += missed * promises.worth_s(decoder)
         return Way(0.0, cost_s, option, reason, missed=missed)
 
     def _weight(self, cost: ReplicaCost) -> float:
@@ -283,9 +285,9 @@ def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:
 
 def _quickness(cost: ReplicaCost) -> tuple[float, str]:
     """Who would be done with the prompt soonest."""
-    return cost.queue_s + cost.prefill_s, cost.view.replica_id
+    return cost.queue_s + cost.prefill_s, cost.view.facts.replica_id
 
 
 def _readiness(cost: ReplicaCost) -> tuple[float, int, str]:
     """Who can take a prompt's blocks soonest, beside the fewest streams."""
-    return cost.room_wait_s + cost.adapter_s, cost.running, cost.view.replica_id
+    return cost.room_wait_s + cost.adapter_s, cost.running, cost.view.facts.replica_id
