@@ -122,13 +122,18 @@ class Accounts:
         self.board.spend(entry.tenant.name, meter.before.facts.pool, gpu_s)
 
     def ended(
-        self, entry: Entry, record: RequestRecord, error: BatonError | None = None
+        self,
+        entry: Entry,
+        outcome: Phase,
+        now_s: float,
+        *,
+        reason: str,
+        error: BatonError | None = None,
     ) -> RequestRecord:
         """A request has ended: count it, and return its record with its judgement and its cost."""
         gpu_s = self._spent_s.pop(entry.request_id, 0.0)
         own_doing = error is not None and error.own_doing
-        judgement = judge(record, record.slo)
-        record = replace(record, judgement=judgement, barred=own_doing, gpu_s=gpu_s)
+        record = entry.record(outcome, reason, now_s, barred=own_doing, gpu_s=gpu_s)
         if entry.placed_at_s is None:
             cause = Cause.LEFT if error is None else error.cause
             self.door.kept_out(record.slo.name, record.outcome, cause, own_doing=own_doing)
@@ -202,17 +207,18 @@ class Accounts:
 
     def _need(self, entry: Entry, record: RequestRecord) -> DemandTotals:
         """What a request that has ended needed, or would have needed had it been served."""
-        expected = self._expected(entry)
-        if record.outcome in {Phase.FINISHED, Phase.CANCELLED}:
-            return expected._replace(output_tokens=float(record.output_tokens))
-        return expected
+        known = record.outcome in {Phase.FINISHED, Phase.CANCELLED}
+        return self._expected(entry, record.output_tokens if known else None)
 
-    def _expected(self, entry: Entry) -> DemandTotals:
+    def _expected(self, entry: Entry, output_tokens: int | None = None) -> DemandTotals:
+        """What a request will need, or has needed where it is known how many tokens it got."""
         prompt = len(entry.request.prompt_token_ids)
         if entry.cached_tokens is None:
             uncached = prompt * (1.0 - self._knowledge.reuse.hit_fraction)
         else:
             uncached = float(max(0, prompt - entry.cached_tokens))
+        if output_tokens is not None:
+            return DemandTotals(1, prompt, uncached, float(output_tokens))
         likely = self._likely_tokens(entry.request.max_tokens)
         return DemandTotals(1, prompt, uncached, max(float(len(entry.generated)), likely))
 

@@ -347,7 +347,7 @@ class Journeys:
         self.deadlines.disarm(entry.request_id)
         if error is not None:
             self.commands.append(FailRequest(request_id=entry.request_id, error=error))
-        record = self.accounts.ended(entry, entry.record(outcome, reason, now_s), error)
+        record = self.accounts.ended(entry, outcome, now_s, reason=reason, error=error)
         self.commands.append(RecordRequest(record=record))
 
     def _settle(self, entry: Entry, now_s: float) -> None:

@@ -17,6 +17,7 @@ from baton.domain.slo import NO_SLO, Slo
 from baton.domain.tenant import Tenant
 from baton.policy.block_hash import chain, chain_root
 from baton.policy.fair_queue import Waiting
+from baton.policy.judging import Got, judge
 
 RUNS = frozenset({Phase.PREFILL, Phase.TRANSFER, Phase.DECODE})
 """Phases in which a leg runs."""
@@ -205,8 +206,19 @@ class Entry:
         assert (self.lease is not None) == moves, f"{who}: lease in phase {self.phase}"
         assert (self.flow is not None) == moves, f"{who}: flow in phase {self.phase}"
 
-    def record(self, outcome: Phase, reason: str, now_s: float) -> RequestRecord:
-        """The story to keep once the request has ended."""
+    def record(
+        self, outcome: Phase, reason: str, now_s: float, *, barred: bool, gpu_s: float
+    ) -> RequestRecord:
+        """The story to keep once the request has ended, with its judgement and its cost."""
+        got = Got(
+            outcome,
+            len(self.generated),
+            self.request.arrived_at_s,
+            self.first_token_at_s,
+            self.last_token_at_s,
+            now_s,
+            self.slow_gaps,
+        )
         return RequestRecord(
             request_id=self.request_id,
             outcome=outcome,
@@ -215,7 +227,7 @@ class Entry:
             decisions=tuple(self.decisions),
             prompt_tokens=len(self.request.prompt_token_ids),
             cached_tokens=self.cached_tokens,
-            output_tokens=len(self.generated),
+            output_tokens=got.output_tokens,
             resumes=self.resumes,
             resume_reasons=tuple(self.resume_reasons),
             arrived_at_s=self.request.arrived_at_s,
@@ -226,6 +238,9 @@ class Entry:
             handed_off_blocks=self.handed_off_blocks,
             tenant=self.tenant.name,
             slo=self.slo,
+            judgement=judge(got, self.slo),
+            barred=barred,
+            gpu_s=gpu_s,
             worst_gap_s=self.worst_gap_s,
             slow_gaps=self.slow_gaps,
             held_s=(now_s if self.placed_at_s is None else self.placed_at_s) - self.taken_in_at_s,

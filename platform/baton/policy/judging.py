@@ -9,6 +9,8 @@ One that left before anything was due and got nothing has shown nothing: see `ex
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Phase
 from baton.domain.slo import Judgement, Slo
@@ -20,7 +22,22 @@ ROUNDING_S = 1e-9
 """Sums of times miss a bound by so much that nobody could measure."""
 
 
-def judge(ended: RequestRecord, slo: Slo) -> Judgement:
+class Got(NamedTuple):
+    """What one request got, as far as it is judged by it: so that its record is written once."""
+
+    outcome: Phase
+    output_tokens: int
+    arrived_at_s: float
+    first_token_at_s: float | None
+    last_token_at_s: float | None
+    ended_at_s: float
+    slow_gaps: int = 0
+
+
+Ended = Got | RequestRecord
+
+
+def judge(ended: Ended, slo: Slo) -> Judgement:
     """Compare what a request got with what it was promised; what is not promised is met."""
     return Judgement(
         served=ended.outcome not in _REFUSED,
@@ -30,18 +47,18 @@ def judge(ended: RequestRecord, slo: Slo) -> Judgement:
     )
 
 
-def excused(ended: RequestRecord, judgement: Judgement) -> bool:
+def excused(ended: Ended, judgement: Judgement) -> bool:
     """Whether a request counts neither for nor against: its client left, owed and given nothing."""
     return ended.outcome is Phase.CANCELLED and not ended.output_tokens and judgement.good
 
 
-def ttft_s(ended: RequestRecord) -> float | None:
+def ttft_s(ended: Ended) -> float | None:
     """From arrival to the first token; None when there was none."""
     first_at_s = ended.first_token_at_s
     return None if first_at_s is None else first_at_s - ended.arrived_at_s
 
 
-def tpot_s(ended: RequestRecord) -> float | None:
+def tpot_s(ended: Ended) -> float | None:
     """(last token - first token) / (output tokens - 1), pauses and all; None below two tokens.
 
     Source: vLLM's benchmark_serving.
@@ -52,13 +69,13 @@ def tpot_s(ended: RequestRecord) -> float | None:
     return (last_at_s - first_at_s) / (ended.output_tokens - 1)
 
 
-def _ttft_due_s(ended: RequestRecord) -> float:
+def _ttft_due_s(ended: Ended) -> float:
     """The time to first token; without one, how long it was waited for."""
     took_s = ttft_s(ended)
     return ended.ended_at_s - ended.arrived_at_s if took_s is None else took_s
 
 
-def _pace_met(ended: RequestRecord, tpot: float) -> bool:
+def _pace_met(ended: Ended, tpot: float) -> bool:
     """Whether tokens came as promised, and none was due that never came.
 
     With a promise of 50 ms, a client that has 3 tokens and leaves 200 ms after the first one was
@@ -72,7 +89,7 @@ def _pace_met(ended: RequestRecord, tpot: float) -> bool:
     return _within(ended.ended_at_s - ended.first_token_at_s, ended.output_tokens * tpot)
 
 
-def _gaps_met(ended: RequestRecord) -> bool:
+def _gaps_met(ended: Ended) -> bool:
     return ended.slow_gaps <= SLOW_GAPS_ALLOWED * max(0, ended.output_tokens - 1)
 
 
