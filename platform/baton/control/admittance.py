@@ -153,7 +153,8 @@ class Admittance:
         """It is about to be placed; for the first time, or again."""
         if entry.placed_at_s is None:
             self._under_way[entry.priority] += 1
-            self._seen = self._seen._replace(computing=self._seen.computing + self._fleet.crowd)
+            if now_s < self._seen_until_s:  # or else nobody asks for it any more
+                self._seen = self._seen._replace(computing=self._seen.computing + self._fleet.crowd)
             if entry.waiting is not None:
                 self.holding.let_in(entry.band, entry.waiting, replicas=self._replicas, now_s=now_s)
 

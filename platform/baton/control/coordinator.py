@@ -137,15 +137,16 @@ class Coordinator:
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take in one fact and return what must be done about it, in order."""
         ended = self._legs.ended
-        self._journeys.commands = []
+        journeys = self._journeys
+        journeys.commands = []
         self._take(event, now_s)
-        if self._journeys.waiters.admittance.holding:
+        if journeys.waiters.try_at_s is not None:  # or else nobody waits for its turn
             if self._legs.ended != ended or isinstance(event, _MAY_FREE):
-                self._journeys.waiters.came_free(now_s)
-            self._journeys.turns.serve_held(now_s)
-        for source_id, target_id in self._journeys.flows.take_doubts():
+                journeys.waiters.came_free(now_s)
+            journeys.turns.serve_held(now_s)
+        for source_id, target_id in journeys.flows.take_doubts():
             self._do(self._prober.doubt(source_id, target_id, now_s))
-        return self._journeys.commands
+        return journeys.commands
 
     def next_deadline_at_s(self) -> float | None:
         """When `TimePassed` should come at the latest; None while nothing waits for time."""

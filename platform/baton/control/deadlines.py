@@ -38,11 +38,12 @@ class Deadlines:
 
     def next_at_s(self) -> float | None:
         """When to look next; may be early, never late. None when nothing is armed."""
-        while self._heap:
-            at_s, key = self._heap[0]
+        heap = self._heap
+        while heap:
+            at_s, key = heap[0]
             if self._queued_at_s.get(key) == at_s:
                 return at_s
-            heapq.heappop(self._heap)
+            heapq.heappop(heap)
         return None
 
     def take_due(self, now_s: float) -> Iterator[str]:

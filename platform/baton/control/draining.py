@@ -60,7 +60,7 @@ class Drains:
 
     def next_at_s(self) -> float | None:
         """When to look next; None while nothing drains."""
-        return min(self._look_at_s.values(), default=None)
+        return min(self._look_at_s.values()) if self._look_at_s else None
 
     def due(self, entries: Mapping[str, Entry], now_s: float) -> tuple[Entry, ...]:
         """The streams that are to be moved now, oldest first. They count as under way."""

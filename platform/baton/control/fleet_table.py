@@ -138,13 +138,14 @@ class FleetTable:
         if view := self._views.get(replica_id):
             if view.load.queued_requests > 0:
                 self._queued_at_s[replica_id] = now_s
-            unseen = self._sent[replica_id].unseen
+            sent = self._sent[replica_id]
+            unseen = sent.unseen
             while unseen:
                 leg_id = next(iter(unseen))
                 if received_legs is not None and unseen[leg_id][0] > received_legs:
                     break
                 del unseen[leg_id]
-                self._sent[replica_id].adapters.pop(leg_id, None)
+                sent.adapters.pop(leg_id, None)
             self._put(
                 replica_id,
                 ReplicaView(
@@ -158,7 +159,7 @@ class FleetTable:
                     inflight_streams=view.inflight_streams,
                     unseen_legs=len(unseen),
                     unseen_tokens=sum([tokens for _, tokens in unseen.values()]) if unseen else 0,
-                    unseen_adapters=frozenset(self._sent[replica_id].adapters.values()),
+                    unseen_adapters=frozenset(sent.adapters.values()),
                 ),
             )
 

@@ -86,10 +86,11 @@ class Health:
         """A replica has said how loaded it is."""
         if replica_id not in self._moved_at_s:
             return
-        if not load.requests and not self._runs_something(replica_id):
+        idle, steps = not load.requests, load.steps.steps
+        if idle and not self._runs_something(replica_id):
             self._silences.rests(replica_id, now_s)
-        if not load.requests or self._steps.get(replica_id) != load.steps.steps:
-            self._steps[replica_id] = load.steps.steps
+        if idle or self._steps.get(replica_id) != steps:
+            self._steps[replica_id] = steps
             self._moved_at_s[replica_id] = now_s
 
     def is_still(self, replica_id: str, now_s: float, *, for_s: float) -> bool:

@@ -164,16 +164,17 @@ class Journeys:
         self, entry: Entry, output: LegOutput, leg: PlacedLeg, now_s: float
     ) -> Delivery:
         """Journal the tokens of a local or decode leg and pass them on."""
+        token_ids, finish = output.token_ids, output.finish
         if output.cached_tokens is not None:
             self.running.cached(entry, leg, output.cached_tokens, now_s)
-        if output.token_ids:
+        if token_ids:
             if entry.last_token_at_s is None:
                 entry.first_token_at_s = now_s
                 self._knowledge.first_token(entry, leg.replica_id, now_s)
             elif (gap_s := now_s - entry.last_token_at_s) > entry.gap_of_note_s:
                 entry.note_gap(gap_s)
             entry.last_token_at_s = now_s
-            entry.generated.extend(output.token_ids)
+            entry.generated.extend(token_ids)
             if entry.phase is not Phase.DECODE:
                 entry.move(Phase.DECODE)
                 self.running.spoke(entry, leg, output, now_s)
@@ -181,16 +182,16 @@ class Journeys:
                 # The pull is over: the engines have ended the lease between themselves.
                 entry.lease = None
                 self.flows.end(entry, now_s, landed=True)
-            if output.finish is None:
+            if finish is None:
                 self.wait_until(entry, now_s + self.limits.stall_s)
-        if output.finish is not None:
+        if finish is not None:
             self.running.finish(entry, leg, output, now_s)
             self._knowledge.finished(entry, leg.replica_id, now_s)
-            self.end(entry, Phase.FINISHED, now_s, reason=output.finish)
+            self.end(entry, Phase.FINISHED, now_s, reason=finish)
         return Delivery(
             entry.request.request_id,
-            output.token_ids,
-            output.finish,
+            token_ids,
+            finish,
             output.stop_reason,
             output.cached_tokens,
             output.detail,

@@ -53,9 +53,12 @@ class Silences:
 
     def heard(self, replica_id: str, now_s: float) -> None:
         """A replica has said something; strangers are ignored."""
-        if replica_id in self._heard_at_s:
-            self._heard_at_s[replica_id] = max(now_s, self._heard_at_s[replica_id])
-            self._suspects.discard(replica_id)
+        known_s = self._heard_at_s.get(replica_id)
+        if known_s is None:
+            return
+        if now_s > known_s:  # later than what is excused of one that rests
+            self._heard_at_s[replica_id] = now_s
+        self._suspects.discard(replica_id)
 
     def rests(self, replica_id: str, now_s: float) -> None:
         """A replica has said that it has nothing to do; strangers are ignored."""
