@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 
 from baton.control.coordinator import Coordinator
@@ -105,8 +104,7 @@ class VirtualFleet:
         self.replicas[replica_id] = replica
         for ingress in self.ingresses:
             ingress.join(replica, self._latency_s())
-        beat_s = self._options.reporting.beat_s
-        self.timeline.after(self._random.uniform(0, beat_s), partial(self._beat, replica))
+        self._let_beat(replica)
         return replica
 
     def kill(self, replica_id: str, reason: LossReason = LossReason.DISCONNECTED) -> None:
@@ -190,11 +188,16 @@ class VirtualFleet:
         spread = self._options.latency_spread
         return self._options.latency_s * self._random.uniform(1 - spread, 1 + spread)
 
-    def _beat(self, replica: VirtualReplica) -> None:
-        if replica.alive:
-            replica.beat()
-            beat_s = self._options.reporting.beat_s
-            self.timeline.after(beat_s, partial(self._beat, replica))
+    def _let_beat(self, replica: VirtualReplica) -> None:
+        """From a moment of its own on, for as long as it lives."""
+        beat_s, after = self._options.reporting.beat_s, self.timeline.after
+
+        def beat() -> None:
+            if replica.alive:
+                replica.beat()
+                after(beat_s, beat)
+
+        after(self._random.uniform(0, beat_s), beat)
 
     def _on_end(self, record: RequestRecord) -> None:
         self.ended += 1

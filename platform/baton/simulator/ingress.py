@@ -59,7 +59,8 @@ class VirtualIngress:
     def hear(self, replica: VirtualReplica, event: Event) -> None:
         """Something that a replica said has arrived; that of a life that is over counts no more."""
         replica_id = replica.facts.replica_id
-        if self._sessions.get(replica_id, (None, None))[0] is not replica:
+        found = self._sessions.get(replica_id)
+        if found is None or found[0] is not replica:
             return
         if isinstance(event, ReplicaLost):
             del self._sessions[replica_id]

@@ -284,8 +284,11 @@ class VirtualReplica:
 
     def _begin(self) -> None:
         now_s = self._timeline.now_s
-        left_s = self._world.next_happening_at_s - _STEP_S - now_s
-        patience_s = max(0.0, min(self._world.reporting.patience_s, left_s))
+        world = self._world
+        patience_s = world.reporting.patience_s
+        left_s = world.next_happening_at_s - _STEP_S - now_s
+        if left_s < patience_s:
+            patience_s = max(0.0, left_s)
         took_s = self.engine.begin(now_s, patience_s=patience_s)
         self.after_change()
         if took_s is not None:
@@ -303,7 +306,7 @@ class VirtualReplica:
     def _on_end(self, number: int) -> None:
         if not self.alive or number != self._end_number:
             return
-        if self.freezer.holds(partial(self._on_end, number)):
+        if self.freezer.frozen and self.freezer.holds(partial(self._on_end, number)):
             return
         self._ends_at_s = None
         outputs = self.engine.finish(self._timeline.now_s)
@@ -330,11 +333,10 @@ class VirtualReplica:
             session = owners.get(output.leg_id)
             if session is None:
                 continue
-            share = shares.get(session)
-            if share is None:
-                shares[session] = [output]
+            if session in shares:
+                shares[session].append(output)
             else:
-                share.append(output)
+                shares[session] = [output]
             if output.finish is not None:
                 del owners[output.leg_id]
         for session, share in shares.items():
@@ -344,10 +346,11 @@ class VirtualReplica:
     # ------------------------------------------------------------------ orders of the engine
     def after_change(self) -> None:
         """Something has changed in the engine: do what it orders, say what it caches."""
-        if not self._flush_due and self.engine.has_cache_news():
+        engine = self.engine
+        if not self._flush_due and engine.has_cache_news():
             self._flush_due = True
             self._timeline.after(self._world.reporting.cache_every_s, self._flush)
-        for order in self.engine.take_orders():
+        for order in engine.take_orders():
             self._fetches.carry_out(order)
 
     def pulled(self, source_id: str) -> None:

@@ -30,7 +30,10 @@ class Timeline:
 
     def after(self, delay_s: float, action: Action) -> None:
         """Let something happen in a while."""
-        self.at(self.now_s + delay_s, action)
+        # As `at` does it, which is not called: nine of ten things are said so.
+        now_s = self.now_s
+        self._said = number = self._said + 1
+        heappush(self._heap, (now_s + delay_s if delay_s > 0 else now_s, number, action))
 
     def stop(self) -> None:
         """Let nothing more happen in the `run` that is under way."""

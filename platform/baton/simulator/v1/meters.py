@@ -52,12 +52,8 @@ class StepMeter:
             return last_s
         if steps == 1:
             return _KEPT * self._step_s + (1 - _KEPT) * last_s
-        return _KEPT**steps * self._step_s + _weighted(last_s, stretch.slope_s, steps)
-
-
-def _weighted(last_s: float, slope_s: float, steps: int) -> float:
-    """What the last `steps` steps add to the average: sum of w (1-w)^j (last_s - j slope_s)."""
-    kept = _KEPT**steps
-    # sum of j q^j for j < n is q (1 - n q^(n-1) + (n-1) q^n) / (1-q)^2
-    lags = _KEPT * (1 - steps * _KEPT ** (steps - 1) + (steps - 1) * kept) / STEP_AVERAGE_WEIGHT
-    return (1 - kept) * last_s - lags * slope_s
+        # What the last `steps` steps add is the sum of w (1-w)^j (last_s - j slope_s), in which the
+        # sum of j q^j for j < n is q (1 - n q^(n-1) + (n-1) q^n) / (1-q)^2
+        kept = _KEPT**steps
+        lags = _KEPT * (1 - steps * _KEPT ** (steps - 1) + (steps - 1) * kept) / STEP_AVERAGE_WEIGHT
+        return kept * self._step_s + ((1 - kept) * last_s - lags * stretch.slope_s)

@@ -240,8 +240,9 @@ class Scheduler:
     def _longest_chunk(self) -> int:
         """Of one prompt, in tokens; without others there is nobody to keep waiting."""
         longest = self._settings.long_prefill_tokens
-        others = len(self.running) + len(self.ready) + len(self.waiting) > 1
-        return longest if longest and others else self._settings.max_batched_tokens
+        if longest and len(self.running) + len(self.ready) + len(self.waiting) > 1:
+            return longest
+        return self._settings.max_batched_tokens
 
     def _make_room(self, run: Run, tokens: int) -> bool:
         """Let a running leg have blocks for so many tokens; False if it was preempted instead."""
