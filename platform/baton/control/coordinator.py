@@ -144,8 +144,9 @@ class Coordinator:
             if self._legs.ended != ended or isinstance(event, _MAY_FREE):
                 journeys.waiters.came_free(now_s)
             journeys.turns.serve_held(now_s)
-        for source_id, target_id in journeys.flows.take_doubts():
-            self._do(self._prober.doubt(source_id, target_id, now_s))
+        if journeys.flows.doubts:
+            for source_id, target_id in journeys.flows.take_doubts():
+                self._do(self._prober.doubt(source_id, target_id, now_s))
         return journeys.commands
 
     def next_deadline_at_s(self) -> float | None:

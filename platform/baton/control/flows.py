@@ -16,7 +16,8 @@ class Flows:
     def __init__(self, fleet: FleetTable, links: LinkBook) -> None:
         self._fleet = fleet
         self._links = links
-        self._doubts: list[tuple[str, str]] = []
+        self.doubts: list[tuple[str, str]] = []
+        """Pairs of source and target on which handoffs have failed since they were taken."""
 
     def begin(
         self, entry: Entry, leg_id: str, *, target_id: str, ticket: Ticket, now_s: float
@@ -45,11 +46,9 @@ class Flows:
         alive = flow.source_id in self._fleet and flow.target_id in self._fleet
         if failed is not None and alive:
             self._links.failed(flow.source_id, flow.target_id, now_s, failed)
-            self._doubts.append((flow.source_id, flow.target_id))
+            self.doubts.append((flow.source_id, flow.target_id))
 
     def take_doubts(self) -> Sequence[tuple[str, str]]:
-        """Pairs of source and target on which handoffs have failed since this was last called."""
-        if not self._doubts:
-            return ()
-        doubts, self._doubts = self._doubts, []
+        """The `doubts`; there are none then."""
+        doubts, self.doubts = self.doubts, []
         return doubts
