@@ -374,6 +374,20 @@ def test_progress_postpones_the_stall_deadline() -> None:
     assert world.aborting == []
 
 
+def test_a_stream_that_went_on_is_given_up_so_long_after_its_last_token() -> None:
+    world = World()
+    world.pd(decode=2)
+    world.arrive(request("r", max_tokens=10))
+    world.step(only_leg(world))
+    for _ in range(5):
+        world.step(only_leg(world))
+        world.wait(LIMITS.stall_s * 0.9)
+    world.wait(LIMITS.stall_s * 0.09)
+    assert world.aborting == []
+    world.wait(LIMITS.stall_s * 0.02)
+    assert len(world.aborting) == 1
+
+
 def test_a_request_over_its_total_deadline_ends() -> None:
     world = World(replace(LIMITS, total_s=5.0))
     world.pd()

@@ -128,7 +128,6 @@ class Coordinator:
             fleet=self._fleet,
             prober=self._prober,
             health=self._health,
-            probes_pairs=self._probes_pairs,
         )
         self._ignored_arrivals = 0
 

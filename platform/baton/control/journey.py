@@ -164,9 +164,9 @@ class Journeys:
         self, entry: Entry, output: LegOutput, leg: PlacedLeg, now_s: float
     ) -> Delivery:
         """Journal the tokens of a local or decode leg and pass them on."""
-        token_ids, finish = output.token_ids, output.finish
-        if output.cached_tokens is not None:
-            self.running.cached(entry, leg, output.cached_tokens, now_s)
+        _, token_ids, finish, stop_reason, _, cached_tokens, detail, _ = output
+        if cached_tokens is not None:
+            self.running.cached(entry, leg, cached_tokens, now_s)
         if token_ids:
             if entry.last_token_at_s is None:
                 entry.first_token_at_s = now_s
@@ -176,26 +176,24 @@ class Journeys:
             entry.last_token_at_s = now_s
             entry.generated.extend(token_ids)
             if entry.phase is not Phase.DECODE:
-                entry.move(Phase.DECODE)
-                self.running.spoke(entry, leg, output, now_s)
-                self._knowledge.prompts.computed(output.leg_id, now_s)
-                # The pull is over: the engines have ended the lease between themselves.
-                entry.lease = None
-                self.flows.end(entry, now_s, landed=True)
-            if finish is None:
-                self.wait_until(entry, now_s + self.limits.stall_s)
+                self._begin_stream(entry, output, leg, now_s)
         if finish is not None:
             self.running.finish(entry, leg, output, now_s)
             self._knowledge.finished(entry, leg.replica_id, now_s)
             self.end(entry, Phase.FINISHED, now_s, reason=finish)
-        return Delivery(
-            entry.request.request_id,
-            token_ids,
-            finish,
-            output.stop_reason,
-            output.cached_tokens,
-            output.detail,
-        )
+        request_id = entry.request.request_id
+        return Delivery(request_id, token_ids, finish, stop_reason, cached_tokens, detail)
+
+    def _begin_stream(self, entry: Entry, output: LegOutput, leg: PlacedLeg, now_s: float) -> None:
+        """A leg gave its first tokens."""
+        entry.move(Phase.DECODE)
+        self.running.spoke(entry, leg, output, now_s)
+        self._knowledge.prompts.computed(output.leg_id, now_s)
+        # The pull is over: the engines have ended the lease between themselves.
+        entry.lease = None
+        self.flows.end(entry, now_s, landed=True)
+        # Tokens to come do not move it; whether any have come is looked at when it has passed.
+        self.wait_until(entry, now_s + self.limits.stall_s)
 
     def take_prefill(
         self, entry: Entry, output: LegOutput, placed: PlacedLeg, now_s: float
@@ -300,19 +298,22 @@ class Journeys:
             self.turns.leave_queue(entry, now_s)
         elif entry.phase is Phase.PREFILL and now_s < entry.first_token_due_at_s:
             self.recovery.hedge(entry, now_s)
-        elif now_s < (due_at_s := self._transfer_due_at_s(entry, now_s)):
+        elif now_s < (due_at_s := self._due_at_s(entry, now_s)):
             self.wait_until(entry, due_at_s)
         else:
             assert entry.phase in RUNS, f"no deadline is armed in phase {entry.phase}"
             self.recovery.give_up(entry, now_s)
 
-    def _transfer_due_at_s(self, entry: Entry, now_s: float) -> float:
-        """When a transfer must be over whose deadline has passed; `now_s` when it must be already.
+    def _due_at_s(self, entry: Entry, now_s: float) -> float:
+        """When a phase must be over whose deadline has passed; `now_s` when it must be already.
 
-        A decode leg that waits for a place or for its turn to pull does not move blocks yet: its
-        time counts from when its replica last had a queue. With `transfer_s` of 2 s and a turn that
-        comes 1.9 s after the handoff, it has until 3.9 s.
+        A stream has until `stall_s` after its last token. A decode leg that waits for a place or
+        for its turn to pull does not move blocks yet: its time counts from when its replica last
+        had a queue. With `transfer_s` of 2 s and a turn that comes 1.9 s after the handoff, it has
+        until 3.9 s.
         """
+        if entry.phase is Phase.DECODE and entry.last_token_at_s is not None:
+            return entry.last_token_at_s + self.limits.stall_s
         placed = None if entry.leg_id is None else self._legs.running(entry.leg_id)
         if entry.phase is not Phase.TRANSFER or placed is None:
             return now_s

@@ -41,7 +41,6 @@ class LegEvents:
         fleet: FleetTable,
         prober: PairProber,
         health: Health,
-        probes_pairs: bool,
     ) -> None:
         self.ignored = 0
         """Those that belong to nothing known; late frames mostly."""
@@ -50,22 +49,22 @@ class LegEvents:
         self._fleet = fleet
         self._prober = prober
         self._health = health
-        self._probes_pairs = probes_pairs
 
     def step(self, event: StepProduced, now_s: float) -> None:
         """An engine step produced something for legs."""
         deliveries: list[Delivery] = []
         journeys, replica_id, running = self._journeys, event.replica_id, self._legs.running
+        entry_of = journeys.entries.get
         for output in event.outputs:
             placed = running(output.leg_id)
             if placed is None or placed.replica_id != replica_id:
                 self._late_output(output, replica_id, now_s)
                 continue
-            if self._probes_pairs and self._prober.owns(output.leg_id):
-                self._journeys.commands.extend(self._prober.output(output, now_s))
-                continue
-            entry = journeys.entries[placed.leg.request_id]
-            if placed.leg.kind is LegKind.PREFILL:
+            leg = placed.leg
+            entry = entry_of(leg.request_id)
+            if entry is None:  # what runs and is of no request is a probe's
+                journeys.commands.extend(self._prober.output(output, now_s))
+            elif leg.kind is LegKind.PREFILL:
                 journeys.take_prefill(entry, output, placed, now_s)
             elif output.finish in BROKEN:
                 why, trouble = f"the engine ended it in {output.finish}", Trouble.FAILED

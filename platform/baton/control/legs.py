@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from baton.control.deadlines import Deadlines
@@ -36,13 +36,12 @@ class LegBook:
         self.ended = 0
         """How many have ended: whoever sees it grow knows that something has come free."""
         self._running: dict[str, PlacedLeg] = {}
+        self.running: Callable[[str], PlacedLeg | None] = self._running.get
+        """The running leg with this id; None when it has ended, is closing, or never was. It is
+        asked for each output of each step, so it is the dictionary's own method."""
         self._closing: dict[str, ClosingLeg] = {}
         self._by_replica: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._abort_deadlines = Deadlines()
-
-    def running(self, leg_id: str) -> PlacedLeg | None:
-        """The running leg with this id; None when it has ended, is closing, or never was."""
-        return self._running.get(leg_id)
 
     def closing(self, leg_id: str) -> ClosingLeg | None:
         """The closing leg with this id, or None."""
