@@ -376,6 +376,24 @@ async def test_a_frontend_that_stops_reading_is_not_buffered_for_without_end(
     await seam.close()
 
 
+async def test_what_a_frontend_was_too_slow_for_is_sent_in_order_once_it_reads(
+    told: Told, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
+    slow = Frontend(tmp_path_factory.mktemp("z"))
+    seam = Seam(FACTS, told.hooks(), FixedClock())
+    await seam.start(*slow.addresses)
+    seam._prompt_tokens["a"] = 3
+    for number in range(8):
+        seam.deliver([Delivery("a", (number,))])
+    slow.bind()
+    await slow.ready()
+    messages = [await slow.receive() for _ in range(8)]
+    assert [message.outputs[0].new_token_ids for message in messages] == [[n] for n in range(8)]
+    await seam.close()
+    slow.close()
+
+
 @ONLY_MET
 async def test_the_request_of_a_client_that_is_met_stays_as_it_was(
     seam: Seam, frontend: MetFrontend, told: Told

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from copy import copy
@@ -25,7 +26,6 @@ from typing import Any
 import msgspec
 import vllm
 import zmq
-import zmq.asyncio
 from vllm.v1.engine import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -49,6 +49,8 @@ from baton.engine.vllm.wire import (
     UnsupportedRequest,
     introduced_by_gate,
 )
+from baton.runtime.link.channel import Channel, Sent, try_send
+from baton.runtime.link.options import LinkCounters
 from baton.runtime.log_events import log_event
 from baton.runtime.ports import Clock
 
@@ -56,9 +58,12 @@ logger = logging.getLogger(__name__)
 
 # vLLM's client names the engine of data-parallel rank 0 so.
 _IDENTITY = (0).to_bytes(2, "little")
-# One message is one engine step of one replica. vLLM's client reads them in the same event loop,
-# so that more than a handful here means that something is broken.
+# One message is one engine step of one replica. ZMQ keeps as many before the first waits here, so
+# that more than a handful here means that something is broken.
 _MAX_UNSENT_MESSAGES = 4096
+_RETRY_S = 0.01
+_BATCH_MESSAGES = 64
+"""Requests that are read before the event loop gets its turn."""
 
 _UTILITIES: Mapping[str, object] = {
     "get_supported_tasks": ("generate",),
@@ -99,11 +104,11 @@ class Seam:
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder()
         self._prompt_tokens: dict[str, int] = {}
-        self._context = zmq.asyncio.Context()
-        self._inbox: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
-        self._outbox: zmq.asyncio.Socket = self._context.socket(zmq.PUSH)
-        self._reader: asyncio.Task[None] | None = None
-        self._unsent_messages = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._inbox: Channel | None = None
+        self._outbox = self._context.socket(zmq.PUSH)
+        self._unsent: deque[Sequence[bytes]] = deque()
+        """Messages for which ZMQ has no room, as long as the other side lags."""
         self._gathered: dict[str, EngineCoreOutput] = {}
         """Outputs of this turn of the event loop, by request."""
         self._loop = asyncio.get_running_loop()
@@ -115,7 +120,7 @@ class Seam:
     @property
     def alive(self) -> bool:
         """Whether requests that the API server accepts are still read."""
-        return self._reader is not None and not self._reader.done()
+        return self._inbox is not None
 
     @property
     def open_requests(self) -> int:
@@ -124,15 +129,18 @@ class Seam:
 
     async def start(self, input_address: str, output_address: str) -> None:
         """Connect and say ready; the other side may bind its sockets later."""
-        self._inbox.setsockopt(zmq.IDENTITY, _IDENTITY)
-        for socket in (self._inbox, self._outbox):
+        inbox = self._context.socket(zmq.DEALER)
+        inbox.setsockopt(zmq.IDENTITY, _IDENTITY)
+        for socket in (inbox, self._outbox):
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._outbox.setsockopt(zmq.SNDHWM, _MAX_UNSENT_MESSAGES)
-        self._inbox.connect(input_address)
+        inbox.connect(input_address)
         self._outbox.connect(output_address)
-        await self._inbox.send(msgspec.msgpack.encode(_ready(self._facts)))
-        self._reader = asyncio.create_task(self._read(), name="baton-seam")
+        self._inbox = Channel(
+            inbox, self._on_message, batch_frames=_BATCH_MESSAGES, counters=LinkCounters()
+        )
+        self._inbox.send([msgspec.msgpack.encode(_ready(self._facts))])
 
     def meet(self, client: Any) -> None:  # noqa: ANN401 - vllm is not followed
         """Stand in for the sockets of a client that lives in this event loop.
@@ -146,10 +154,10 @@ class Seam:
 
     async def close(self) -> None:
         """Stop reading and free the sockets. Idempotent."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.cancel()
-            await asyncio.wait([reader])
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None:
+            inbox.close()
+        self._unsent.clear()
         self._context.destroy(linger=0)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
@@ -159,20 +167,21 @@ class Seam:
             LinkFailed: vLLM's client has stopped reading; this frontend is beyond repair.
         """
         self._check_read()
-        gathered = self._gathered
+        gathered, open_requests = self._gathered, self._prompt_tokens
+        output_of = self._wire.from_delivery
         for delivery in deliveries:
-            prompt_tokens = self._prompt_tokens.get(delivery.request_id)
+            request_id = delivery.request_id
+            prompt_tokens = open_requests.get(request_id)
             if prompt_tokens is None:
                 continue  # its client has gone
-            if delivery.request_id in gathered:
+            if request_id in gathered:
                 self._flush()
                 gathered = self._gathered
             if not gathered:
                 self._loop.call_soon(self._flush)
-            output = self._wire.from_delivery(delivery, prompt_tokens=prompt_tokens)
-            gathered[delivery.request_id] = output
+            gathered[request_id] = output_of(delivery, prompt_tokens=prompt_tokens)
             if delivery.finish is not None:
-                del self._prompt_tokens[delivery.request_id]
+                del open_requests[request_id]
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, {}
@@ -200,7 +209,7 @@ class Seam:
         self._send_now(outputs)
 
     def _check_read(self) -> None:
-        unread = self._unsent_messages if self._met is None else self._met.qsize()
+        unread = len(self._unsent) if self._met is None else self._met.qsize()
         if unread >= _MAX_UNSENT_MESSAGES:
             raise LinkFailed("frontend", f"the API server left {unread} messages unread; restart")
 
@@ -209,26 +218,27 @@ class Seam:
             self._met.put_nowait(outputs)
             return
         frames = self._encoder.encode(outputs)
-        # Documented as awaitable; a future, done already unless the other side lags.
-        sent = asyncio.ensure_future(self._outbox.send_multipart(frames, copy=False))
-        if not sent.done():
-            self._unsent_messages += 1
-            sent.add_done_callback(self._on_sent)
+        if self._unsent or try_send(self._outbox, frames) is not Sent.QUEUED:
+            if not self._unsent:
+                self._loop.call_later(_RETRY_S, self._send_unsent)
+            self._unsent.append(frames)
 
-    def _on_sent(self, sent: asyncio.Future[Any]) -> None:
-        self._unsent_messages -= 1
-        if not sent.cancelled() and (error := sent.exception()) is not None:
-            log_event(logger, logging.ERROR, "seam_not_sent", {"why": str(error)})
+    def _send_unsent(self) -> None:
+        """Send what had to wait, in order, as far as there is room now."""
+        while self._unsent and not self._context.closed:
+            if try_send(self._outbox, self._unsent[0]) is not Sent.QUEUED:
+                self._loop.call_later(_RETRY_S, self._send_unsent)
+                return
+            self._unsent.popleft()
 
-    async def _read(self) -> None:
-        while True:
-            kind, *frames = await self._inbox.recv_multipart(copy=False)
-            try:
-                self._handle(bytes(kind.buffer), frames)
-            except Exception as error:  # noqa: BLE001 - one must not end the reading of all
-                log_event(logger, logging.ERROR, "seam_message_not_handled", {}, error=error)
+    def _on_message(self, message: Sequence[bytes]) -> None:
+        kind, *frames = message
+        try:
+            self._handle(kind, frames)
+        except Exception as error:  # noqa: BLE001 - one must not end the reading of all
+            log_event(logger, logging.ERROR, "seam_message_not_handled", {}, error=error)
 
-    def _handle(self, kind: bytes, frames: list[zmq.Frame]) -> None:
+    def _handle(self, kind: bytes, frames: Sequence[bytes]) -> None:
         match EngineCoreRequestType(kind):
             case EngineCoreRequestType.ADD:
                 self._add(frames)
@@ -240,7 +250,7 @@ class Seam:
             case other:
                 log_event(logger, logging.WARNING, "seam_message_unknown", {"kind": other.name})
 
-    def _add(self, frames: list[zmq.Frame]) -> None:
+    def _add(self, frames: Sequence[bytes]) -> None:
         try:
             request = self._wire.split_request(frames, now_s=self._clock.now_s())
         except UnsupportedRequest as error:
@@ -317,7 +327,7 @@ def _ready(facts: FleetFacts) -> EngineCoreReadyResponse:
     )
 
 
-def _request_id(frames: Sequence[zmq.Frame]) -> str:
+def _request_id(frames: Sequence[bytes]) -> str:
     """The id of a request that could not be decoded: the first field, in this wire for years."""
-    fields = msgspec.msgpack.decode(frames[0].buffer, ext_hook=lambda _code, _data: None)
+    fields = msgspec.msgpack.decode(frames[0], ext_hook=lambda _code, _data: None)
     return str(fields[0])

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
-import zmq
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine import FinishReason as EngineFinishReason
@@ -40,7 +39,7 @@ from baton.engine.vllm.salts import known_salt, scoped_salt
 from baton.engine.vllm.sampling import can_be_resumed, prefill_params, set_lengths
 from baton.engine.vllm.tickets import issue_ticket, pull_params, release_params
 
-Frame: TypeAlias = bytes | bytearray | memoryview | zmq.Frame
+Frame: TypeAlias = bytes | bytearray | memoryview
 
 KV_PARAMS_KEY = "kv_transfer_params"
 PREFILL_KV_PARAMS: Mapping[str, object] = {
@@ -129,7 +128,10 @@ class FrontendWire:
             UnsupportedRequest: as `split`.
             msgspec.DecodeError: the frames are not an `EngineCoreRequest`.
         """
-        return self.split(self._decode_request.decode(list(frames)), now_s=now_s)
+        head, *tensors = frames
+        # Writable, because torch warns about tensors over read-only memory.
+        decoded = self._decode_request.decode([head, *map(bytearray, tensors)])
+        return self.split(decoded, now_s=now_s)
 
     def split(self, engine_request: EngineCoreRequest, *, now_s: float) -> Request:
         """Our request out of vLLM's, which is taken apart: it and its parameters are ours now.
@@ -185,6 +187,8 @@ class FrontendWire:
     ) -> EngineCoreOutput:
         """The output to send to the frontend; `prompt_tokens` only feeds its prompt statistics."""
         request_id, token_ids, finish, stop_reason, cached_tokens, detail = delivery
+        if finish is None and cached_tokens is None and detail is None:
+            return EngineCoreOutput(request_id, list(token_ids))  # nearly all of them
         finish_reason = None if finish is None else _TO_ENGINE[finish]
         stats = None if cached_tokens is None else _prefill_stats(cached_tokens, prompt_tokens)
         if detail is None:
@@ -293,9 +297,7 @@ class EngineWire:
 
 def pack_frames(frames: Sequence[Frame]) -> bytes:
     """One byte string of several frames."""
-    return msgspec.msgpack.encode(
-        [frame.bytes if isinstance(frame, zmq.Frame) else bytes(frame) for frame in frames]
-    )
+    return msgspec.msgpack.encode([bytes(frame) for frame in frames])
 
 
 def unpack_frames(packed: bytes) -> list[bytearray]:

@@ -57,6 +57,22 @@ def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
+def try_send(socket: zmq.Socket[bytes], parts: Sequence[bytes]) -> Sent:
+    """Queue a message if there is room right now."""
+    *first, last = parts
+    try:
+        for part in first:
+            socket.send(part, _MORE)
+        socket.send(last, _NOBLOCK)
+    except zmq.Again:
+        return Sent.FULL
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EHOSTUNREACH:
+            raise
+        return Sent.NOBODY
+    return Sent.QUEUED
+
+
 class Channel:
     """A link socket whose messages are handed to `on_message`, part by part and in order."""
 
@@ -65,12 +81,12 @@ class Channel:
         socket: zmq.Socket[bytes],
         on_message: Callable[[list[bytes]], None],
         *,
-        options: LinkOptions,
+        batch_frames: int,
         counters: LinkCounters,
     ) -> None:
         self._socket = socket
         self._on_message = on_message
-        self._options = options
+        self._batch_frames = batch_frames
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -83,11 +99,11 @@ class Channel:
         """Queue a message, or say at once why not."""
         if self._closed:
             return Sent.NOBODY
-        sent = self._try_send(parts)
+        sent = try_send(self._socket, parts)
         if sent is Sent.FULL:
             # ZMQ may not have looked yet at what its I/O thread has freed; asking makes it look.
             self._socket.getsockopt(zmq.EVENTS)
-            sent = self._try_send(parts)
+            sent = try_send(self._socket, parts)
         if sent is Sent.QUEUED:
             self._counters.frames_out += 1
             self._counters.bytes_out += sum(map(len, parts))
@@ -96,26 +112,12 @@ class Channel:
         self._drain_soon()
         return sent
 
-    def _try_send(self, parts: Sequence[bytes]) -> Sent:
-        *first, last = parts
-        try:
-            for part in first:
-                self._socket.send(part, _MORE)
-            self._socket.send(last, _NOBLOCK)
-        except zmq.Again:
-            return Sent.FULL
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return Sent.NOBODY
-        return Sent.QUEUED
-
     def drain(self) -> None:
         """Hand over what has arrived: up to one batch now, the rest in the loop's next turn."""
         self._drain_due = False
         more = True
         try:
-            for _ in range(self._options.batch_frames):
+            for _ in range(self._batch_frames):
                 if self._closed or not self._receive():
                     more = False
                     break

@@ -239,7 +239,7 @@ class ReplicaConnection:
             socket, on_connected=self._on_connected, on_disconnected=self._on_disconnected
         )
         self._channel = Channel(
-            socket, self._on_message, options=end.options, counters=end.counters
+            socket, self._on_message, batch_frames=end.options.batch_frames, counters=end.counters
         )
         end.counters.sessions += 1
         try:

@@ -84,7 +84,9 @@ class Gate:
             channel.send(_answered(parts, wanted))
 
         # Questions are no frames: they have counters of their own, which nobody reads.
-        channel = Channel(socket, answer, options=options, counters=LinkCounters())
+        channel = Channel(
+            socket, answer, batch_frames=options.batch_frames, counters=LinkCounters()
+        )
         return channel
 
     # ------------------------------------------------------------------ who may not

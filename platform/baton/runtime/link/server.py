@@ -80,7 +80,10 @@ class LinkServer:
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._gate = gate
         self._channel = Channel(
-            socket, self._on_message, options=self._options, counters=self.counters
+            socket,
+            self._on_message,
+            batch_frames=self._options.batch_frames,
+            counters=self.counters,
         )
         self._tick_due_at_s = self._loop.time() + self._options.beat_s
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
