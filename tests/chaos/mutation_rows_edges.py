@@ -44,7 +44,7 @@ LINK = (
     Mutation(
         "noticing a step that is missing",
         f"{_LINK}/connection.py",
-        "if seq != self._next_seq:",
+        "if step.seq != self._next_seq:",
         "if False:",
         _CONVERSATION + _LINK_FAULTS,
     ),

@@ -43,6 +43,8 @@ class PairNotices:
 
     def take(self) -> tuple[PairNotice, ...]:
         """What has changed since this was last called, oldest first."""
+        if not self._kept:
+            return ()  # it is asked after each event
         notices = tuple(self._kept)
         self._kept.clear()
         return notices

@@ -210,10 +210,12 @@ class PairProber:
 
     def next_deadline_at_s(self) -> float | None:
         """When `time_passed` should come at the latest; None while nothing waits for time."""
-        times = [self._deadlines.next_at_s()]
+        due_at_s = self._deadlines.next_at_s()
         if len(self._probes) < self._options.max_running:
-            times.append(self._schedule.next_at_s())
-        return min((at_s for at_s in times if at_s is not None), default=None)
+            begin_at_s = self._schedule.next_at_s()
+            if due_at_s is None or (begin_at_s is not None and begin_at_s < due_at_s):
+                return begin_at_s
+        return due_at_s
 
     # -------------------------------------------------------------- operators
 

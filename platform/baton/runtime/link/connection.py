@@ -321,13 +321,21 @@ class ReplicaConnection:
             self._on_goodbye(frame)
         elif self._state is not _State.JOINED:
             self._end.counters.dropped_frames += 1
+        elif isinstance(frame, frames.Step):
+            self._on_step(frame)
         else:
             self._on_joined_frame(frame)
 
+    def _on_step(self, step: frames.Step) -> None:
+        if step.seq != self._next_seq:
+            self._lose(LossReason.OUT_OF_STEP)
+            return
+        self._next_seq += 1
+        self._end.on_event(StepProduced(replica_id=self.replica_id, outputs=step.outputs))
+
     def _on_joined_frame(
         self,
-        frame: frames.Step
-        | frames.LegEnded
+        frame: frames.LegEnded
         | frames.Aborted
         | frames.ReplicaBeat
         | frames.RoleChanged
@@ -337,12 +345,6 @@ class ReplicaConnection:
     ) -> None:
         emit, replica_id = self._end.on_event, self.replica_id
         match frame:
-            case frames.Step(seq, outputs):
-                if seq != self._next_seq:
-                    self._lose(LossReason.OUT_OF_STEP)
-                    return
-                self._next_seq += 1
-                emit(StepProduced(replica_id=replica_id, outputs=outputs))
             case frames.LegEnded(leg_id, failure, why):
                 emit(LegFailed(replica_id=replica_id, leg_id=leg_id, failure=failure, why=why))
             case frames.Aborted(leg_ids):
