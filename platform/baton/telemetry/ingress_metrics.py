@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric as Family
 
@@ -33,7 +33,8 @@ from baton.telemetry.promises import ttft_parts
 from baton.telemetry.waterfall import chosen_option
 
 
-class _Streams(NamedTuple):
+@dataclass(slots=True)
+class _Streams:
     """One replica's, for the time between their tokens."""
 
     pool: str
@@ -124,14 +125,21 @@ class IngressMetrics:
 
     def _step(self, replica_id: str, outputs: tuple[LegOutput, ...]) -> None:
         known = self._streams.get(replica_id)
-        streams = [one for one in outputs if one.token_ids and one.ticket is None]
-        if known is None or not streams:
+        if known is None:
+            return
+        begun = going_on = 0
+        for _, token_ids, _, _, ticket, cached_tokens, _, _ in outputs:
+            if token_ids and ticket is None:
+                if cached_tokens is None:
+                    going_on += 1
+                else:
+                    begun += 1
+        if not (begun or going_on):
             return
         now_s = self._now_s()
-        going_on = [one for one in streams if one.cached_tokens is None]
         if going_on and known.last_at_s is not None:
-            self._itl.observe(now_s - known.last_at_s, known.pool, weight=len(going_on))
-        self._streams[replica_id] = _Streams(known.pool, now_s)
+            self._itl.observe(now_s - known.last_at_s, known.pool, weight=going_on)
+        known.last_at_s = now_s
 
     # ------------------------------------------------------------------ when asked
 
