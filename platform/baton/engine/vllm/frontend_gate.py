@@ -129,13 +129,17 @@ class Exchange:
         self._sent = 0
         self._ended = False
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         """Pass on, hold back or replace what the app sends."""
+        if self._held is not None or self.problem is not None or self._ended:
+            return self._hold_or_end(message)
+        # No coroutine of ours around the server's, for there is one such message a token.
+        return self._pass_on(message)
+
+    async def _hold_or_end(self, message: Message) -> None:
         if self.problem is not None:
             await self.end_with(self.problem)
-        elif self._held is None:
-            await self._pass_on(message)
-        else:
+        elif self._held is not None:
             self._held.append(message)
             complete = _is_last(message) and not self._may_be_nonsense
             if self.flowing or complete or len(self._held) > _MAX_HELD_MESSAGES:
@@ -168,17 +172,16 @@ class Exchange:
     async def _release(self) -> None:
         held, self._held = self._held or [], None
         for message in _in_dialect(held, self._dialect):
-            await self._pass_on(message)
+            if not self._ended:
+                await self._pass_on(message)
 
-    async def _pass_on(self, message: Message) -> None:
-        if self._ended:
-            return
+    def _pass_on(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self._is_stream = _is_event_stream(message)
         else:
             self._sent += 1
             self._ended = _is_last(message)
-        await self._send(message)
+        return self._send(message)
 
 
 CURRENT_EXCHANGE: ContextVar[Exchange | None] = ContextVar("baton_exchange", default=None)
