@@ -129,8 +129,12 @@ class Channel:
     def _receive(self) -> bool:
         if not int(self._socket.getsockopt(zmq.EVENTS)) & _POLLIN:
             return False  # asked first: most drains find nothing, and an exception costs more
+        parts, more = [], True
         try:
-            parts = self._socket.recv_multipart(_NOBLOCK)
+            while more:  # a message is there as a whole; asking the socket for more costs more
+                part = self._socket.recv(_NOBLOCK, copy=False)
+                parts.append(part.bytes)
+                more = part.more
         except zmq.Again:
             return False
         self._counters.frames_in += 1
