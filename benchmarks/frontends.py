@@ -163,7 +163,7 @@ async def _rust(
             max_body_bytes=1 << 22,
         ),
     )
-    await gate.start(listener=listener.fileno())
+    await gate.start(listeners=[listener.fileno()])
     anybody = frontend.handle("default")
     await gate.tell_state(state_entries(healthy=True, anonymous=anybody, keys=False))
     await ready()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from baton.config import render
 from baton.config.load import load_text
-from baton.config.schema import FrontendKind
+from baton.config.schema import FrontendKind, FrontKind
 from tests.config.conftest import LEAST, Load
 
 Refuse = Callable[..., tuple[str, ...]]
@@ -17,6 +18,18 @@ RUST = LEAST + "server: {frontend: rust}\n"
 
 def test_the_rust_frontend_is_taken_with_nothing_else_said(load: Load) -> None:
     assert load(RUST).config.server.frontend is FrontendKind.RUST
+
+
+def test_the_gate_is_the_front_where_that_is_said(load: Load) -> None:
+    assert load(RUST).config.server.front is FrontKind.SERVE
+    config = load(LEAST + "server: {frontend: rust, front: gate}\n").config
+    assert config.server.front is FrontKind.GATE
+
+
+def test_without_the_rust_frontend_there_is_no_gate_to_be_the_front(refuse: Refuse) -> None:
+    (finding,) = refuse(LEAST + "server: {front: gate}\n")
+    assert re.match(r"\S+:\d+: server\.front: got 'gate', ", finding), finding
+    assert "wanted server.frontend 'rust'" in finding
 
 
 def test_a_configuration_that_was_completed_is_taken_again(load: Load) -> None:

@@ -80,6 +80,20 @@ def test_the_classic_proxy_is_really_started() -> None:
     assert environment["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "0"
 
 
+def test_where_gates_are_the_front_replicas_have_ports_and_nothing_of_serves_runs_haproxy() -> None:
+    environment = serve_environment(replace(SETTINGS, data_path=DataPath.GATE))
+    assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+    assert environment["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "1"
+    assert environment["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] == str(PORTS.replica_http_from)
+    assert not [name for name in environment if "HAPROXY" in name]
+
+
+def test_a_gate_is_not_waited_for_to_be_forgotten_by_others() -> None:
+    name = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
+    assert serve_environment(replace(SETTINGS, data_path=DataPath.GATE))[name] == "0"
+    assert float(serve_environment(SETTINGS)[name]) > 0
+
+
 def test_haproxy_is_chosen_where_it_runs() -> None:
     if find_haproxy({}) is None:
         pytest.skip("no HAProxy on this machine")

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
-import psutil
 import pytest
 from cryptography import x509
 
@@ -34,9 +33,11 @@ from baton.serving.data_path import (
     pick_front_ports,
     serve_environment,
 )
-from baton.serving.front_guard import guard_front, unguard_front
+from baton.serving.front import admin_sockets
+from baton.serving.front_guard import certificate, guard_front, unguard_front
 from baton.serving.haproxy_front import Guard, UnknownConfiguration, guarded
 from tests.fakes.certificates import make_pair
+from tests.fakes.machine import address_of_this_machine
 
 VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OPEN: Guard = {
@@ -312,7 +313,7 @@ def test_a_renewed_certificate_is_shown_without_a_restart(short: Path) -> None:
     (short / "h").mkdir()
     with front(short, pair.tls()) as port:
         (short / "h" / "a.sock").symlink_to(short / "a.sock")
-        watch = CertificateWatch(pair.tls(), short)
+        watch = CertificateWatch(pair.tls(), certificate(short), lambda: admin_sockets(short))
         before = _serial(port)
         assert not watch.look()
         renewed.cert.replace(pair.cert)
@@ -394,17 +395,9 @@ def test_a_request_that_ends_ingresses_ends_three_at_most(short: Path) -> None:
     assert len(asked) == 3
 
 
-def _address_of_this_machine() -> str:
-    for addresses in psutil.net_if_addrs().values():
-        for one in addresses:
-            if one.family == socket.AF_INET and not one.address.startswith("127."):
-                return one.address
-    pytest.skip("this machine has no address but its own loopback: give it a network interface")
-
-
 @needs_haproxy
 def test_keys_from_other_machines_are_not_taken_in_clear(short: Path) -> None:
-    there = _address_of_this_machine()
+    there = address_of_this_machine()
     with front(short, TlsConfig(required=True)) as port:
         key = {"authorization": "Bearer sk-baton-x"}
         assert httpx.get(f"http://127.0.0.1:{port}/x", headers=key).status_code == 200
@@ -417,7 +410,7 @@ def test_keys_from_other_machines_are_not_taken_in_clear(short: Path) -> None:
 
 @needs_haproxy
 def test_metrics_and_statistics_are_not_to_be_had_from_other_machines(short: Path) -> None:
-    there = _address_of_this_machine()
+    there = address_of_this_machine()
     with front(short, TlsConfig()) as port:
         for more, path in ((1, "/metrics"), (2, "/stats")):
             assert httpx.get(f"http://127.0.0.1:{port + more}{path}").status_code == 200

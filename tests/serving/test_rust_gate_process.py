@@ -107,7 +107,7 @@ async def run(settings: GateSettings, anonymous: str | None = None) -> AsyncIter
     with socket.create_server(("127.0.0.1", 0)) as listener, echo_backend(settings.frontend):
         listen = replace(settings, listen=f"fd@{listener.fileno()}")
         gate = RustGate(HAPROXY, listen)
-        await gate.start(listener=listener.fileno())
+        await gate.start(listeners=[listener.fileno()])
         base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         running = Running(gate, base_url, anonymous)
         await running.let_in()

@@ -9,6 +9,7 @@ import signal
 import socket
 import warnings
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,7 +49,7 @@ tenants: {{acme: {{keys_file: {keys}}}, default: {{anonymous: true}}}}
 slo:
   default: {{ttft: 1s}}
   classes: {{gold: {{ttft: 500ms}}, rush: {{ttft: 1s, priority: 5}}}}
-server: {{frontend: rust}}
+server: {{frontend: rust, front: {front}, port: {port}}}
 """
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
@@ -120,14 +121,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path, model: Path) -> DeploymentConfig:
+    return configured(tmp_path, model)
+
+
+def configured(
+    tmp_path: Path, model: Path, *, front: str = "serve", port: int = 8000
+) -> DeploymentConfig:
     path = tmp_path / "baton.yaml"
-    path.write_text(CONFIG.format(model=model, keys=tmp_path / "keys"))
-    (tmp_path / "keys").touch(mode=0o600)
+    keys = tmp_path / "keys"
+    path.write_text(CONFIG.format(model=model, keys=keys, front=front, port=port))
+    keys.touch(mode=0o600)
     return load_config([path], env={}).config
 
 
 @pytest.fixture
 async def running(config: DeploymentConfig, tmp_path: Path) -> AsyncIterator[Running]:
+    async with an_ingress(config, tmp_path / "keys") as made:
+        yield made
+
+
+@asynccontextmanager
+async def an_ingress(
+    config: DeploymentConfig, keys: Path, *, deployment: str | None = None
+) -> AsyncIterator[Running]:
     try:
         find_rust_frontend(os.environ)
     except EngineStartFailed as missing:
@@ -150,16 +166,19 @@ async def running(config: DeploymentConfig, tmp_path: Path) -> AsyncIterator[Run
         config=lambda: config,
         refusal=fleet.refused.get,
         shedding=lambda: fleet.shedding,
+        deployment=deployment,
     )
     await ingress.start()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        await ingress.open(listener)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        made = Running(ingress, fleet, url, tmp_path / "keys")
-        yield made
-    await made.http.aclose()
-    await ingress.close()
-    await door.close()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            await ingress.open(listener)
+            port = config.server.port if deployment else listener.getsockname()[1]
+            made = Running(ingress, fleet, f"http://127.0.0.1:{port}", keys)
+            yield made
+            await made.http.aclose()
+    finally:
+        await ingress.close()
+        await door.close()
 
 
 async def test_tokens_come_from_the_fleet_to_whoever_asks(running: Running) -> None:
@@ -231,6 +250,35 @@ async def test_it_drains(running: Running) -> None:
     async with httpx.AsyncClient(trust_env=False) as other:
         with pytest.raises(httpx.TransportError):
             await other.get(running.http.base_url)
+
+
+async def test_where_its_gate_is_the_front_clients_come_to_the_public_port(
+    tmp_path: Path, model: Path
+) -> None:
+    config = configured(tmp_path, model, front="gate", port=free_port())
+    async with an_ingress(config, tmp_path / "keys", deployment="session_1/baton") as made:
+        assert (await made.chat()).status_code == 200, "from the first connection on"
+        async with an_ingress(config, tmp_path / "keys", deployment="session_1/baton") as other:
+            await asyncio.wait_for(made.ingress.drain(), 10)
+            assert (await other.chat()).status_code == 200
+            assert len(other.fleet.requests) == 1
+
+
+async def test_an_ingress_does_not_open_at_a_public_port_that_is_somebody_elses(
+    tmp_path: Path, model: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = configured(tmp_path, model, front="gate", port=taken.getsockname()[1])
+        with pytest.raises(EngineStartFailed, match=f":{config.server.port}: the port is in use"):
+            async with an_ingress(config, tmp_path / "keys", deployment="session_1/baton"):
+                pytest.fail("it opened")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def test_haproxy_itself_is_found_behind_what_stands_in_for_it(tmp_path: Path) -> None:

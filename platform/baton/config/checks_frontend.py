@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.config.schema import FrontendKind, Route, ServerConfig
+from baton.config.schema import FrontendKind, FrontKind, Route, ServerConfig
 from baton.config.schema_observability import TracingConfig
 from baton.config.schema_service import AdmissionConfig
 from baton.config.seen import Seen
 from baton.config.tree import Finding
 
 _FRONTEND = ("server", "frontend")
+_FRONT = ("server", "front")
 
 
 def check_frontend(seen: Seen) -> Iterator[Finding]:
-    """What is asked of vLLM's Rust frontend that it cannot do."""
+    """What is asked of vLLM's Rust frontend that it cannot do, or of a gate that is not there."""
     server = seen.get(ServerConfig, "server")
-    if server is None or server.frontend is not FrontendKind.RUST:
+    if server is None:
+        return
+    if server.frontend is not FrontendKind.RUST:
+        if server.front is FrontKind.GATE:
+            what = "there is a gate before the Rust frontend only; wanted server.frontend 'rust'"
+            yield seen.wrong(_FRONT, f"got 'gate', {what}, or server.front 'serve'")
         return
     if len(seen.model_names) > 1:
         # Which model a request is for is in its body, which nobody reads before it.

@@ -92,6 +92,15 @@ class FrontendKind(StrEnum):
     RUST = "rust"
 
 
+class FrontKind(StrEnum):
+    """Whose HAProxy listens where clients come."""
+
+    SERVE = "serve"
+    """Ray Serve's, before all ingresses."""
+    GATE = "gate"
+    """Each ingress' own, which is the gate before vLLM's Rust frontend."""
+
+
 class Route(StrEnum):
     """A group of HTTP routes that may be opened."""
 
@@ -355,6 +364,9 @@ class ServerConfig:
     frontend: FrontendKind = FrontendKind.PYTHON
     """Which of vLLM's API servers stands in front; `rust` is faster and does less: see
     [frontends](../frontends.md)."""
+    front: FrontKind = FrontKind.SERVE
+    """Whose HAProxy listens there: Ray Serve's, or with `frontend: rust` that of each ingress
+    (`gate`), which spares a hop: see [frontends](../frontends.md#one-haproxy-fewer)."""
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
     """Which groups of routes are open; any other path is 404. See [the API](api.md)."""

@@ -14,11 +14,11 @@ import logging
 import os
 import ssl
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from baton.config.schema_security import TlsConfig
-from baton.serving.front import admin_sockets, ask_haproxy
-from baton.serving.front_guard import certificate
+from baton.serving.front import ask_haproxy
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -30,9 +30,18 @@ _DONE = "Success"
 class CertificateWatch:
     """See the module; without a certificate it does nothing."""
 
-    def __init__(self, tls: TlsConfig, run_dir: Path, *, poll_s: float = _POLL_S) -> None:
+    def __init__(
+        self,
+        tls: TlsConfig,
+        name: Path,
+        sockets: Callable[[], Iterable[Path]],
+        *,
+        poll_s: float = _POLL_S,
+    ) -> None:
+        """`name` is how HAProxy calls the certificate; it is told by these sockets, at any time."""
         self._files = tuple(Path(name) for name in (tls.cert_file, tls.key_file) if name)
-        self._run_dir = run_dir
+        self._name = name
+        self._sockets = sockets
         self._poll_s = poll_s
         self._seen = self._state()
         self._ended = threading.Event()
@@ -91,8 +100,8 @@ class CertificateWatch:
             pem = os.linesep.join((cert.read_text(), key.read_text()))
         except (OSError, ValueError) as error:
             return str(error).partition("\n")[0]
-        for path in admin_sockets(self._run_dir):
-            if (why := _told(path, certificate(self._run_dir), pem)) is not None:
+        for path in self._sockets():
+            if (why := _told(path, self._name, pem)) is not None:
                 return why
         return None
 

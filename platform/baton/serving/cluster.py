@@ -18,6 +18,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ from baton.serving.data_path import (
     serve_environment,
 )
 from baton.serving.front_guard import guard_front, unguard_front
+from baton.serving.public_port import hold_port
 from baton.serving.ray_messages import ray_messages_to_stderr
 
 _LOGGER = logging.getLogger(__name__)
@@ -97,6 +99,8 @@ class LocalCluster:
         self._run_dir: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
         self._serve_started = False
+        self._held: socket.socket | None = None
+        """The public port, where gates share it."""
         self._state: ClusterState | None = None
 
     @property
@@ -134,15 +138,8 @@ class LocalCluster:
     def _start(self) -> None:
         settings = self._settings
         host = settings.http_host
-        if not port_is_free(host, settings.http_port):
-            raise ClusterFailed(
-                f"cannot listen on {host}:{settings.http_port}: the port is in use",
-                "stop whoever listens there, or set server.port",
-            )
-        choice = choose_data_path(os.environ)
-        data_path = settings.data_path or choice.data_path
-        if choice.warning is not None and data_path is choice.data_path:
-            self._progress(choice.warning)
+        data_path = self._data_path()
+        self._take_port(data_path)
         self._run_dir = run_dir = make_run_dir()
         ports = pick_front_ports()
         self._apply_environment(run_dir, data_path, ports)
@@ -155,9 +152,11 @@ class LocalCluster:
         self._progress("starting Ray Serve")
         self._serve_started = True
         scheme = "http" if settings.tls.cert_file is None else "https"
-        # Behind HAProxy, which `haproxy_front` has listen where clients come, nobody else does.
-        inside = _LOOPBACK if data_path is DataPath.HAPROXY else host
-        _start_serve(inside, settings.http_port)
+        # Behind HAProxy, which `haproxy_front` has listen where clients come, nobody else does;
+        # and where gates do, nothing of Serve's.
+        inside = host if data_path is DataPath.CLASSIC else _LOOPBACK
+        gated = data_path is DataPath.GATE
+        _start_serve(inside, ports.fallback_http if gated else settings.http_port)
         self._state = ClusterState(
             name=run_dir.name,
             pid=os.getpid(),
@@ -165,13 +164,35 @@ class LocalCluster:
             pid_started_ticks=process_ticks(os.getpid()),
             address=address,
             namespace=NAMESPACE,
-            http_url=f"{scheme}://{_reachable(host)}:{settings.http_port}",
+            http_url=f"{scheme}://{reachable(host)}:{settings.http_port}",
             data_path=data_path,
             run_dir=str(run_dir),
             session_name=session_name,
             token_file=str(run_dir / "token"),
         )
         write_state(self._state, state_folder())
+
+    def _data_path(self) -> DataPath:
+        choice = choose_data_path(os.environ)
+        wanted = self._settings.data_path
+        if wanted is DataPath.GATE and choice.data_path is not DataPath.HAPROXY:
+            raise ClusterFailed(
+                f"server.front is 'gate', and there can be none: {choice.warning}",
+                "put that right, or use server.front 'serve' and server.frontend 'python'",
+            )
+        if choice.warning is not None and wanted in {None, choice.data_path}:
+            self._progress(choice.warning)
+        return wanted or choice.data_path
+
+    def _take_port(self, data_path: DataPath) -> None:
+        host, port = self._settings.http_host, self._settings.http_port
+        if data_path is DataPath.GATE:
+            self._held = hold_port(host, port)
+        elif not port_is_free(host, port):
+            raise ClusterFailed(
+                f"cannot listen on {host}:{port}: the port is in use",
+                "stop whoever listens there, or set server.port",
+            )
 
     def _apply_environment(self, run_dir: Path, data_path: DataPath, ports: FrontPorts) -> None:
         front = FrontSettings(
@@ -187,10 +208,15 @@ class LocalCluster:
         os.environ.update(
             serve_environment(front)
             | ray_environment(token_file, loopback=is_loopback(self._settings.node_address))
-            | guard_front(os.environ, front, host=self._settings.http_host, tls=self._settings.tls)
+            | self._guard(front)
             | dict(self._settings.environment)
         )
         _refuse_late_environment()
+
+    def _guard(self, front: FrontSettings) -> dict[str, str]:
+        if front.data_path is DataPath.GATE:
+            return {}  # it guards the port itself
+        return guard_front(os.environ, front, host=self._settings.http_host, tls=self._settings.tls)
 
     def stop(self, *, serve_timeout_s: float = 20.0) -> frozenset[int]:
         """End everything this object started, and nothing else; may be called again.
@@ -199,8 +225,11 @@ class LocalCluster:
         not be ended: empty but when the system is broken.
         """
         run_dir, self._run_dir = self._run_dir, None
-        if run_dir is None:
-            return frozenset()
+        held, self._held = self._held, None
+        with held or contextlib.nullcontext():
+            return frozenset() if run_dir is None else self._stop(run_dir, serve_timeout_s)
+
+    def _stop(self, run_dir: Path, serve_timeout_s: float) -> frozenset[int]:
         if self._serve_started and serve_timeout_s > 0:
             _within(
                 serve_timeout_s + 1.0, "stop-serve", lambda: serve_control.stop(serve_timeout_s)
@@ -394,5 +423,8 @@ def _within(timeout_s: float, name: str, action: Callable[[], object]) -> None:
         _LOGGER.warning("%s did not end within %.0f s; going on", name, timeout_s)
 
 
-def _reachable(host: str) -> str:
-    return _LOOPBACK if host in {"", "0.0.0.0", "::"} else host  # noqa: S104 - compared, not bound
+def reachable(host: str) -> str:
+    """What stands for this host in the URL of the endpoint, on this machine."""
+    if host in {"", "0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+        return _LOOPBACK
+    return f"[{host}]" if ":" in host else host

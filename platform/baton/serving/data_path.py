@@ -37,6 +37,8 @@ class DataPath(StrEnum):
 
     HAPROXY = "haproxy"
     """HAProxy, straight to the ingress replica's own HTTP server."""
+    GATE = "gate"
+    """The HAProxy of each ingress replica itself; of Ray Serve's programs none is on the way."""
     CLASSIC = "classic"
     """Ray Serve's proxy, in Python: every chunk passes through one more Python process."""
 
@@ -56,6 +58,7 @@ class FrontPorts:
     stats: int
     metrics: int
     fallback_http: int
+    """Of Ray Serve's proxy in Python; clients come to it only on the classic data path."""
     fallback_grpc: int
     replica_http_from: int
     replica_http_to: int
@@ -145,15 +148,27 @@ def pick_front_ports() -> FrontPorts:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a listener could bind there now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # A listener sets it too; without it a port in TIME_WAIT would count as taken.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    """Whether a listener could bind there now, and nobody else beside it."""
+    try:
+        family, address = bind_address(host, port)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # A listener sets it too; without it a port in TIME_WAIT would count as taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError:
+        return False
     return True
+
+
+def bind_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, ...]]:
+    """What a socket of which family is bound to; a name is looked up, its IPv4 address first.
+
+    Raises:
+        OSError: there is no such host.
+    """
+    found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)  # noqa: S104 - asked for
+    family, *_, address = min(found, key=lambda one: one[0] is not socket.AF_INET)
+    return family, address
 
 
 def serve_environment(settings: FrontSettings) -> dict[str, str]:
@@ -162,11 +177,14 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
     Source: `ray/serve/_private/constants.py` of Ray 2.60.
     """
     haproxy = settings.data_path is DataPath.HAPROXY
+    direct = haproxy or settings.data_path is DataPath.GATE
+    # A gate stops listening by itself: nobody has to hear of it first.
+    drain_s = settings.ingress_drain_s if haproxy else 0.0
     hard_stop_s = math.ceil(settings.longest_stream_s) + _HARD_STOP_MARGIN_S
     environment = {
         "RAY_SERVE_ENABLE_HA_PROXY": "1" if haproxy else "0",
         # Else throughput mode turns it on, and then Serve starts no proxy at all.
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if haproxy else "0",
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if direct else "0",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # A dead or stuck front is noticed after three failed checks. The timeout is generous
         # because engines that start take every core of a small machine for seconds.
@@ -179,6 +197,12 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
         # Draining the front itself: never shorter than what it drains for.
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": _seconds(settings.ingress_drain_s),
     }
+    if direct:
+        environment |= _replica_ports(settings.ports) | {
+            # An old HAProxy knows the old ports until it is stopped: nobody else may get them.
+            "RAY_SERVE_PORT_QUARANTINE_S": str(hard_stop_s + _HARD_STOP_MARGIN_S),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _seconds(drain_s),
+        }
     if haproxy:
         environment |= _haproxy_files_and_ports(settings)
         environment |= {
@@ -186,8 +210,6 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
             "RAY_SERVE_HAPROXY_MAXCONN": str(settings.max_connections),
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(hard_stop_s),
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(max(hard_stop_s, 3600)),
-            # An old HAProxy knows the old ports until it is stopped: nobody else may get them.
-            "RAY_SERVE_PORT_QUARANTINE_S": str(hard_stop_s + _HARD_STOP_MARGIN_S),
             "RAY_SERVE_HAPROXY_BROADCAST_COALESCE_S": _seconds(settings.reload_spacing_s),
             # Who had heard nothing yet when an ingress ended loses nothing: another one is asked,
             # and a third one at most, so that a request that ends ingresses ends few of them.
@@ -195,7 +217,6 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
             "RAY_SERVE_HAPROXY_RETRIES": "2",
             # It can ask again only what it still has whole; 1 KiB of it is HAProxy's own.
             "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_ASKED_AGAIN_BYTES),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": _seconds(settings.ingress_drain_s),
         }
     return environment
 
@@ -238,6 +259,11 @@ def _haproxy_files_and_ports(settings: FrontSettings) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.metrics),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback_http),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.fallback_grpc),
+    }
+
+
+def _replica_ports(ports: FrontPorts) -> dict[str, str]:
+    return {
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.replica_http_from),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.replica_http_to),
     }

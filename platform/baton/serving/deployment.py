@@ -13,14 +13,16 @@ from typing import Self
 
 import httpx
 
-from baton.config.schema import DeploymentConfig
+from baton.config.schema import DeploymentConfig, FrontKind
 from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
 from baton.serving.app import build_app
 from baton.serving.built import encoded, first_built
 from baton.serving.certificates import CertificateWatch
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
-from baton.serving.front import front_is_direct, own_client
+from baton.serving.data_path import DataPath
+from baton.serving.front import admin_sockets, front_is_direct, own_client
+from baton.serving.front_guard import certificate
 from baton.serving.live_config import BUILT, forget_all, save
 from baton.serving.names import APP, CONTROLLER, INGRESS
 from baton.serving.packing import unpacked
@@ -134,10 +136,9 @@ class LocalDeployment:
         )
         self._await_application(until_s, timeout_s)
         self._await_health(until_s, timeout_s)
-        self._certificates = CertificateWatch(
-            self._config.security.tls, Path(self._cluster.state.run_dir)
-        )
-        self._certificates.start()
+        if self.state.data_path is DataPath.HAPROXY:  # a gate has a watch of its own
+            self._certificates = _certificate_watch(self._config, Path(self.state.run_dir))
+            self._certificates.start()
 
     def stop(self) -> None:
         """End everything that was started. Idempotent."""
@@ -188,6 +189,13 @@ class LocalDeployment:
         raise _late("the endpoint was not healthy", timeout_s)
 
 
+def _certificate_watch(config: DeploymentConfig, run_dir: Path) -> CertificateWatch:
+    def sockets() -> list[Path]:
+        return admin_sockets(run_dir)
+
+    return CertificateWatch(config.security.tls, certificate(run_dir), sockets)
+
+
 def _late(what: str, timeout_s: float) -> TimedOut:
     return TimedOut(f"{what} after {timeout_s:.0f} s", "allow more time with --timeout")
 
@@ -199,6 +207,7 @@ def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
         http_port=config.server.port,
         node_address=config.cluster.node_address,
         cpus=_logical_cpus(config),
+        data_path=DataPath.GATE if config.server.front is FrontKind.GATE else None,
         longest_stream_s=config.admission.timeouts.total_s,
         tls=config.security.tls,
     )

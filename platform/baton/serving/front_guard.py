@@ -1,6 +1,7 @@
 """What the front of a local deployment is closed by: a program in HAProxy's place, and TLS.
 
-`haproxy_front` does the work; here is what it is told, and how Ray Serve comes to run it.
+`haproxy_front` does the work; here is what it is told, and how Ray Serve comes to run it. A gate
+that is the front itself needs no such program, and is told the same.
 """
 
 from __future__ import annotations
@@ -71,9 +72,14 @@ def guard_front(
     return {_HAPROXY_VARIABLE: str(program)}
 
 
-def certificate(run_dir: Path) -> Path:
+def gate_guard(folder: Path, haproxy: str, *, host: str, tls: TlsConfig) -> haproxy_front.Guard:
+    """What a gate that is the front is told; its certificate's name is made in the folder."""
+    return asdict(_guard(folder, haproxy, host, tls))
+
+
+def certificate(folder: Path) -> Path:
     """The name by which HAProxy knows its certificate."""
-    return run_dir / _CERT
+    return folder / _CERT
 
 
 def unguard_front(run_dir: Path) -> dict[str, str]:

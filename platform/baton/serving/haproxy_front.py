@@ -98,12 +98,13 @@ def _public(line: str, guard: Guard) -> list[str] | None:
     if found is None:
         return None
     line = f"{found[1]}{guard['host']}:{found[3]}{found[4] or ''}"
-    if guard["cert_file"]:
-        return [line + _tls(guard), *_over_tls(guard)]
-    return [line, *(_no_keys_in_clear() if guard["required"] else ())]
+    return [line + over_tls(guard), *(f"    {rule}" for rule in who_may_come(guard))]
 
 
-def _tls(guard: Guard) -> str:
+def over_tls(guard: Guard) -> str:
+    """What a `bind` of HAProxy's says besides, where clients come by TLS."""
+    if not guard["cert_file"]:
+        return ""
     ask = f" ca-file {_quoted(guard['client_ca_file'])} verify optional"
     return (
         f" ssl crt {_quoted(guard['cert_file'])} alpn http/1.1 ssl-min-ver TLSv1.2"
@@ -111,20 +112,20 @@ def _tls(guard: Guard) -> str:
     )
 
 
-def _over_tls(guard: Guard) -> Iterator[str]:
-    yield "    http-request set-header x-forwarded-proto https"
-    if guard["client_ca_file"]:
-        yield f"    acl baton_health path {_HEALTH}"
-        said = _refusal("a client certificate is wanted")
-        yield f"    http-request return {said} if !{{ ssl_c_used }} !baton_health"
-
-
-def _no_keys_in_clear() -> Iterator[str]:
-    yield "    acl baton_key req.hdr(authorization) -m found"
-    yield "    acl baton_key req.hdr(x-api-key) -m found"
-    yield f"    acl baton_here src {_HERE}"
-    said = _refusal("keys are not taken in clear: use https, and replace this key")
-    yield f"    http-request return {said} if baton_key !baton_here"
+def who_may_come(guard: Guard) -> Iterator[str]:
+    """What HAProxy does first with a request that came to the public port."""
+    if guard["cert_file"]:
+        yield "http-request set-header x-forwarded-proto https"
+        if guard["client_ca_file"]:
+            yield f"acl baton_health path {_HEALTH}"
+            said = _refusal("a client certificate is wanted")
+            yield f"http-request return {said} if !{{ ssl_c_used }} !baton_health"
+    elif guard["required"]:
+        yield "acl baton_key req.hdr(authorization) -m found"
+        yield "acl baton_key req.hdr(x-api-key) -m found"
+        yield f"acl baton_here src {_HERE}"
+        said = _refusal("keys are not taken in clear: use https, and replace this key")
+        yield f"http-request return {said} if baton_key !baton_here"
 
 
 def _refusal(why: str) -> str:

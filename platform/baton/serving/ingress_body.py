@@ -17,7 +17,7 @@ from baton.config.derive import (
     service_rules,
 )
 from baton.config.policies import build_placer, router_rng
-from baton.config.schema import DeploymentConfig, FrontendKind
+from baton.config.schema import DeploymentConfig, FrontendKind, FrontKind
 from baton.control.coordinator import Coordinator
 from baton.control.lately import Shedding
 from baton.control.pair_notices import PairNoticeKind
@@ -66,6 +66,7 @@ class IngressBody:
         self, config: DeploymentConfig, *, app: str, coordinator_id: str, link: LinkOptions
     ) -> None:
         self._config = config
+        self._app = app
         self._coordinator_id = coordinator_id
         self._clock = MonotonicClock()
         self._records = RecordBook()
@@ -293,7 +294,16 @@ class IngressBody:
             config=lambda: self._config,
             refusal=refusal,
             shedding=shedding,
+            deployment=self._deployment(),
         )
+
+    def _deployment(self) -> str | None:
+        """Whose gates share the public port; None where Ray Serve's HAProxy listens there."""
+        if self._config.server.front is not FrontKind.GATE:
+            return None
+        from baton.serving.ray_context import session_name
+
+        return f"{session_name()}/{self._app}"
 
     def _refuse(self, requests: int, caller: Caller) -> Rejected | None:
         return self._driver.refuse(requests, tenant=caller.tenant, slo_class=caller.slo_class)

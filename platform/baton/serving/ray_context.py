@@ -29,3 +29,10 @@ def control_store() -> str:
     import ray
 
     return str(ray.get_runtime_context().gcs_address)
+
+
+def session_name() -> str:
+    """What the cluster that this process is connected to is called; no two ever have one name."""
+    import ray
+
+    return str(ray.get_runtime_context().get_session_name())

@@ -7,6 +7,10 @@ What changes while it runs is in maps that the ingress writes through HAProxy's 
 (`rust_gate_process`). What goes on to the frontend carries no credential, and one id that says who
 asks (`rust_callers`).
 
+Where it is the front itself, no HAProxy of Ray Serve's has looked at a request before: it then has
+the deadline for bodies and the guard of the public port, too, and Ray Serve's question whether its
+replica is there comes to another port.
+
 Texts and statuses are the Python gate's.
 """
 
@@ -35,6 +39,7 @@ from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.frontend_gate import GENERATION_PATHS, HEALTH_PATH, ROUTES
 from baton.engine.vllm.frontend_http import BAD_HOST, HOST, NO_HOST
 from baton.runtime.keys import PREFIX, KeyState
+from baton.serving.haproxy_front import Guard, over_tls, who_may_come
 from baton.serving.rust_gate_maps import BAD, SEPARATOR
 
 REPLICA_PATH = "/-/healthz"
@@ -57,6 +62,16 @@ _NOT_ALLOWED = Problem(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AtFront:
+    """What a gate has to know besides where it is the front itself."""
+
+    asked: str
+    """Where Ray Serve asks whether its replica is there, as HAProxy's `bind` takes it."""
+    guard: Guard
+    """Of the public port."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings:
     """What a gate is to do; who is let in, and whom it refuses, it is told while it runs."""
 
@@ -74,6 +89,8 @@ class GateSettings:
     """How long a client may be silent in the middle of a body, or not read."""
     max_connections: int = 4096
     threads: int = 1
+    at_front: AtFront | None = None
+    """None: clients come by Ray Serve's HAProxy."""
 
     @property
     def socket(self) -> Path:
@@ -103,7 +120,9 @@ class GateSettings:
 
 def gate_config(settings: GateSettings) -> str:
     """The configuration of the gate's HAProxy."""
-    sections = (_global(settings), _defaults(settings), _front(settings), _back(settings))
+    sections = [_global(settings), _defaults(settings), _front(settings), _back(settings)]
+    if settings.at_front is not None:
+        sections.append(_replica(settings.at_front))
     return "\n\n".join("\n    ".join(lines) for lines in sections) + "\n"
 
 
@@ -139,9 +158,11 @@ def _errors() -> Iterator[str]:
 
 
 def _front(settings: GateSettings) -> list[str]:
+    front = settings.at_front
     return [
         "frontend gate",
-        f"bind {settings.listen}",
+        f"bind {settings.listen}{over_tls(front.guard) if front else ''}",
+        *(who_may_come(front.guard) if front else ()),
         *_host(),
         *_paths(settings),
         *_who(settings),
@@ -154,13 +175,32 @@ def _front(settings: GateSettings) -> list[str]:
 
 
 def _back(settings: GateSettings) -> list[str]:
-    return ["backend rust", f"server rust unix@{settings.frontend}"]
+    lines = ["backend rust", f"server rust unix@{settings.frontend}"]
+    if settings.at_front is not None:
+        # The deadline for heads then counts for what a buffer holds of the body as well, and only
+        # here: whoever is refused is told before.
+        lines.append("option http-buffer-request")
+    return lines
+
+
+def _replica(front: AtFront) -> list[str]:
+    gone = Problem(status=404, message="not found")
+    return [
+        "frontend replica",
+        f"bind {front.asked}",
+        _there(),
+        f"http-request {_return(gone)}",
+    ]
+
+
+def _there() -> str:
+    said = "status 200 content-type text/plain string success"
+    return f"http-request return {said} if {{ path {REPLICA_PATH} }}"
 
 
 def _host() -> Iterator[str]:
     # Ray Serve's own question, whether its replica is there; it names no host.
-    there = "status 200 content-type text/plain string success"
-    yield f"http-request return {there} if {{ path {REPLICA_PATH} }}"
+    yield _there()
     nowhere = Problem(status=400, message=NO_HOST, close=True)
     yield f"http-request {_return(nowhere)} if HTTP_1.1 !{{ req.fhdr(host) -m found }}"
     bad = Problem(status=400, message=BAD_HOST, close=True)

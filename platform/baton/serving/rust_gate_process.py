@@ -1,7 +1,8 @@
 """The gate before vLLM's Rust frontend as a process of this ingress: HAProxy, and what it is told.
 
-Theory of operation: HAProxy is started with empty maps, so that it lets nobody in and says that it
-is not healthy until it was told otherwise. It is told by differences, by one task: what was
+Theory of operation: HAProxy is started with maps of what it was told before, so that it goes by
+that from its first connection on; told nothing, it lets nobody in and says that it is not healthy.
+While it runs it is told by differences, by one task: what was
 written last is kept here, and only what has changed is written, over HAProxy's own socket in the
 gate's private folder. A write that fails leaves its map unknown, and the next one begins with
 clearing it: that closes the gate for a moment rather than leaving a revoked key good. HAProxy dies
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from baton.domain.errors import EngineStartFailed, LinkFailed
@@ -48,8 +49,14 @@ class RustGate:
         """Whether it was started and lets nobody in again."""
         return self._process is not None and not self._process.alive
 
-    async def start(self, *, listener: int | None = None) -> None:
-        """Start HAProxy; it listens when this returns. `listener` is a descriptor to pass on.
+    async def start(
+        self, *, listeners: Sequence[int] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start HAProxy; it listens when this returns.
+
+        Args:
+            listeners: Descriptors to pass on.
+            environment: What it sees besides what this process sees.
 
         Raises:
             EngineStartFailed: it does not start, with its own words.
@@ -61,7 +68,8 @@ class RustGate:
                 name="gate",
                 argv=(self._haproxy, "-db", "-f", str(settings.folder / _CONFIG)),
                 log=settings.folder / _LOG,
-                pass_fds=() if listener is None else (listener,),
+                pass_fds=tuple(listeners),
+                environment=environment or {},
             ),
             on_end=lambda _code: None,
         )
@@ -149,6 +157,9 @@ class RustGate:
         old = self._told[path]
         if old == entries:
             return
+        if self._process is None:
+            self._told[path] = dict(entries)  # it starts with them
+            return
         self._told[path] = None
         if old is None:
             await self._command(f"clear map {path}")
@@ -184,8 +195,8 @@ class RustGate:
             raise LinkFailed("gate", f"HAProxy did not answer at {path}: {error}") from error
 
     def _write_files(self) -> None:
-        for path in self._maps:
-            _write(path, "")
+        for path, entries in self._told.items():
+            _write(path, "".join(f"{key} {value}\n" for key, value in (entries or {}).items()))
         _write(self._settings.folder / _CONFIG, gate_config(self._settings))
 
 

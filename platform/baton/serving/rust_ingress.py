@@ -1,7 +1,9 @@
 """The front of an ingress in Rust mode: the program, the gate before it, what the gate is told.
 
 Theory of operation: the frontend is started with the ingress, the gate when Ray Serve says where
-its replica is to be reached (`replica_port`), since that is where the gate listens. From then on
+its replica is to be reached (`replica_port`), since that is where the gate listens; where it is
+the front itself, it listens there only for Serve, and for clients at the public port, beside the
+other gates of the deployment (`public_port`). From then on
 the gate is told ten times a second whom the coordinator would refuse now, by tenant and class, and
 whether the fleet can serve; once a second, which keys are good and who may ask for which class.
 Between two of these a request may slip through that the Python gate would have refused: the
@@ -27,10 +29,12 @@ from baton.domain.tenant import DEFAULT_TENANT, Tenant
 from baton.engine.vllm.rust_frontend import RustFrontend
 from baton.policy.slo_book import NoSuchClass, SloBook
 from baton.runtime.keys import Known
+from baton.serving.certificates import CertificateWatch
 from baton.serving.data_path import find_haproxy
 from baton.serving.front_door import FrontDoor
-from baton.serving.front_guard import unguard_front
-from baton.serving.rust_gate import GateSettings
+from baton.serving.front_guard import certificate, gate_guard, unguard_front
+from baton.serving.public_port import MARK, gate_socket
+from baton.serving.rust_gate import AtFront, GateSettings
 from baton.serving.rust_gate_maps import (
     class_entries,
     key_entries,
@@ -57,6 +61,7 @@ class RustIngress:
         config: Callable[[], DeploymentConfig],
         refusal: Callable[[str], Rejected | None],
         shedding: Callable[[], Iterable[Shedding]],
+        deployment: str | None = None,
     ) -> None:
         """Take what is asked while it runs.
 
@@ -66,16 +71,20 @@ class RustIngress:
             config: As it is now.
             refusal: Why one more request of a tenant would be refused now; counts nothing.
             shedding: The classes of which one more would be refused by prediction now.
+            deployment: With whose gates alone it shares the public port; None: clients come by Ray
+                Serve's HAProxy.
         """
         self._frontend = frontend
         self._door = door
         self._config = config
         self._refusal = refusal
         self._shedding = shedding
+        self._deployment = deployment
         self._names: set[str] = set()
         """Tenants who may ask."""
         self._http: Path | None = None
         self._gate: RustGate | None = None
+        self._certificates: CertificateWatch | None = None
         self._feed: asyncio.Task[None] | None = None
 
     @property
@@ -95,24 +104,55 @@ class RustIngress:
         self._http = await self._frontend.start()
 
     async def open(self, listener: socket.socket) -> None:
-        """Let clients in who come to this socket, by the gate.
+        """Let clients in who come to this socket, by the gate; or to the public port.
 
         Raises:
-            EngineStartFailed: the gate does not start.
+            EngineStartFailed: the gate does not start, or cannot have the public port.
         """
+        if self._deployment is None:
+            await self._open(listener)
+            return
+        server = self._config().server
+        with await asyncio.to_thread(
+            gate_socket, server.host, server.port, self._deployment
+        ) as public:
+            settings = await self._open(
+                public, asked=listener, environment={MARK: self._deployment}
+            )
+        self._certificates = CertificateWatch(
+            self._config().security.tls, certificate(settings.folder), lambda: [settings.socket]
+        )
+        self._certificates.start()
+
+    async def _open(
+        self,
+        listener: socket.socket,
+        *,
+        asked: socket.socket | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> GateSettings:
         assert self._http is not None, "it is opened once it has started"
-        config = self._config()
+        config, folder, haproxy = self._config(), self._http.parent, real_haproxy(os.environ)
+        front = None
+        if asked is not None:
+            tls, host = config.security.tls, config.server.host
+            guard = await asyncio.to_thread(gate_guard, folder, haproxy, host=host, tls=tls)
+            front = AtFront(asked=f"fd@{asked.fileno()}", guard=guard)
         settings = GateSettings(
             listen=f"fd@{listener.fileno()}",
             frontend=self._http,
-            folder=self._http.parent,
+            folder=folder,
             routes=open_routes(config),
             max_body_bytes=config.admission.max_body_bytes,
+            at_front=front,
         )
-        self._gate = RustGate(real_haproxy(os.environ), settings)
-        await self._gate.start(listener=listener.fileno())
+        self._gate = RustGate(haproxy, settings)
+        # Before it listens: the kernel deals clients to it from that moment on.
         await self._tell(self._gate, keys=True)
+        listeners = [one.fileno() for one in (listener, asked) if one is not None]
+        await self._gate.start(listeners=listeners, environment=environment)
         self._feed = asyncio.create_task(self._follow(self._gate), name="baton-gate")
+        return settings
 
     async def drain(self) -> None:
         """Take no more connections; returns when the answers under way have ended."""
@@ -125,6 +165,9 @@ class RustIngress:
         if feed is not None:
             feed.cancel()
             await asyncio.wait([feed])
+        watch, self._certificates = self._certificates, None
+        if watch is not None:
+            await asyncio.to_thread(watch.stop)
         gate, self._gate = self._gate, None
         if gate is not None:
             await gate.close()

