@@ -9,8 +9,10 @@ import pytest
 
 from baton.config.load import load_config, load_text
 from baton.manifests.adapted import adapted
+from baton.manifests.environment import ray_variables
 from baton.manifests.export import Target, manifest_files
 from baton.manifests.kuberay import RAY_VERSION, ray_service
+from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import CannotExport, ManifestSettings
 from tests.deploy.python_checks import objects
 from tests.deploy.rendered import EXAMPLES, FOLDER, export, kept, stray
@@ -143,6 +145,31 @@ def test_a_machine_that_ends_tls_itself_gets_one_unit_and_none_for_a_cluster(
 
 def test_the_schema_of_the_chart_has_only_what_helm_understands(example: Path) -> None:
     assert "(?=" not in (example / "helm" / "values.schema.json").read_text()
+
+
+def test_where_ingresses_are_the_front_serve_keeps_to_the_head_and_to_itself(
+    tmp_path: Path,
+) -> None:
+    path = config(tmp_path, "server: {frontend: rust, front: gate, port: 8443}")
+    loaded = load_config([path])
+    told = serve_config(adapted(loaded))
+    assert told["proxy_location"] == "HeadOnly"
+    assert told["http_options"] == {"host": "127.0.0.1", "port": 21002}
+    variables = ray_variables(loaded.config)
+    assert variables["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+    assert variables["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] == "21004"
+    front = json.dumps(workers(path, "ingress"))
+    assert '"containerPort": 8443' in front
+    assert '{"path": "/-/healthz", "port": 8443}' in front
+
+
+def test_the_chart_tells_serve_the_same(tmp_path: Path) -> None:
+    path = config(tmp_path, "server: {frontend: rust, front: gate}")
+    files = export_of(path, Target.HELM)
+    told = serve_config(adapted(load_config([path])))["http_options"]
+    assert told == {"host": "127.0.0.1", "port": 21002}
+    assert "  host: 127.0.0.1\n  port: 21002\n" in files["templates/_helpers.tpl"]
+    assert 'RAY_SERVE_ENABLE_HA_PROXY: "0"' in files["values.yaml"]
 
 
 def test_ray_is_the_one_in_the_lock() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from baton.config.schema import DeploymentConfig
+from baton.config.schema import DeploymentConfig, FrontKind
 from baton.serving.data_path import DataPath, FrontPorts, FrontSettings, serve_environment
 
 RUN_DIR: Final = Path("/tmp/baton")  # noqa: S108 - of a container, or of the service alone
@@ -23,10 +23,22 @@ _HEAD_RETURNS_S: Final = 600
 """How long a node waits for a head that comes back (with its memory, in Redis) before it ends."""
 
 
+def gated(config: DeploymentConfig) -> bool:
+    """Whether ingresses listen where clients come, and nothing of Ray Serve's."""
+    return config.server.front is FrontKind.GATE
+
+
+def serves_address(config: DeploymentConfig) -> tuple[str, int]:
+    """Where Ray Serve's own front listens: where clients come, unless ingresses do."""
+    if gated(config):
+        return "127.0.0.1", _PORTS.fallback_http
+    return config.server.host, config.server.port
+
+
 def ray_variables(config: DeploymentConfig) -> dict[str, str]:
     """Variables by name, in a stable order."""
     front = FrontSettings(
-        data_path=DataPath.HAPROXY,
+        data_path=DataPath.GATE if gated(config) else DataPath.HAPROXY,
         run_dir=RUN_DIR,
         ports=_PORTS,
         longest_stream_s=config.admission.timeouts.total_s,

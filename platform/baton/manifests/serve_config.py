@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from baton.manifests.adapted import Adapted, Plain
+from baton.manifests.environment import gated, serves_address
 from baton.manifests.shapes import FRONT, FRONT_SHARE, HEAD
 from baton.serving.names import APP, CONTROLLER, INGRESS
 
@@ -19,9 +20,11 @@ def serve_config(deployment: Adapted) -> Plain:
     this, and Serve sees that there is something to do.
     """
     config = deployment.config
+    host, port = serves_address(config)
     return {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": config.server.host, "port": config.server.port},
+        # Where ingresses are the front, Serve starts its proxy on the head alone, whatever is said.
+        "proxy_location": "HeadOnly" if gated(config) else "EveryNode",
+        "http_options": {"host": host, "port": port},
         "applications": [
             {
                 "name": APP,

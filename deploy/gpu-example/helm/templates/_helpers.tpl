@@ -159,10 +159,21 @@ spec:
 {{/* What Ray Serve is told to run. */}}
 {{- define "baton.serve" -}}
 {{- $config := .Values.config -}}
+{{- $gate := eq (toString $config.server.front) "gate" -}}
+{{- if ne $gate (eq (toString .Values.environment.RAY_SERVE_ENABLE_HA_PROXY) "0") -}}
+{{- fail "server.front is another than this chart was exported for: export it again" -}}
+{{- end -}}
+{{- if $gate -}}
+proxy_location: HeadOnly
+http_options:
+  host: 127.0.0.1
+  port: 21002
+{{- else -}}
 proxy_location: EveryNode
 http_options:
   host: {{ $config.server.host }}
   port: {{ $config.server.port }}
+{{- end }}
 applications:
   - name: baton
     route_prefix: /
