@@ -59,11 +59,14 @@ def _vllm_rs(site: Site) -> System:
     return Stack("vllm_rs", programs)
 
 
-def _baton(name: str, scenario_name: str, frontend: str) -> Callable[[Site], System]:
+def _baton(
+    name: str, scenario_name: str, frontend: str, *, front: str = "serve"
+) -> Callable[[Site], System]:
     def make(site: Site) -> System:
         if frontend == "rust":
             _rust_frontend()
-        return Baton(name, scenario_name, sets=site.config_sets(f"server.frontend={frontend}"))
+        sets = site.config_sets(f"server.frontend={frontend}", f"server.front={front}")
+        return Baton(name, scenario_name, sets=sets)
 
     return make
 
@@ -101,6 +104,12 @@ CONTENDERS = (
         "baton with `frontend: rust`, one replica",
         SIMULATED,
         _baton("baton_rust", LOCAL_SCENARIO, "rust"),
+    ),
+    _one(
+        "baton_rust_gate",
+        "the same with `front: gate`",
+        SIMULATED,
+        _baton("baton_rust_gate", LOCAL_SCENARIO, "rust", front="gate"),
     ),
     _one(
         "baton_python_pd",

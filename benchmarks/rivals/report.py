@@ -17,6 +17,7 @@ Runs = Mapping[str, Sequence[Mapping[str, Figures] | None]]
 ALONE, MANY = Point(streams=1, prompt_tokens=512), Point(streams=64, prompt_tokens=512)
 
 RATIOS = {
+    "rust_gate_over_rust_tokens_per_core": ("baton_rust_gate", "baton_rust"),
     "rust_over_dynamo_fast_tokens_per_core": ("baton_rust", "dynamo_fast"),
     "rust_over_dynamo_tokens_per_core": ("baton_rust", "dynamo"),
     "rust_over_smg_zmq_tokens_per_core": ("baton_rust", "smg_zmq"),
