@@ -13,11 +13,13 @@ from typing import cast
 import pytest
 import yaml
 
-from baton.config.load import load_text
-from baton.manifests.export import Target
+from baton.config.load import load_config, load_text
+from baton.manifests.export import Target, manifest_files
+from baton.manifests.settings import ManifestSettings
 from tests.deploy import python_checks, tool_checks
 from tests.deploy.planting import Typo
 from tests.deploy.rendered import EXAMPLES, export
+from tests.repo.project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -135,6 +137,24 @@ def test_the_chart_makes_what_the_manifests_are(name: str, tmp_path: Path) -> No
     assert comparable(made) == comparable(
         python_checks.objects(export(name, Target.KUBERAY, tmp_path / "kuberay"))
     )
+
+
+def test_a_chart_whose_front_are_gates_makes_what_the_manifests_are_and_has_no_other(
+    tmp_path: Path,
+) -> None:
+    path = ROOT / "configs" / "gpu-example.yaml"
+    gate = ["server.frontend=rust", "server.front=gate", "server.routes=[chat, health]"]
+    loaded = load_config([path], sets=gate)
+    for target in (Target.HELM, Target.KUBERAY):
+        for name, content in manifest_files(target, loaded, ManifestSettings()).items():
+            file = tmp_path / target / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+    found, made = tool_checks.helm(tmp_path / "helm")
+    assert found == []
+    assert comparable(made) == comparable(python_checks.objects(tmp_path / "kuberay"))
+    found, _ = tool_checks.helm(tmp_path / "helm", {"config": {"server": {"front": "serve"}}})
+    assert any("export it again" in line for line in found)
 
 
 def test_the_chart_follows_its_values(tmp_path: Path) -> None:
