@@ -19,6 +19,7 @@ ALONE, MANY = Point(streams=1, prompt_tokens=512), Point(streams=64, prompt_toke
 RATIOS = {
     "rust_gate_over_rust_tokens_per_core": ("baton_rust_gate", "baton_rust"),
     "rust_over_dynamo_fast_tokens_per_core": ("baton_rust", "dynamo_fast"),
+    "rust_gate_over_dynamo_fast_tokens_per_core": ("baton_rust_gate", "dynamo_fast"),
     "rust_over_dynamo_tokens_per_core": ("baton_rust", "dynamo"),
     "rust_over_smg_zmq_tokens_per_core": ("baton_rust", "smg_zmq"),
     "rust_over_vllm_rs_tokens_per_core": ("baton_rust", "vllm_rs"),
