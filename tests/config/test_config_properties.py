@@ -136,6 +136,7 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (AdapterSlots, "max_rank"): st.sampled_from([8, 16, 320]),
     # What goes with the other one is in test_frontends.
     (ServerConfig, "frontend"): st.just("python"),
+    (ServerConfig, "front"): st.just("serve"),
     (SecurityConfig, "tls"): st.just({})
     | st.fixed_dictionaries(
         {"cert_file": st.just("a.pem"), "key_file": st.just("b.pem")},
