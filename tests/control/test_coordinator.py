@@ -362,7 +362,7 @@ def test_a_stalled_stream_goes_on_elsewhere() -> None:
     assert world.records["r"].routes[-1].decode_replica_id != stalled
 
 
-def test_progress_postpones_the_stall_deadline_to_so_long_after_the_last_token() -> None:
+def test_progress_postpones_the_stall_deadline() -> None:
     world = World()
     world.pd(decode=2)
     world.arrive(request("r", max_tokens=10))
