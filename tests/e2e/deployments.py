@@ -18,10 +18,26 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
+
+from baton.domain.errors import EngineStartFailed
+from baton.engine.vllm.rust_binary import find_rust_frontend
+from baton.serving.data_path import DataPath, choose_data_path
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _BATON = [sys.executable, "-m", "baton.cli.main"]
 MAX_TOKENS = 64
+
+
+def skip_without_rust() -> None:
+    """Skip what needs vLLM's Rust frontend and a HAProxy in front of it, and say which is away."""
+    try:
+        find_rust_frontend(os.environ)
+    except EngineStartFailed as missing:
+        pytest.skip(str(missing))
+    choice = choose_data_path(os.environ)
+    if choice.data_path is not DataPath.HAPROXY:
+        pytest.skip(choice.warning or "no HAProxy")
 
 
 def free_port() -> int:
@@ -50,6 +66,13 @@ class Deployment:
         assert done.returncode == 0, done.stderr.decode()
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+    def assert_hands_off(self) -> None:
+        """A stream is prefilled and decoded apart, and found by the name its client gave it."""
+        assert len(self.stream("pass the baton on", request_id="why-there")) > 0
+        (story,) = self.ask("explain", "route", "why-there")["requests"]
+        assert (story["outcome"], story["mode"]) == ("finished", "pull")
+        assert story["output_tokens"] == MAX_TOKENS
 
     def _answer(self, *command: str, within_s: float = 60) -> subprocess.CompletedProcess[bytes]:
         command = (*self.inside, *_BATON, *command, "-o", "json")

@@ -10,23 +10,14 @@ import httpx
 import psutil
 import pytest
 
-from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.rust_binary import find_rust_frontend
-from baton.serving.data_path import DataPath, choose_data_path
-from tests.e2e.deployments import MAX_TOKENS, Deployment, descendants, running
+from tests.e2e.deployments import Deployment, descendants, running, skip_without_rust
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
 def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    try:
-        find_rust_frontend(os.environ)
-    except EngineStartFailed as missing:
-        pytest.skip(str(missing))
-    choice = choose_data_path(os.environ)
-    if choice.data_path is not DataPath.HAPROXY:
-        pytest.skip(choice.warning or "no HAProxy")
+    skip_without_rust()
     folder = tmp_path_factory.mktemp("rust")
     with running("sim.yaml", folder, **{"server.frontend": "rust"}) as deployment:
         yield deployment
@@ -39,10 +30,7 @@ def programs(baton: Deployment) -> list[psutil.Process]:
 def test_a_stream_is_prefilled_and_decoded_apart_and_found_by_its_clients_name(
     baton: Deployment,
 ) -> None:
-    assert len(baton.stream("pass the baton on", request_id="why-there")) > 0
-    (story,) = baton.ask("explain", "route", "why-there")["requests"]
-    assert (story["outcome"], story["mode"]) == ("finished", "pull")
-    assert story["output_tokens"] == MAX_TOKENS
+    baton.assert_hands_off()
 
 
 def test_the_gate_is_what_answers_at_the_endpoint(baton: Deployment) -> None:
