@@ -362,6 +362,15 @@ def test_a_stalled_stream_goes_on_elsewhere() -> None:
     assert world.records["r"].routes[-1].decode_replica_id != stalled
 
 
+def test_a_stream_that_stalls_is_noticed_long_before_a_first_token_would_be_late() -> None:
+    world = World(replace(LIMITS, first_token_s=LIMITS.stall_s * 10))
+    world.pd()
+    world.arrive(request("r", local_only=LocalOnly.FAN_OUT))
+    world.step(only_leg(world))
+    world.wait(LIMITS.stall_s)
+    assert len(world.aborting) == 1
+
+
 def test_progress_postpones_the_stall_deadline() -> None:
     world = World()
     world.pd(decode=2)
