@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from statistics import fmean
 
 from baton.control.limits import CoordinatorLimits
 from baton.control.service_rules import ServiceRules
@@ -56,6 +57,9 @@ LIMITS = CoordinatorLimits(
 _WINDOW_S = 1.0
 _FILL_S = 6.0
 """Until those that count have taken the places of those that came before: longer than most live."""
+_LAGS = 8
+"""Windows: a third of a run."""
+_SEEDS = range(5)
 _REFUSED = frozenset({Phase.SHED, Phase.EVICTED})
 
 
@@ -182,19 +186,44 @@ def swing(spans_s: Sequence[tuple[float, float]]) -> float:
     """How much the number of requests in a phase swings: half its range over its mean.
 
     `spans_s` are when each was in that phase. The range is that from the 5th to the 95th percentile
-    of means over windows of a second.
+    of means over windows of a second. Where few are in a phase at a time, chance alone swings: see
+    `rhythm`.
     """
+    means = sorted(_in_windows(spans_s))
+    low, high = means[int(0.05 * len(means))], means[int(0.95 * len(means))]
+    return (high - low) / 2 / max(1e-9, fmean(means))
+
+
+def rhythm(runs: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """How regularly the number of requests in a phase swings, from 0 for chance to 1.
+
+    The greatest autocorrelation of means over windows of a second, at 2 s or more: a door that goes
+    by what it sees now fills a pool and starves it in turn, and is right again one period later. It
+    is the mean over runs, for one alone has few windows; chance keeps it below 2 / sqrt(windows).
+    """
+    lags = range(2, _LAGS + 1)
+    series = [_in_windows(spans_s) for spans_s in runs]
+    return max(0.0, *(fmean(_autocorrelation(one, lag) for one in series) for lag in lags))
+
+
+def _in_windows(spans_s: Sequence[tuple[float, float]]) -> list[float]:
+    """How many were in a phase, as means over windows."""
     means = []
     for number in range(int(WARM_UP_S + _FILL_S), int(SPAN_S - COOL_DOWN_S)):
         begin_s, end_s = number * _WINDOW_S, (number + 1) * _WINDOW_S
         means.append(sum(max(0.0, min(end_s, b) - max(begin_s, a)) for a, b in spans_s))
-    means.sort()
-    low, high = means[int(0.05 * len(means))], means[int(0.95 * len(means))]
-    return (high - low) / 2 / max(1e-9, sum(means) / len(means))
+    return means
 
 
-def swings(records: Sequence[RequestRecord]) -> tuple[float, float]:
-    """How much prefill and decode swing."""
+def _autocorrelation(values: Sequence[float], lag: int) -> float:
+    centre = fmean(values)
+    apart = [value - centre for value in values]
+    power = sum(one * one for one in apart)
+    return sum(a * b for a, b in zip(apart, apart[lag:], strict=False)) / max(1e-9, power)
+
+
+def phases(records: Sequence[RequestRecord]) -> dict[str, list[tuple[float, float]]]:
+    """When requests were in each phase."""
     prefill = [
         (one.arrived_at_s + one.held_s, one.prefill_done_at_s)
         for one in records
@@ -205,7 +234,7 @@ def swings(records: Sequence[RequestRecord]) -> tuple[float, float]:
         for one in records
         if one.first_token_at_s is not None
     ]
-    return swing(prefill), swing(decode)
+    return {"prefill": prefill, "decode": decode}
 
 
 # ------------------------------------------------------------------ parts
@@ -233,16 +262,31 @@ def doubled(
     trace = load(2 * rate_per_s, seed, mix=mix)
     for name, rule in (("", AdmissionRule.PREDICTED), ("_off", AdmissionRule.BOUNDED)):
         records = served(trace, rule, replicas=replicas, slo=mix.slo)
-        prefill, decode = swings(records)
+        in_phases = phases(records)
         figures |= {
             f"goodput_fraction{name}": goodput(records) / best,
             f"good_tokens_fraction{name}": good_tokens(records) / tokens,
             f"wasted_prefill_fraction{name}": wasted(records),
             f"reject_p99_s{name}": reject_p99_s(records),
-            f"prefill_swing{name}": prefill,
-            f"decode_swing{name}": decode,
+            **{f"{phase}_swing{name}": swing(spans) for phase, spans in in_phases.items()},
         }
     return figures
+
+
+def rhythms(rate_per_s: float, mix: Mix, replicas: tuple[int, int]) -> dict[str, float]:
+    """Whether phases swing regularly under twice the load, with admission, over several runs."""
+    runs = [
+        phases(
+            served(
+                load(2 * rate_per_s, seed, mix=mix),
+                AdmissionRule.PREDICTED,
+                replicas=replicas,
+                slo=mix.slo,
+            )
+        )
+        for seed in _SEEDS
+    ]
+    return {f"{phase}_rhythm": rhythm([run[phase] for run in runs]) for phase in runs[0]}
 
 
 def premium(rate_per_s: float, seed: int) -> dict[str, float]:
@@ -285,7 +329,9 @@ def overload(seed: int = 0) -> dict[str, float]:
     """All figures of overload, simulated."""
     talk = doubled(seed, CONVERSATION, RATES_PER_S, (3, 2))
     rate_per_s = talk["plateau_rate_per_s"]
+    talk |= rhythms(rate_per_s, CONVERSATION, (3, 2))
     fast = doubled(seed, FAST_STREAMS, FAST_RATES_PER_S, (3, 1))
+    fast |= rhythms(fast["plateau_rate_per_s"], FAST_STREAMS, (3, 1))
     return {
         "overload_goodput_fraction": talk.pop("goodput_fraction"),
         "wasted_prefill_fraction": talk.pop("wasted_prefill_fraction"),

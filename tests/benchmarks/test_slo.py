@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -11,7 +13,7 @@ from baton.simulator.outcome import Outcome
 from baton.simulator.scaling_story import Change, Direction, Story
 from baton.simulator.workloads.rate_series import RateWindow
 from baton.simulator.workloads.trace import Trace, TraceRequest
-from benchmarks import _slo_azure, _slo_check, _slo_m_large, _slo_mix, slo
+from benchmarks import _slo_azure, _slo_check, _slo_m_large, _slo_mix, _slo_overload, slo
 from benchmarks._slo_table import figures_of, headline, table
 from benchmarks._slo_world import SERVER, Strength, bounds, needed
 
@@ -128,6 +130,43 @@ def test_requests_count_for_the_phase_in_which_they_came() -> None:
     outcomes = [_came(at_s) for at_s in (*begins_s, begins_s[2] - 0.001)]
     found = _slo_mix.by_phase(outcomes)
     assert [len(part) for part in found.values()] == [1, 2, 1]
+
+
+def test_runs_of_an_arm_are_counted_together() -> None:
+    runs = [
+        _slo_mix.Made(
+            arm=_slo_mix.BATON,
+            load=1.0,
+            came=dict.fromkeys(_slo_mix.KINDS, 100),
+            good=dict.fromkeys(_slo_mix.KINDS, good),
+            flipped=(),
+        )
+        for good in (90, 100)
+    ]
+    told = _slo_mix.pooled(runs)
+    span_s = sum(_slo_mix.phase_s(kind, 1.0) for kind in _slo_mix.KINDS)
+    assert told["attainment"] == pytest.approx(0.95)
+    assert (told["attainment_least"], told["attainment_most"]) == (0.9, 1.0)
+    assert told["goodput_per_s"] == pytest.approx(570 / 2 / span_s)
+
+
+def _through(loads: Sequence[float]) -> list[tuple[float, float]]:
+    """As many in a phase in each second after the first ones."""
+    first = int(_slo_overload.WARM_UP_S + _slo_overload._FILL_S)
+    return [
+        (first + second, first + second + 1.0)
+        for second, load in enumerate(loads)
+        for _ in range(round(load))
+    ]
+
+
+def test_a_load_that_comes_and_goes_has_a_rhythm_and_one_by_chance_has_none() -> None:
+    seconds = range(22)
+    waves = [[100 + 80 * math.sin(second) for second in seconds] for _ in range(3)]
+    assert _slo_overload.rhythm([_through(wave) for wave in waves]) > 0.6
+    rng = random.Random(1)
+    chance = [[rng.gauss(100, 30) for _ in seconds] for _ in range(5)]
+    assert _slo_overload.rhythm([_through(noise) for noise in chance]) < 0.25
 
 
 def test_what_moves_is_measured_against_the_best_that_stays() -> None:

@@ -87,6 +87,38 @@ def test_who_is_held_at_the_door_will_stream_too() -> None:
     assert wants["decode"].inputs["need_busy"] == 1.55
 
 
+def rising(per_s: float) -> list[float]:
+    """When a decode pool of one gets help whose streams become more by so many a second."""
+    policy, helped = SloPolicy(FULL), []
+    for tick in range(8):
+        at_s = tick * TICK_S
+        busy = replace(decodes(1), running_requests=30.0 + per_s * at_s)
+        wants = policy.wants(seen(at_s, demand(3.5, 0.3), prefills(5), busy))
+        if wants["prefill"].flips.get(Role.DECODE):
+            helped.append(at_s)
+    return helped
+
+
+def test_streams_that_become_more_are_met_before_they_are_too_many() -> None:
+    """At 6 s there are 60, which one replica takes; at 14 s there would be 100."""
+    assert rising(5.0)[0] == 6.0
+
+
+def test_streams_that_waver_or_become_fewer_move_nobody() -> None:
+    assert rising(0.5) == []
+    assert rising(-1.0) == []
+
+
+def test_what_rises_starts_nobody() -> None:
+    """It is known for seconds, and a start takes minutes."""
+    policy = SloPolicy(options())
+    for tick in range(5):
+        busy = replace(decodes(1), running_requests=30.0 + 10.0 * tick)
+        wants = policy.wants(seen(tick * TICK_S, demand(1.0, 0.3), prefills(1), busy))
+    assert wants["decode"].inputs["need_rising"] > 1.0
+    assert wants["decode"].replicas == 1
+
+
 def test_a_roster_stays_as_it_is_when_a_flip_is_only_tried() -> None:
     roster = Roster(
         [prefills(3), decodes(3)], {name: PoolBounds(max=6) for name in ("prefill", "decode")}

@@ -49,7 +49,7 @@ class PoolBounds:
 class SloScalingOptions:
     """What baton's own policy goes by."""
 
-    quantile: float = 0.4
+    quantile: float = 0.3
     """Of its own recent errors, by which a forecast is raised. Below the median: needs have
     headroom for the tail of their own, and bursts pass sooner than replicas start. Found on Azure's
     code completions, and on m-large, where it hardly matters (`make bench-slo`)."""
@@ -59,11 +59,14 @@ class SloScalingOptions:
     """For so long a role must have had replicas to spare before one of them is flipped."""
     flip_urgent_s: float = 6.0
     """For so long needs are looked at where requests suffer and nothing can be started."""
+    flip_lead_s: float = 10.0
+    """So long ahead a flip looks where streams become more: about what they take to come to as many
+    as they will be, and the most that can be said from a window as short as that of urgent ones."""
     flip_dwell_s: float = 120.0
     """Between a flip one way and the next the other way."""
     clear_backlog_s: float = 10.0
     """Within which a backlog that would be late is to be worked off."""
-    patience_cooldowns: float = 4.0
+    patience_cooldowns: float = 0.5
     """How long a pool that is not needed at all is kept after it has grown, in cooldowns of stops,
     and one cold start more; what is needed in part, longer in proportion."""
     max_correction: float = 2.0
@@ -79,9 +82,10 @@ class AutoscalerOptions:
     gpu_budget: float | None = None
     """GPUs of all pools together; None for no bound but those of the pools."""
     up: StepLimits = StepLimits(cooldown_s=0.0, max_step=4)
-    down: StepLimits = StepLimits(cooldown_s=120.0, max_step=1)
+    down: StepLimits = StepLimits(cooldown_s=360.0, max_step=1)
     """`cooldown_s` is also the window over which baton's own policy looks back for the greatest
-    need."""
+    need. Looking back for six minutes costs less than being patient for as long after every growth:
+    what was needed once in a while is kept, and what was not goes sooner (`make bench-slo`)."""
     scale_to_zero: bool = False
     """Pools whose `min` is 0 may lose their last replica when nothing has been asked for."""
     dry_run: bool = False

@@ -40,7 +40,8 @@ class SplitNeeds:
     greatest: Mapping[Role, float | None]
     """With what is foreseen; None: not known, and nothing flips."""
     present: Mapping[Role, float]
-    """Without it: a flip is done long before what is foreseen for starts."""
+    """Without it, as it is or will be within seconds: a flip is done long before what is foreseen
+    for starts."""
 
 
 class Rebalance:

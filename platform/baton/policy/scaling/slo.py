@@ -41,8 +41,9 @@ from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
 from baton.policy.scaling.rebalance import Rebalance, SplitNeeds
 from baton.policy.scaling.roster import Roster, Seat, other, resize
-from baton.policy.scaling.track import Track
+from baton.policy.scaling.track import Track, whole
 from baton.policy.scaling.wants import ScalingReason, Want
+from baton.policy.scaling.windows import Slope
 
 _WORTH_TELLING = 1.01
 """Corrections that have faded to less."""
@@ -57,6 +58,8 @@ class _Need:
     later: float = 0.0
     backlog: float = 0.0
     busy: float = 0.0
+    rising: float = 0.0
+    """What `busy` will come to within seconds, while streams become more."""
     inputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -68,6 +71,11 @@ class _Need:
     def present(self) -> float:
         """Without what is foreseen."""
         return max(self.now or 0.0, self.backlog, self.busy)
+
+    @property
+    def soon(self) -> float:
+        """For flips, which are done within seconds."""
+        return max(self.present, self.rising)
 
     @property
     def reason(self) -> ScalingReason:
@@ -90,6 +98,7 @@ class SloPolicy:
         self._tracks = {role: self._track() for role in Role}
         self._corrections = {role: Correction(options.slo.max_correction) for role in Role}
         self._rebalance = Rebalance(options)
+        self._rise = Slope(options.slo.flip_urgent_s)
         self._idle_since_s: float | None = None
 
     def wants(self, seen: Observation) -> Mapping[str, Want]:
@@ -155,6 +164,7 @@ class SloPolicy:
                 if role is Role.PREFILL
                 else busy_replicas(groups.pools(role), promise, held=seen.service.held),
             }
+            need_s["rising"] = self._rising(seen.at_s, role, need_s["busy"])
             inputs = {f"need_{name}": value for name, value in need_s.items()}
             inputs |= {"correction": factor, "squared_variation": promise.squared_variation}
             needs[role] = _Need(
@@ -162,9 +172,19 @@ class SloPolicy:
                 later=need_s["later"],
                 backlog=need_s["backlog"],
                 busy=need_s["busy"],
+                rising=need_s["rising"],
                 inputs=inputs | self._inputs(seen, groups.firsts()[role], now, later),
             )
         return needs
+
+    def _rising(self, at_s: float, role: Role, busy: float) -> float:
+        """What the streams of decode will occupy shortly.
+
+        How long answers are is known when they end, but that more run than before at once.
+        """
+        if role is not Role.DECODE:
+            return 0.0
+        return busy + max(0.0, self._rise.push(at_s, busy)) * self._options.slo.flip_lead_s
 
     def _inputs(
         self, seen: Observation, pool: PoolObservation, now: Rates, later: Rates
@@ -227,16 +247,18 @@ class SloPolicy:
         needs: Mapping[Role, _Need],
         targets: Mapping[Role, int],
     ) -> None:
-        lacking = {role: targets[role] - roster.players(role) for role in SPLIT_ROLES}
+        soon = {role: needs[role].soon for role in SPLIT_ROLES}
+        wanted = {role: max(targets[role], whole(soon[role])) for role in SPLIT_ROLES}
         split = SplitNeeds(
-            greatest={role: needs[role].greatest for role in SPLIT_ROLES},
-            present={role: needs[role].present for role in SPLIT_ROLES},
+            greatest={role: needs[role].greatest for role in SPLIT_ROLES}, present=soon
         )
-        flips = self._rebalance.flip(seen, roster, split, lacking)
+        short = {role: wanted[role] - roster.players(role) for role in SPLIT_ROLES}
+        flips = self._rebalance.flip(seen, roster, split, short)
         for role in SPLIT_ROLES:
-            lacks = targets[role] - roster.players(role)
-            if lacks < 0 and not flips.awaited:
-                roster.shrink(role, min(-lacks, roster.players(role) - 1))
+            players = roster.players(role)
+            lacks, spare = targets[role] - players, players - wanted[role]
+            if spare > 0 and not flips.awaited:
+                roster.shrink(role, min(spare, players - 1))
             elif lacks > 0 and role is flips.to:
                 roster.grow(role, max(0, lacks - flips.awaited))
             elif lacks > 0 and not flips.made:  # else it gave what it could spare

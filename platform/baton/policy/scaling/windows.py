@@ -1,8 +1,12 @@
-"""The greatest of the values of the last while."""
+"""What the values of the last while say: their greatest, and how fast they rise."""
 
 from __future__ import annotations
 
 from collections import deque
+from statistics import linear_regression
+
+_LEAST_POINTS = 3
+"""Two alone would say that any wavering is a trend."""
 
 
 class SlidingMax:
@@ -36,3 +40,29 @@ class SlidingMax:
             return 0.0
         since_s = self._values[-1][0] - window_s
         return next(value for at_s, value in self._values if at_s >= since_s)
+
+
+class Slope:
+    """How fast a value rises or falls: the line of least squares through a sliding window of time.
+
+    Until values span the window nothing is said, for two that are close say little. Of values that
+    come more often than a hundred times a window, some are left out.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._values: deque[tuple[float, float]] = deque()
+
+    def push(self, at_s: float, value: float) -> float:
+        """Take in a value; by how much values rise a second, 0 while that is not known."""
+        values = self._values
+        if values and at_s < values[-1][0]:
+            values.clear()  # the clock went back
+        if not values or at_s - values[-1][0] >= self._window_s / 100:
+            values.append((at_s, value))
+        oldest_s = at_s - self._window_s
+        while len(values) > 1 and values[1][0] <= oldest_s:
+            values.popleft()
+        if len(values) < _LEAST_POINTS or values[0][0] > oldest_s:
+            return 0.0
+        return linear_regression(*zip(*values, strict=True)).slope
