@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.e2e.deployments import MAX_TOKENS, Deployment, descendants, running
@@ -27,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STREAMS = 8
 TOKENS = 300
 """Long enough, at some 10 ms a token, to be in the middle of it when a replica is killed."""
+_INGRESS = "ray::ServeReplica:baton:ingress"
 
 
 @pytest.fixture(scope="module")
@@ -405,6 +408,39 @@ def test_the_openai_and_anthropic_sdks_are_served(baton: Deployment) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:]
+
+
+def test_an_ingress_is_replaced_while_streams_flow_and_none_is_lost(baton: Deployment) -> None:
+    before, over, flows = ingresses(baton), threading.Event(), threading.Event()
+
+    def keep_asking(max_tokens: int) -> int:
+        asked = 0
+        while not over.is_set():
+            baton.stream(prompt(asked), max_tokens=max_tokens, on_chunk=lambda _count: flows.set())
+            asked += 1
+        return asked
+
+    # Some are sure to be in the middle of it when the old ingress drains, some to come just then.
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(keep_asking, tokens) for tokens in (1500, 1500, 40, 1)]
+        try:
+            assert flows.wait(60)
+            options = (*baton.options, "--set", "model.revision=two", "--bake", "1s")
+            baton.ask("apply", *options, within_s=300)
+            baton.wait_for(lambda _: bool(now := ingresses(baton)) and not now & before, 120)
+        finally:
+            over.set()
+        assert all(stream.result(timeout=90) for stream in asking)
+
+
+def ingresses(baton: Deployment) -> set[int]:
+    """The processes of its ingresses."""
+    found = set()
+    for process in descendants(baton.process.pid):
+        with contextlib.suppress(psutil.Error):
+            if "".join(process.cmdline()[:1]).startswith(_INGRESS):
+                found.add(process.pid)
+    return found
 
 
 def test_a_taken_port_is_said_before_anything_starts(baton: Deployment) -> None:

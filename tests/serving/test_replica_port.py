@@ -1,17 +1,21 @@
-"""Where Ray Serve sends what is for a replica, and who serves there in Rust mode."""
+"""Where Ray Serve sends what is for a replica, and who serves there."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 
 from baton.domain.errors import EngineStartFailed
-from baton.engine.vllm.frontend_gate import Message
-from baton.serving.replica_port import nothing_here, serve_at_port
+from baton.engine.vllm.frontend_gate import AsgiApp, Message, Receive, Scope, Send
+from baton.serving.replica_port import nothing_here, serve_app_at_port, serve_at_port
 
 DIRECT = {"RAY_SERVE_ENABLE_DIRECT_INGRESS": "1"}
 
@@ -93,9 +97,133 @@ async def test_the_app_that_serve_is_given_instead_serves_nothing() -> None:
     assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
+class App:
+    """Answers with its name; a stream waits in the middle."""
+
+    def __init__(self, name: str = "ours") -> None:
+        self.name = name
+        self.scopes: list[Scope] = []
+        self.go_on = asyncio.Event()
+        self.left = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scopes.append(scope)
+        if scope["path"] == "/raises":
+            raise ValueError("a prompt")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(self.name))
+        if scope["path"] == "/stream":
+            await self.go_on.wait()
+        if scope["path"] == "/leave":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.left.set()
+        await send(chunk("", more=False))
+
+
+def chunk(text: str, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
+
+
+async def refused(url: str) -> None:
+    """Wait until nobody listens there; the server looks ten times a second what it is told."""
+    while True:
+        async with httpx.AsyncClient() as another:
+            try:
+                await another.get(url)
+            except httpx.ConnectError:
+                return
+
+
+@asynccontextmanager
+async def served(
+    serves: ModuleType, ours: AsgiApp, own: AsgiApp
+) -> AsyncIterator[tuple[str, Any, asyncio.Task[None]]]:
+    """Serve's own server, as it starts it for a replica, after we have had our say."""
+    from ray.serve.config import HTTPOptions
+
+    serve_app_at_port(ours)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    task, server = await serves.start_asgi_http_server(
+        own,
+        HTTPOptions(host="127.0.0.1", port=port),
+        event_loop=asyncio.get_running_loop(),
+        enable_so_reuseport=False,
+    )
+    while not server.started:  # noqa: ASYNC110 - the server has no event for it
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}", server, task
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(task, 10)
+
+
+async def test_at_the_port_our_app_serves_and_serves_own_says_that_the_replica_is_there(
+    serves: ModuleType,
+) -> None:
+    ours, own = App(), App("serve")
+    async with served(serves, ours, own) as (url, _, _), httpx.AsyncClient(base_url=url) as client:
+        assert (await client.get("/v1/models")).text == "ours"
+        assert (await client.get("/-/healthz")).text == "serve"
+        assert [scope["path"] for scope in own.scopes] == ["/-/healthz"]
+
+
+async def test_a_request_has_an_id_that_its_answer_tells(serves: ModuleType) -> None:
+    ours = App()
+    async with served(serves, ours, App()) as (url, _, _), httpx.AsyncClient() as client:
+        named = await client.get(url, headers={"x-request-id": "mine"})
+        other = await client.get(url)
+    assert named.headers["x-request-id"] == "mine"
+    assert (b"x-request-id", other.headers["x-request-id"].encode()) in ours.scopes[1]["headers"]
+
+
+async def test_told_to_exit_it_lets_nobody_in_and_ends_when_the_answers_have(
+    serves: ModuleType,
+) -> None:
+    ours = App()
+    async with served(serves, ours, App()) as (url, server, task), httpx.AsyncClient() as client:
+        async with client.stream("GET", f"{url}/stream") as answer:
+            words = answer.aiter_text()
+            assert await anext(words) == "ours"
+            server.should_exit = True
+            await refused(url)
+            assert not task.done()
+            ours.go_on.set()
+            assert [word async for word in words] == []
+        await asyncio.wait_for(task, 10)
+
+
+async def test_the_app_hears_that_a_client_has_left(serves: ModuleType) -> None:
+    ours = App()
+    async with served(serves, ours, App()) as (url, _, _):
+        async with httpx.AsyncClient() as client, client.stream("GET", f"{url}/leave"):
+            pass
+        await asyncio.wait_for(ours.left.wait(), 5)
+
+
+async def test_what_our_app_raises_is_logged_without_a_word_of_the_request(
+    serves: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(serves, App(), App()) as (url, _, _):
+        with caplog.at_level(logging.ERROR, "baton"):
+            async with httpx.AsyncClient() as client:
+                answer = await client.get(f"{url}/raises")
+    assert answer.status_code == 500
+    (record,) = caplog.records
+    assert record.message == "request_failed"
+    assert record.__dict__["baton_fields"]["error"] == "ValueError"
+    assert "a prompt" not in caplog.text
+
+
 def test_serve_still_starts_its_server_in_the_way_that_is_looked_for(serves: ModuleType) -> None:
     assert serves.__file__ is not None
     with open(serves.__file__) as source:  # noqa: PTH123 - a module's own
         text = source.read()
-    assert text.count("return await start_asgi_http_server(\n") == 1
+    called = (
+        "return await start_asgi_http_server(\n                    self._direct_ingress_asgi,\n"
+    )
+    assert text.count(called) == 1
     assert "self._direct_ingress_http_server.should_exit = True" in text

@@ -18,7 +18,7 @@ from baton.serving.metadata import METRICS_ADDRESS
 from baton.serving.packing import packed, packed_reports
 from baton.serving.private_port import keep_port_private
 from baton.serving.quota_desk import Shares
-from baton.serving.replica_port import serve_at_port
+from baton.serving.replica_port import serve_app_at_port, serve_at_port
 from baton.serving.several_bodies import SeveralBodies
 from baton.telemetry.logs import configure_logs, log_event
 
@@ -51,9 +51,11 @@ class Ingress:
 
         self._bodies = SeveralBodies(live.config, make)
         app = await self._bodies.start(node_address())
-        for body in self._bodies.bodies:
-            if body.rust is not None:
-                serve_at_port(body.rust, os.environ)
+        gates = [body.rust for body in self._bodies.bodies if body.rust is not None]
+        for gate in gates:
+            serve_at_port(gate, os.environ)
+        if not gates:
+            serve_app_at_port(app)
         holder = self._holder = ConfigHolder(live, self._bodies.switch_to)
         self._bodies.generation = lambda: holder.live.generation
         holder.follow(generations)

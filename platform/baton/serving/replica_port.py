@@ -1,23 +1,34 @@
-"""Where Ray Serve sends what is for a replica: here the gate listens in place of Serve's server.
+"""Where Ray Serve sends what is for a replica: nothing of Serve's stands between it and ours.
 
 Theory of operation: HAProxy in front of a deployment sends to a port that the Serve controller
-deals out to each ingress replica. The replica binds it and runs an HTTP server in Python there. In
-Rust mode the port is bound in the same way, and its socket is handed to a gate that is no Python.
-What is handed back to Serve behaves as its server did: told to exit, it takes no more connections,
-and its task ends when the answers under way have ended. Only this module knows how Serve starts
-that server (private parts of Ray 2.60); a test tells when that changes.
+deals out to each ingress replica. The replica binds it and runs an HTTP server in Python there, for
+an app of Serve's that calls ours. With the Python frontend that server serves our app itself, and
+Serve's only where its own paths are asked for, by which HAProxy knows that the replica is there and
+does not drain. The server is Serve's in all else: its options, the ids that it gives to requests,
+and its end, which Serve tells it when HAProxy has looked elsewhere, and waits for: it takes no more
+connections, and its task ends when the answers under way have ended. What comes by Serve's proxy in
+Python is not served at this port.
+In Rust mode the port is bound in the same way, and its socket is handed to a gate that is no
+Python. What is handed back to Serve behaves as its server did. Only this module knows how Serve
+starts that server (private parts of Ray 2.60); a test tells when that changes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import traceback
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 from baton.domain.errors import EngineStartFailed
 from baton.engine.vllm.frontend_errors import Dialect, Problem
-from baton.engine.vllm.frontend_gate import Receive, Scope, Send, answer
+from baton.engine.vllm.frontend_gate import AsgiApp, Receive, Scope, Send, answer
+from baton.telemetry.logs import log_event
+
+_LOGGER = logging.getLogger(__name__)
+_SERVES_PATHS = "/-/"
 
 
 class Doorway(Protocol):
@@ -35,6 +46,10 @@ class Doorway(Protocol):
 class _Options(Protocol):
     host: str
     port: int
+
+
+class _Start(Protocol):
+    async def __call__(self, app: AsgiApp, *arguments: object, **options: object) -> object: ...
 
 
 class _Served:
@@ -91,6 +106,40 @@ def serve_at_port(doorway: Doorway, environ: Mapping[str, str]) -> None:
         return event_loop.create_task(_run(served, doorway)), served
 
     vars(replica)["start_asgi_http_server"] = start
+
+
+def serve_app_at_port(app: AsgiApp) -> None:
+    """Have the server at the port of this replica serve an app of ours, once Serve starts it.
+
+    It is not started where requests come here through Serve's Python proxy.
+    """
+    from ray.serve._private import replica
+
+    start = cast(_Start, replica.start_asgi_http_server)
+
+    async def start_ours(serves: AsgiApp, *arguments: object, **options: object) -> object:
+        return await start(_beside(serves, app), *arguments, **options)
+
+    vars(replica)["start_asgi_http_server"] = start_ours
+
+
+def _beside(serves: AsgiApp, ours: AsgiApp) -> AsgiApp:
+    """Serve's app where its own paths are asked for, else ours."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(_SERVES_PATHS):
+            await serves(scope, receive, send)
+            return
+        try:
+            await ours(scope, receive, send)
+        except Exception as error:
+            # The server says nothing of it. What the error says may be of a prompt.
+            where = "".join(traceback.format_tb(error.__traceback__))
+            fields = {"error": type(error).__name__, "where": where}
+            log_event(_LOGGER, logging.ERROR, "request_failed", fields)
+            raise
+
+    return app
 
 
 def _bound(options: _Options) -> socket.socket:

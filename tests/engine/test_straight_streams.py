@@ -1,0 +1,110 @@
+"""Which messages of a stream the layers of vLLM's app get to see."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from baton.engine.vllm.frontend_errors import Dialect
+from baton.engine.vllm.frontend_gate import (
+    CURRENT_EXCHANGE,
+    AsgiApp,
+    Exchange,
+    Message,
+    Receive,
+    Scope,
+    Send,
+)
+
+straight_streams = pytest.importorskip("baton.engine.vllm.straight_streams")
+fastapi = pytest.importorskip("fastapi")
+WHOLE = ["start", "one", "two", ""]
+
+
+class Layer:
+    """Middleware that notes what is sent through it."""
+
+    def __init__(self, app: AsgiApp, seen: list[str]) -> None:
+        self._app = app
+        self._seen = seen
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def noted(message: Message) -> None:
+            self._seen.append(told(message))
+            await send(message)
+
+        await self._app(scope, receive, noted)
+
+
+def told(message: Message) -> str:
+    return str(message.get("body", b"start"), "ascii")
+
+
+async def words() -> AsyncIterator[str]:
+    yield "one"
+    yield "two"
+
+
+async def never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def streamed(*, middleware: bool, gate: bool = True) -> tuple[list[str], list[str]]:
+    """What a layer saw of a stream, and what its client did."""
+    seen: list[str] = []
+    got: list[str] = []
+    app = fastapi.FastAPI()
+    app.add_middleware(Layer, seen=seen)
+    straight_streams.stream_straight(app, middleware=middleware)
+
+    async def stream() -> Any:  # noqa: ANN401 - vllm is not followed
+        return straight_streams.StraightStream(words())
+
+    app.add_api_route("/", stream)
+
+    async def send(message: Message) -> None:
+        got.append(told(message))
+
+    exchange = Exchange(Dialect.OPENAI, send, generates=True)
+    exchange.flowing = True
+    token = CURRENT_EXCHANGE.set(exchange if gate else None)
+    try:
+        await app(scope(), never, exchange.send)
+    finally:
+        CURRENT_EXCHANGE.reset(token)
+    return seen, got
+
+
+def scope() -> Scope:
+    return {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "query_string": b"",
+        "headers": [],
+        "asgi": {"spec_version": "2.3"},
+    }
+
+
+async def test_layers_see_start_and_end_of_a_stream_and_its_client_sees_all() -> None:
+    assert await streamed(middleware=False) == (["start", ""], WHOLE)
+
+
+async def test_where_operators_have_layers_of_their_own_these_see_all() -> None:
+    assert await streamed(middleware=True) == (WHOLE, WHOLE)
+
+
+async def test_without_a_gate_before_it_an_app_streams_as_it_did() -> None:
+    assert await streamed(middleware=False, gate=False) == (WHOLE, WHOLE)
+
+
+def test_every_route_of_vllms_that_streams_does_it_so() -> None:
+    straight_streams.stream_straight(fastapi.FastAPI(), middleware=False)
+    for router in straight_streams._ROUTERS:
+        assert router.StreamingResponse is straight_streams.StraightStream
+        assert "StreamingResponse(" in inspect.getsource(router)
