@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from baton.domain.commands import RequestRecord
@@ -21,6 +20,7 @@ from baton.domain.handoff import (
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
+from baton.domain.value import evolve
 from baton.policy.judging import judge
 
 CLASSES = (
@@ -85,7 +85,7 @@ def drawn_record(
         gpu_s=seconds.prefill_s + lasts_s / 30,
     )
     legs = _legs(record, seconds, says_times=draw.random() > 0.12)
-    return replace(record, judgement=judge(record, record.slo), legs=legs)
+    return evolve(record, judgement=judge(record, record.slo), legs=legs)
 
 
 def _seconds(draw: random.Random, prompt: int, cached: int, *, is_local: bool) -> _Seconds:
