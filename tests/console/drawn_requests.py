@@ -159,11 +159,16 @@ def _options(route: Route, seconds: _Seconds, cached: int) -> tuple[Option, ...]
     )
     if route.prefill_replica_id is None:
         return (_costed(chosen),)
-    local = chosen._replace(
-        mode=HandoffMode.LOCAL, prefill_replica_id=None, transfer_s=0.0, decode_s=0.0, harm_s=0.19
+    local = evolve(
+        chosen,
+        mode=HandoffMode.LOCAL,
+        prefill_replica_id=None,
+        transfer_s=0.0,
+        decode_s=0.0,
+        harm_s=0.19,
     )
     return (_costed(chosen), _costed(local))
 
 
 def _costed(option: Option) -> Option:
-    return option._replace(cost_s=option.ttft_s + option.harm_s)
+    return evolve(option, cost_s=option.ttft_s + option.harm_s)

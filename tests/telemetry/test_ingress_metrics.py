@@ -145,7 +145,7 @@ def test_where_the_time_went_adds_up_to_the_times_to_first_token() -> None:
 
 def test_placements_resumes_and_expected_hits_are_added_up() -> None:
     at = Measured()
-    hit = evolve(DECISION, options=(OPTION._replace(hit_tokens=64),))
+    hit = evolve(DECISION, options=(evolve(OPTION, hit_tokens=64),))
     at.metrics.record(evolve(GOOD, decisions=(hit,)))
     at.metrics.record(evolve(GOOD, resumes=2, routes=GOOD.routes * 3, decisions=(hit,) * 3))
     assert at.value(PLACEMENTS, "pull", "disaggregated") == 4
@@ -169,7 +169,7 @@ def test_a_prediction_is_compared_with_what_came_from_the_placement_that_was_fol
 def test_a_placement_that_came_to_nothing_is_not_compared() -> None:
     at = Measured()
     broken = evolve(PREFILL, end=LegEnd.BROKEN, first_output_at_s=None)
-    again = evolve(DECISION, at_s=101.0, options=(OPTION._replace(mode=HandoffMode.LOCAL),))
+    again = evolve(DECISION, at_s=101.0, options=(evolve(OPTION, mode=HandoffMode.LOCAL),))
     local = evolve(LOCAL, placement=1, began_at_s=101.0)
     at.metrics.record(evolve(GOOD, legs=(broken, local), decisions=(DECISION, again)))
     assert at.value(TTFT_RATIO, "pull", part="_count") is None

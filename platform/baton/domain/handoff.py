@@ -66,7 +66,7 @@ class HitSource(StrEnum):
     """We sent the same prefix there."""
 
 
-class Option(NamedTuple):
+class Option(Value, kw_only=False):
     """One way to run a request, and what it was predicted to cost."""
 
     mode: HandoffMode

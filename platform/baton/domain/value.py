@@ -17,10 +17,11 @@ __all__ = ["Value", "evolve"]
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a frozen dataclass with slots is, made in about a tenth of the time.
+    """What a frozen dataclass with slots is, made in a fraction of its time.
 
-    It is declared as `class Leg(Value, kw_only=True)`: frozen is inherited, keywords alone are not.
-    `evolve(leg, max_tokens=3)` is another, checked as any that is made.
+    It is declared as `class Leg(Value, kw_only=True)`: frozen is inherited, keywords alone are not;
+    `kw_only=False` where many are made in one place, in order. `evolve(leg, max_tokens=3)` is
+    another, checked as any that is made.
 
     The collector of cycles does not look at values, so none may be part of a cycle that is to be
     found: who holds what may lead back to it (an exception, by its frames) adds `gc=True`.
