@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
 from baton.domain.errors import BatonError
 from baton.domain.handoff import Decision, Lease, Leg, Route
@@ -53,8 +52,8 @@ class CheckSideChannel(Value, kw_only=True):
     address: str
 
 
-class Delivery(NamedTuple):
-    """Tokens for one client stream (one per running request per step, hence a NamedTuple)."""
+class Delivery(Value, kw_only=False):
+    """Tokens for one client stream."""
 
     request_id: str
     token_ids: tuple[int, ...]
