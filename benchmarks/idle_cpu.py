@@ -17,7 +17,6 @@ import statistics
 import tempfile
 import time
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -27,6 +26,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind, LegOutput
+from baton.domain.value import evolve
 from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.adapter import VllmEngine
 from baton.engine.vllm.settings import Nixl, VllmEngineSettings
@@ -94,7 +94,7 @@ async def _hand_off(prefill: VllmEngine, decode: VllmEngine, seed: int) -> float
     )
     ticket = (await _finish(prefill, leg))[-1].ticket
     started = time.monotonic()
-    await _finish(decode, replace(leg, leg_id=f"d{seed}", kind=LegKind.DECODE, ticket=ticket))
+    await _finish(decode, evolve(leg, leg_id=f"d{seed}", kind=LegKind.DECODE, ticket=ticket))
     return time.monotonic() - started
 
 

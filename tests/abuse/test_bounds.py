@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from baton.config import load_config
+from baton.domain.value import evolve
 from baton.engine.vllm.callers import Caller, session_of
 from baton.engine.vllm.frontend_access import MAX_REQUEST_ID_CHARS
 from baton.engine.vllm.frontend_limits import MAX_NAME_CHARS, bad_name
@@ -25,7 +24,7 @@ def test_the_longest_name_that_a_client_gives_is_one_that_the_fleet_link_takes()
     # A child's index, vLLM's own eight letters, and the number of a resume.
     name = "16383_" + "x" * MAX_NAME_CHARS + "-0123abcd" + "~1000000"
     salt = known_salt(scoped_salt(LONGEST_TENANT, "s" * 1_000_000))
-    leg = replace(make_leg(name), request_id=name, cache_salt=salt)
+    leg = evolve(make_leg(name), request_id=name, cache_salt=salt)
     assert codec.decode_from_coordinator(codec.encode(frames.Submit(leg))) == frames.Submit(leg)
     assert len("chatcmpl-") + MAX_REQUEST_ID_CHARS < MAX_NAME_CHARS
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from baton.domain.commands import RequestRecord
 from baton.domain.errors import NoCapacity
 from baton.domain.fleet import Role
 from baton.domain.request import Phase, Request
+from baton.domain.value import evolve
 from baton.engine.sim import expected_tokens
 from benchmarks._flip_fleet import MODEL, SETTINGS, Stream
 from benchmarks.role_flips import Plan, Tally, is_clean, judge, judged, measure, requests, told
@@ -69,7 +68,7 @@ def test_a_stream_is_right_when_it_is_that_of_an_undisturbed_engine(
 def test_a_request_that_ended_in_an_error_or_not_at_all_has_failed() -> None:
     assert judge(Stream(REQUEST, WANTED)) == "failed"
     assert judge(Stream(REQUEST, WANTED, RECORD, NoCapacity("r", 1.0, "nobody"))) == "failed"
-    assert judge(Stream(REQUEST, WANTED, replace(RECORD, outcome=Phase.EVICTED))) == "failed"
+    assert judge(Stream(REQUEST, WANTED, evolve(RECORD, outcome=Phase.EVICTED))) == "failed"
 
 
 @pytest.mark.parametrize("what", ["failed", "duplicated", "wrong", "pids_changed"])

@@ -123,7 +123,7 @@ def _place(
 ) -> tuple[str | None, str]:
     fleet = FleetView(at_s=0.0, replicas={view.replica_id: view for view in views})
     query = PlacementQuery(prompt_tokens=prompt_tokens)
-    around = Surroundings(fleet=fleet, timings=None, links=None)  # type: ignore[arg-type]  # not asked
+    around = Surroundings(fleet=fleet, timings=None, links=None, due_at_s={})  # type: ignore[arg-type]  # not asked
     decision = placer.place(query, around)
     assert isinstance(decision, Decision)
     return decision.route.prefill_replica_id, decision.route.decode_replica_id

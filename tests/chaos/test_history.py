@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -12,6 +11,7 @@ from baton.domain.commands import RequestRecord
 from baton.domain.handoff import LegKind
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
+from baton.domain.value import evolve
 from tests.chaos.history import (
     Barred,
     Ending,
@@ -180,8 +180,8 @@ def test_a_refusal_as_it_should_be_breaks_nothing(status: int) -> None:
     [
         [],
         [record(), record()],
-        [replace(record(), outcome=Phase.FAILED)],
-        [replace(record(), output_tokens=5)],
+        [evolve(record(), outcome=Phase.FAILED)],
+        [evolve(record(), output_tokens=5)],
     ],
     ids=["none", "two", "another outcome", "another count"],
 )

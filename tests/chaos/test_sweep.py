@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from baton.domain.commands import RequestRecord
 from baton.domain.handoff import LegKind, LegTimes
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
+from baton.domain.value import evolve
 from tests.chaos.door import Door
 from tests.chaos.history import Ending, Exchange
 from tests.chaos.load import Load
@@ -54,19 +54,19 @@ LEG = LegStory(
 
 
 def test_added_is_what_engines_do_not_say_that_they_took() -> None:
-    decode = replace(LEG, began_at_s=10.3, times=LegTimes(0.2, 0.1))
-    record = replace(RECORD, legs=(LEG, decode))
+    decode = evolve(LEG, began_at_s=10.3, times=LegTimes(0.2, 0.1))
+    record = evolve(RECORD, legs=(LEG, decode))
     assert added_s(record) == pytest.approx(0.5 - 0.15 - 0.3)
 
 
 def test_a_leg_after_the_first_token_takes_nothing_off() -> None:
-    later = replace(LEG, began_at_s=10.7, times=LegTimes(5.0, 5.0))
-    assert added_s(replace(RECORD, legs=(LEG, later))) == pytest.approx(0.35)
+    later = evolve(LEG, began_at_s=10.7, times=LegTimes(5.0, 5.0))
+    assert added_s(evolve(RECORD, legs=(LEG, later))) == pytest.approx(0.35)
 
 
 def test_where_an_engine_does_not_say_nothing_is_known() -> None:
-    assert math.isnan(added_s(replace(RECORD, legs=(replace(LEG, times=None),))))
-    assert math.isnan(added_s(replace(RECORD, first_token_at_s=None)))
+    assert math.isnan(added_s(evolve(RECORD, legs=(evolve(LEG, times=None),))))
+    assert math.isnan(added_s(evolve(RECORD, first_token_at_s=None)))
 
 
 def door(*exchanges: Exchange, records: tuple[RequestRecord, ...]) -> Door:
@@ -91,7 +91,7 @@ def test_what_has_ended_is_taken_off_the_books_and_the_rest_stays() -> None:
     books = door(
         exchange("r"),
         exchange("open", None),
-        records=(replace(RECORD, legs=(LEG,)), replace(RECORD, request_id="open")),
+        records=(evolve(RECORD, legs=(LEG,)), evolve(RECORD, request_id="open")),
     )
     sweep = Sweep(books)
     sweep.take()
@@ -105,7 +105,7 @@ def test_what_has_ended_is_taken_off_the_books_and_the_rest_stays() -> None:
 
 
 def test_a_wrong_token_and_a_counter_that_stays_are_found_at_the_end() -> None:
-    books = door(exchange("r"), records=(replace(RECORD, legs=(LEG,)),))
+    books = door(exchange("r"), records=(evolve(RECORD, legs=(LEG,)),))
     sweep = Sweep(books)
     sweep.take()
     bounds, note = sweep.judged(wanted=lambda _: (7, 9), held={"door: leases": 1.0})

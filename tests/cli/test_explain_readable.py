@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from baton.cli.explain import readable
@@ -20,6 +19,7 @@ from baton.domain.handoff import (
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.slo import ALL_MET, Judgement, Slo
+from baton.domain.value import evolve
 from baton.telemetry.records import story
 
 REMOTE = Route(
@@ -81,7 +81,7 @@ PREFILL = LegStory(
     times=LegTimes(0.008, 0.09),
     end=LegEnd.DONE,
 )
-DECODE = replace(
+DECODE = evolve(
     PREFILL,
     leg_id="chatcmpl-r-1-1a2b3c4d~2",
     kind=LegKind.DECODE,
@@ -177,19 +177,19 @@ def test_the_example_in_the_documents_is_what_is_shown() -> None:
 
 
 def test_a_prediction_that_was_too_short_is_called_so() -> None:
-    late = replace(RECORD, first_token_at_s=10.4203)
+    late = evolve(RECORD, first_token_at_s=10.4203)
     assert line_with("TTFT from", late).endswith("actual 420 ms (predicted 50% too short)")
 
 
 def test_a_route_whose_decode_replica_was_chosen_again_says_so() -> None:
-    changed = replace(RECORD, routes=(replace(REMOTE, decode_replica_id="d-9"),))
+    changed = evolve(RECORD, routes=(evolve(REMOTE, decode_replica_id="d-9"),))
     assert line_with("changed", changed) == (
         "route changed: decoded on d-9, not d-1: the decode replica is chosen again at the handoff"
     )
 
 
 def test_a_route_that_became_quite_another_says_why() -> None:
-    changed = replace(RECORD, routes=(LOCAL,))
+    changed = evolve(RECORD, routes=(LOCAL,))
     assert line_with("changed", changed) == "route changed: p-1 -> d-1 became d-2, local_only"
 
 
@@ -199,7 +199,7 @@ def test_a_route_that_did_not_change_says_nothing_of_changes() -> None:
 
 def test_a_request_that_was_placed_again_says_why_and_when() -> None:
     again = Decision(route=LOCAL, policy="predicted", at_s=10.15)
-    resumed = replace(
+    resumed = evolve(
         RECORD,
         routes=(REMOTE, LOCAL),
         decisions=(DECISION, again),
@@ -219,8 +219,8 @@ def test_a_request_that_was_placed_again_says_why_and_when() -> None:
 
 
 def test_each_resume_has_its_own_reason() -> None:
-    decisions = tuple(replace(DECISION, at_s=at_s) for at_s in (10.0, 10.1, 10.15))
-    resumed = replace(
+    decisions = tuple(evolve(DECISION, at_s=at_s) for at_s in (10.0, 10.1, 10.15))
+    resumed = evolve(
         RECORD,
         routes=(REMOTE,) * 3,
         decisions=decisions,
@@ -232,25 +232,25 @@ def test_each_resume_has_its_own_reason() -> None:
 
 
 def test_a_request_that_found_no_replica_again_says_after_what() -> None:
-    lost = replace(RECORD, resumes=1, resume_reasons=("p-1 was lost",))
+    lost = evolve(RECORD, resumes=1, resume_reasons=("p-1 was lost",))
     assert shown(lost).endswith("\n\nnot placed again after: p-1 was lost")
     assert "because" not in shown(lost)
 
 
 def test_a_prefix_that_is_fetched_says_who_prefills_what() -> None:
-    fetch = replace(REMOTE, reason=RouteReason.PREFIX_FETCH, prefill_tokens=2992)
-    fetched = replace(RECORD, routes=(fetch,), decisions=(replace(DECISION, route=fetch),))
+    fetch = evolve(REMOTE, reason=RouteReason.PREFIX_FETCH, prefill_tokens=2992)
+    fetched = evolve(RECORD, routes=(fetch,), decisions=(evolve(DECISION, route=fetch),))
     assert line_with("rest", fetched) == "p-1 prefills the first 2992 tokens, d-1 the rest"
 
 
 def test_a_policy_that_predicts_nothing_says_so() -> None:
-    plain = replace(RECORD, decisions=(replace(DECISION, policy="random", options=()),))
+    plain = evolve(RECORD, decisions=(evolve(DECISION, policy="random", options=()),))
     assert line_with("options:", plain) == "options: none kept, this policy predicts nothing"
     assert line_with("TTFT from", plain).endswith("predicted nothing, actual 200 ms")
 
 
 def test_a_request_that_was_refused_is_one_paragraph() -> None:
-    refused = replace(
+    refused = evolve(
         RECORD,
         outcome=Phase.SHED,
         reason="the queue is full",
@@ -267,14 +267,14 @@ def test_a_request_that_was_refused_is_one_paragraph() -> None:
 
 
 def test_the_choices_of_a_request_are_one_paragraph_each() -> None:
-    text = shown(RECORD, replace(RECORD, request_id="1_chatcmpl-r-1-1a2b3c4d"))
+    text = shown(RECORD, evolve(RECORD, request_id="1_chatcmpl-r-1-1a2b3c4d"))
     assert "\n\n1_chatcmpl-r-1-1a2b3c4d: finished" in text
 
 
 def test_every_objective_that_was_broken_is_named_with_what_came() -> None:
     slo = Slo(name="chat", ttft_s=0.15, tpot_s=0.01, itl_p99_s=0.05)
     judgement = Judgement(served=True, ttft_met=False, tpot_met=False, itl_met=False)
-    broken = replace(RECORD, slo=slo, judgement=judgement, slow_gaps=9, worst_gap_s=0.3)
+    broken = evolve(RECORD, slo=slo, judgement=judgement, slow_gaps=9, worst_gap_s=0.3)
     assert line_with("class chat", broken) == (
         "class chat of tenant acme: missed: TTFT 200 ms, promised 150 ms;"
         " TPOT 12.7 ms, promised 10 ms; 9 gaps above 50 ms, 0 allowed"
@@ -282,7 +282,7 @@ def test_every_objective_that_was_broken_is_named_with_what_came() -> None:
 
 
 def test_a_request_that_was_refused_says_that_it_was_not_served() -> None:
-    refused = replace(
+    refused = evolve(
         RECORD,
         outcome=Phase.SHED,
         first_token_at_s=None,
@@ -295,7 +295,7 @@ def test_a_request_that_was_refused_says_that_it_was_not_served() -> None:
 
 
 def test_a_client_that_left_in_time_with_nothing_counts_neither_way() -> None:
-    left = replace(
+    left = evolve(
         RECORD,
         outcome=Phase.CANCELLED,
         first_token_at_s=None,
@@ -307,21 +307,19 @@ def test_a_client_that_left_in_time_with_nothing_counts_neither_way() -> None:
 
 
 def test_a_request_that_met_everything_is_called_good() -> None:
-    good = replace(RECORD, slo=Slo(name="chat", ttft_s=0.5), judgement=ALL_MET)
+    good = evolve(RECORD, slo=Slo(name="chat", ttft_s=0.5), judgement=ALL_MET)
     assert line_with("class chat", good).endswith("tenant acme: good")
 
 
 def test_time_that_was_lost_on_another_replica_is_a_part_of_its_own() -> None:
-    again = replace(DECISION, at_s=10.15)
-    lost = replace(PREFILL, ended_at_s=10.15, first_output_at_s=None, end=LegEnd.BROKEN)
+    again = evolve(DECISION, at_s=10.15)
+    lost = evolve(PREFILL, ended_at_s=10.15, first_output_at_s=None, end=LegEnd.BROKEN)
     legs = (
         lost,
-        replace(
-            PREFILL, placement=1, began_at_s=10.1503, first_output_at_s=10.18, ended_at_s=10.18
-        ),
-        replace(DECODE, placement=1, began_at_s=10.18),
+        evolve(PREFILL, placement=1, began_at_s=10.1503, first_output_at_s=10.18, ended_at_s=10.18),
+        evolve(DECODE, placement=1, began_at_s=10.18),
     )
-    resumed = replace(
+    resumed = evolve(
         RECORD, decisions=(DECISION, again), routes=(REMOTE, REMOTE), legs=legs, resumes=1
     )
     bars = [line for line in shown(resumed).splitlines() if line.startswith("  lost ")]

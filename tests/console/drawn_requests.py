@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from baton.domain.commands import RequestRecord
@@ -21,6 +20,7 @@ from baton.domain.handoff import (
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
+from baton.domain.value import evolve
 from baton.policy.judging import judge
 
 CLASSES = (
@@ -85,7 +85,7 @@ def drawn_record(
         gpu_s=seconds.prefill_s + lasts_s / 30,
     )
     legs = _legs(record, seconds, says_times=draw.random() > 0.12)
-    return replace(record, judgement=judge(record, record.slo), legs=legs)
+    return evolve(record, judgement=judge(record, record.slo), legs=legs)
 
 
 def _seconds(draw: random.Random, prompt: int, cached: int, *, is_local: bool) -> _Seconds:
@@ -159,11 +159,16 @@ def _options(route: Route, seconds: _Seconds, cached: int) -> tuple[Option, ...]
     )
     if route.prefill_replica_id is None:
         return (_costed(chosen),)
-    local = chosen._replace(
-        mode=HandoffMode.LOCAL, prefill_replica_id=None, transfer_s=0.0, decode_s=0.0, harm_s=0.19
+    local = evolve(
+        chosen,
+        mode=HandoffMode.LOCAL,
+        prefill_replica_id=None,
+        transfer_s=0.0,
+        decode_s=0.0,
+        harm_s=0.19,
     )
     return (_costed(chosen), _costed(local))
 
 
 def _costed(option: Option) -> Option:
-    return option._replace(cost_s=option.ttft_s + option.harm_s)
+    return evolve(option, cost_s=option.ttft_s + option.harm_s)

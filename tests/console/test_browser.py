@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from baton.domain.commands import RequestRecord
 from baton.domain.errors import LinkFailed
+from baton.domain.value import evolve
 from tests.console.browser import Page, Watched, chromium, missing, served
 from tests.console.lifelike import LifelikeFeed
 
@@ -37,7 +37,7 @@ class SpoiledFeed(LifelikeFeed):
         record = super()._record(draw, ended_at_s)
         if self._count % 7:
             return record
-        return replace(record, request_id=f"{HOSTILE}{self._count}", tenant=HOSTILE)
+        return evolve(record, request_id=f"{HOSTILE}{self._count}", tenant=HOSTILE)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import psutil
@@ -28,6 +28,7 @@ from baton.domain.fleet import LinkTotals, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEventBatch
 from baton.domain.request import FinishReason
+from baton.domain.value import evolve
 from baton.policy.block_hash import chain, chain_root
 from baton.runtime.ports import Engine
 
@@ -325,7 +326,7 @@ class EngineContract:
         prompt = self.new_prompt(3 * decode.facts.block_size_tokens + 1)
         ticket = await self.prefilled(engine_pair, prompt)
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=2, ticket=ticket)
-        await decode.run(replace(leg, source_id=source_id))
+        await decode.run(evolve(leg, source_id=source_id))
         await self.until(decode, lambda: link().pulls > before.pulls)
         after = link()
         assert after.pulls == before.pulls + 1

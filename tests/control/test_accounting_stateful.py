@@ -15,6 +15,7 @@ from baton.control.service_rules import ServiceRules
 from baton.domain.fleet import Load, Role, StepTotals
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
+from baton.domain.value import evolve
 from baton.policy.slo_book import SloBook
 from tests.control.test_coordinator_stateful import CoordinatorMachine
 from tests.control.world import LIMITS, World, request
@@ -58,7 +59,7 @@ class AccountsMachine(CoordinatorMachine):
         self.count += 1
         item = request(f"r{self.count}", max_tokens=max_tokens)
         now_s = self.world.now_s
-        self.world.arrive(replace(item, tenant=tenant, slo_class=slo_class, arrived_at_s=now_s))
+        self.world.arrive(evolve(item, tenant=tenant, slo_class=slo_class, arrived_at_s=now_s))
 
     @precondition(lambda self: self.world.alive)
     @rule(data=st.data(), steps=st.integers(1, 50), again=st.booleans())

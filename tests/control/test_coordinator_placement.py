@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from baton.control.pair_notices import PairNoticeKind
@@ -20,6 +18,7 @@ from baton.domain.events import (
 from baton.domain.fleet import LinkTotals, Load, Role
 from baton.domain.handoff import HandoffMode, HitSource, LegFailure, LegKind, RouteReason
 from baton.domain.request import Phase, Request
+from baton.domain.value import evolve
 from baton.policy.links import LinkState
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
@@ -75,18 +74,18 @@ def test_a_prompt_goes_where_the_same_prefix_was_sent_before_any_report() -> Non
 
 def test_the_next_turn_goes_where_the_last_one_was_decoded() -> None:
     fleet = mixed(8)
-    first = replace(request("a", prompt_tokens=64), session_id="chat")
+    first = evolve(request("a", prompt_tokens=64), session_id="chat")
     place = where(fleet, first)
     finish(fleet)
-    longer = replace(request("b", prompt_tokens=66), session_id="chat")
+    longer = evolve(request("b", prompt_tokens=66), session_id="chat")
     assert where(fleet, longer) == place
 
 
 def test_prompts_of_other_tenants_are_other_prefixes() -> None:
     fleet = mixed(2)
-    item = replace(request("a", prompt_tokens=1000), cache_salt="one")
+    item = evolve(request("a", prompt_tokens=1000), cache_salt="one")
     fleet.caches("m1", item)
-    other = replace(item, request_id="b", cache_salt="two")
+    other = evolve(item, request_id="b", cache_salt="two")
     fleet.arrive(other)
     finish(fleet)
     assert fleet.records["b"].decisions[0].options[0].hit_tokens == 0
@@ -142,7 +141,7 @@ def test_garbage_and_unknown_replicas_in_reports_lose_nothing() -> None:
 def test_a_burst_between_two_reports_is_spread() -> None:
     fleet = mixed(4)
     for i in range(40):
-        fleet.arrive(replace(request(f"r{i}", prompt_tokens=999), prompt_token_ids=(i + 1,) * 999))
+        fleet.arrive(evolve(request(f"r{i}", prompt_tokens=999), prompt_token_ids=(i + 1,) * 999))
     views = fleet.machine.fleet(0.0).replicas.values()
     assert [view.inflight_legs for view in views] == [10] * 4
 
@@ -176,7 +175,7 @@ def fetched() -> tuple[World, Request]:
     """A request whose prefix is on a busy replica, and fetched by an idle one."""
     fleet = mixed(2)
     item = request("a", prompt_tokens=1000, max_tokens=4)
-    prefix = replace(item, prompt_token_ids=item.prompt_token_ids[:800])
+    prefix = evolve(item, prompt_token_ids=item.prompt_token_ids[:800])
     fleet.caches("m0", prefix)
     fleet.load("m0", BUSY)
     fleet.arrive(item)

@@ -22,6 +22,7 @@ from baton.domain.handoff import LegFailure
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
+from baton.domain.value import evolve
 from baton.policy.admission import AdmissionOptions, AdmissionRule
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.slo_book import SloBook
@@ -281,7 +282,7 @@ class ServiceMachine(CoordinatorMachine):
             arrived_at_s=self.world.now_s,
         )
         own = tuple(range(1000 * self.count, 1000 * self.count + tokens))
-        self.world.arrive(replace(item, prompt_token_ids=own))
+        self.world.arrive(evolve(item, prompt_token_ids=own))
 
     @rule(rules=st.sampled_from([_RULES, *_OTHER_RULES]))
     def go_by_other_rules(self, rules: ServiceRules) -> None:

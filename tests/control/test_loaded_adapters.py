@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +8,7 @@ from baton.control.loaded_adapters import LoadedAdapters
 from baton.domain.fleet import AdapterLoad
 from baton.domain.handoff import LegKind
 from baton.domain.request import Request
+from baton.domain.value import evolve
 from baton.policy.block_hash import chain, chain_root
 
 
@@ -26,7 +25,7 @@ def test_a_requests_blocks_and_legs_are_those_of_its_adapter() -> None:
     plain = Entry(
         request=Request(request_id="r", prompt_token_ids=(1,) * 32, max_tokens=1, arrived_at_s=0.0)
     )
-    tuned = Entry(request=replace(plain.request, adapter="ada"))
+    tuned = Entry(request=evolve(plain.request, adapter="ada"))
     assert not set(plain.hashes(("m", 16))) & set(tuned.hashes(("m", 16)))
     root = chain_root(model="m", block_size_tokens=16, adapter="ada")
     assert tuned.hashes(("m", 16)) == chain(root, (1,) * 32, 16)

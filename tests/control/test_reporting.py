@@ -14,6 +14,7 @@ from baton.control.service_rules import ServiceRules
 from baton.domain.demand import CoordinatorReport, PoolReport
 from baton.domain.fleet import Load, LossReason, Role, StepTotals
 from baton.domain.slo import Slo
+from baton.domain.value import evolve
 from baton.perf.capacity import prefill_tokens_per_s
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.slo_book import SloBook
@@ -202,7 +203,7 @@ def test_slack_is_what_is_left_of_the_objective_of_whoever_is_worst_off() -> Non
     promise(world, 2.0)
     world.arrive(request("old"))
     world.wait(0.5)
-    world.arrive(replace(request("new"), arrived_at_s=0.5))
+    world.arrive(evolve(request("new"), arrived_at_s=0.5))
     told = report(world)
     assert (told.slack_s, told.held, told.in_flight) == (1.5, 2, 2)
     world.wait(1.0)
@@ -235,7 +236,7 @@ def test_what_a_placement_has_predicted_is_not_slack_any_more() -> None:
 def test_who_is_held_goes_one_after_the_other() -> None:
     slo = Slo(ttft_s=2.0)
     waiting = [
-        Entry(request=replace(request(f"r{number}"), arrived_at_s=0.1 * number), slo=slo)
+        Entry(request=evolve(request(f"r{number}"), arrived_at_s=0.1 * number), slo=slo)
         for number in range(4)
     ]
     ids = [entry.request_id for entry in waiting]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,6 +14,7 @@ from baton.domain.commands import RequestRecord
 from baton.domain.demand import EDGES_S, DemandTotals, Tally
 from baton.domain.request import Phase
 from baton.domain.slo import ALL_MET, Judgement, Slo
+from baton.domain.value import evolve
 
 RECORD = RequestRecord(
     request_id="r",
@@ -41,7 +41,7 @@ LATE = ALL_MET._replace(ttft_met=False)
 
 
 def refused(outcome: Phase) -> RequestRecord:
-    return replace(
+    return evolve(
         RECORD,
         outcome=outcome,
         judgement=NOT_SERVED,
@@ -77,7 +77,7 @@ def test_a_request_is_counted_with_its_class_tenant_model_and_pool() -> None:
 def test_misses_are_judged_and_not_good() -> None:
     board = Scoreboard()
     for record in (
-        replace(RECORD, judgement=LATE),
+        evolve(RECORD, judgement=LATE),
         refused(Phase.SHED),
         refused(Phase.EVICTED),
         refused(Phase.FAILED),
@@ -97,9 +97,9 @@ def test_who_was_refused_for_its_own_doing_is_neither_good_nor_a_miss() -> None:
 
 def test_who_left_with_nothing_and_was_owed_nothing_is_excused() -> None:
     board = Scoreboard()
-    left = replace(refused(Phase.CANCELLED), judgement=ALL_MET)
+    left = evolve(refused(Phase.CANCELLED), judgement=ALL_MET)
     board.ended(left, "", "")
-    board.ended(replace(left, output_tokens=3), "", "")
+    board.ended(evolve(left, output_tokens=3), "", "")
     (row,) = board.tallies()
     assert (row.excused, row.judged, row.good, row.cancelled) == (1, 1, 1, 2)
 
@@ -114,7 +114,7 @@ def test_a_prompt_that_no_replica_was_given_is_nothing_that_was_used() -> None:
 def test_latencies_fall_into_the_bucket_that_ends_at_or_above_them() -> None:
     board = Scoreboard()
     for after_s in (EDGES_S[3], EDGES_S[3] * 1.01, 1e9):
-        board.ended(replace(RECORD, first_token_at_s=10.0 + after_s, output_tokens=1), "", "")
+        board.ended(evolve(RECORD, first_token_at_s=10.0 + after_s, output_tokens=1), "", "")
     seen = board.ttft()
     assert [number for number, count in enumerate(seen.buckets) if count] == [3, 4, len(EDGES_S)]
     assert (seen.requests, len(seen.buckets)) == (3, len(EDGES_S) + 1)
@@ -124,14 +124,14 @@ def test_latencies_fall_into_the_bucket_that_ends_at_or_above_them() -> None:
 def test_tenants_beyond_the_bound_are_counted_together() -> None:
     board = Scoreboard(most_rows=2)
     for number in range(10):
-        board.ended(replace(RECORD, tenant=f"t{number}"), "decode", "tiny")
+        board.ended(evolve(RECORD, tenant=f"t{number}"), "decode", "tiny")
         board.spend(f"t{number}", "decode", 1.0)
     by_tenant = {row.tenant: row.judged for row in board.tallies()}
     assert by_tenant == {"t0": 1, "t1": 1, OTHER: 8}
     assert {row.tenant: row.gpu_s for row in board.spent()} == {"t0": 1.0, "t1": 1.0, OTHER: 8.0}
     board.spend("t1", "decode", 0.5)
     assert {row.tenant: row.gpu_s for row in board.spent()}["t1"] == 1.5
-    board.ended(replace(RECORD, tenant="t1"), "decode", "tiny")
+    board.ended(evolve(RECORD, tenant="t1"), "decode", "tiny")
     assert {row.tenant: row.judged for row in board.tallies()}["t1"] == 2
 
 
@@ -150,7 +150,7 @@ JUDGEMENTS = st.builds(
     itl_met=st.booleans(),
 )
 ENDED = st.builds(
-    lambda outcome, judgement, tenant, name, first_s, tokens: replace(
+    lambda outcome, judgement, tenant, name, first_s, tokens: evolve(
         RECORD,
         outcome=outcome,
         judgement=judgement,

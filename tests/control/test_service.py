@@ -17,6 +17,7 @@ from baton.domain.handoff import HandoffMode, HitSource, LegKind, Option
 from baton.domain.request import Phase, Request
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
+from baton.domain.value import evolve
 from baton.policy.admission import AdmissionOptions, AdmissionRule, Prospect
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
@@ -58,7 +59,7 @@ def ask(
     )
     # Prompts that have nothing in common: what is cached costs nothing.
     own = 10_000 * (len(at.requests) + 1)
-    item = replace(item, prompt_token_ids=tuple(range(own, own + tokens)))
+    item = evolve(item, prompt_token_ids=tuple(range(own, own + tokens)))
     at.arrive(item)
     return item
 

@@ -23,6 +23,7 @@ from baton.domain.fleet import Load, Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
 from baton.domain.kv_events import BlocksStored
 from baton.domain.request import FinishReason
+from baton.domain.value import evolve
 from baton.engine.vllm.settings import OnLoadFailure
 from baton.runtime.ports import Engine
 from tests.contracts.engine_contract import (
@@ -255,7 +256,7 @@ class TestVllmEngine(EngineContract):
         plain, salted = self.new_prompt(70), self.new_prompt(64)
         await prefill.run(self.make_leg(LegKind.LOCAL, plain, max_tokens=2))
         leg = self.make_leg(LegKind.LOCAL, salted, max_tokens=2)
-        await prefill.run(with_payload(replace(leg, cache_salt="tenant-1")))
+        await prefill.run(with_payload(evolve(leg, cache_salt="tenant-1")))
         told: dict[tuple[int, ...], BlocksStored] = {}
         numbers = []
         # Read only now, and still from the first on.
@@ -317,7 +318,7 @@ class TestVllmEngine(EngineContract):
         tickets = [await self.prefilled(engine_pair, prompt) for prompt in prompts]
         source_ids = ("here", "nowhere", "here", "here")
         legs = [
-            replace(
+            evolve(
                 self.make_leg(LegKind.DECODE, prompt, max_tokens=2, ticket=ticket),
                 ticket=_to_nowhere(ticket) if source_id == "nowhere" else ticket,
                 source_id=source_id,
@@ -347,7 +348,7 @@ class TestVllmEngine(EngineContract):
         assert await decode.run(second) == wanted
 
     def _bare(self, leg: Leg) -> Leg:
-        return replace(leg, payload=b"")
+        return evolve(leg, payload=b"")
 
     def _pulled_blocks(self, listener: Listener, before: Load) -> float:
         moved = listener.engine.load().transfers.moved_bytes - before.transfers.moved_bytes

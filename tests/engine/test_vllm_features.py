@@ -16,6 +16,7 @@ import torch
 
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
+from baton.domain.value import evolve
 from baton.engine.vllm.settings import Json
 from tests.contracts.engine_contract import running_pair
 from tests.engine.tiny_int8 import write_tiny_int8
@@ -105,9 +106,9 @@ async def test_a_handoff_gives_what_one_engine_gives(feature: Feature, tmp_path:
     )
     async with running_pair(prefill, decode) as pair:
         alone = await pair.decode.run(leg("alone"))
-        await pair.prefill.run(replace(leg("handed"), leg_id="p", kind=LegKind.PREFILL))
+        await pair.prefill.run(evolve(leg("handed"), leg_id="p", kind=LegKind.PREFILL))
         ticket = pair.prefill.outputs("p")[-1].ticket
-        handed = replace(leg("handed"), kind=LegKind.DECODE, ticket=ticket)
+        handed = evolve(leg("handed"), kind=LegKind.DECODE, ticket=ticket)
         assert await pair.decode.run(handed) == alone
         size = pair.decode.facts.block_size_tokens
         moved = len(leg("handed").prompt_token_ids) // size * size

@@ -15,6 +15,7 @@ from baton.domain.cache import unpack_hashes
 from baton.domain.errors import AdapterFailed
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
+from baton.domain.value import evolve
 from baton.engine.tiny_adapter import RANK, write_tiny_adapter
 from baton.engine.vllm.settings import AdapterSlots
 from baton.policy.block_hash import chain, chain_root
@@ -130,12 +131,12 @@ async def test_an_adapters_prompt_is_handed_over_and_goes_on_as_in_one_engine(
     tokens = prompt()
     for adapter in ("ada", "bob"):
         alone = await engines.decode.run(leg(tokens, adapter, salt="alone"))
-        prefill = replace(leg(tokens, adapter, salt="handed"), kind=LegKind.PREFILL)
+        prefill = evolve(leg(tokens, adapter, salt="handed"), kind=LegKind.PREFILL)
         await engines.pair.prefill.run(prefill)
         ticket = engines.pair.prefill.outputs(prefill.leg_id)[-1].ticket
         pulls = engines.vllm.load().transfers.pulls
         decode = leg(tokens, adapter, salt="handed")
-        decode = replace(decode, kind=LegKind.DECODE, ticket=ticket)
+        decode = evolve(decode, kind=LegKind.DECODE, ticket=ticket)
         assert await engines.decode.run(decode) == alone
         assert engines.vllm.load().transfers.pulls == pulls + 1
         assert (engines.decode.outputs(decode.leg_id)[0].cached_tokens or 0) >= 3 * BLOCK_TOKENS

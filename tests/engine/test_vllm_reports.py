@@ -12,6 +12,7 @@ import pytest
 from baton.domain.errors import EngineStartFailed, TransferFailed
 from baton.domain.fleet import Load, ReplicaFacts, Role, TransferTotals
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
+from baton.domain.value import evolve
 from baton.engine.vllm.settings import Nixl, VllmEngineSettings, engine_arguments
 
 pytest.importorskip("vllm")
@@ -170,7 +171,7 @@ async def test_a_ticket_that_nothing_can_be_fetched_with_costs_a_computation_not
         ticket=Ticket(tokens=3, blocks=1, params=b"garbage"),
     )
     assert await engine.submit(leg) is LegFailure.KV_LOAD_FAILED
-    too_long = replace(leg, ticket=Ticket(tokens=4, blocks=1, params=b""))
+    too_long = evolve(leg, ticket=Ticket(tokens=4, blocks=1, params=b""))
     assert await engine.submit(too_long) is LegFailure.KV_LOAD_FAILED
     await engine.close()
 
@@ -189,11 +190,11 @@ async def test_a_ticket_for_the_front_of_a_prompt_is_refused_where_it_would_be_m
     assert await engine.submit(leg) is LegFailure.KV_LOAD_FAILED
     with pytest.raises(ValueError, match="fetches whole prompts only"):
         engine._check_leg(leg, engine._facts)
-    whole = replace(leg, ticket=Ticket(tokens=3, blocks=1, params=b""))
+    whole = evolve(leg, ticket=Ticket(tokens=3, blocks=1, params=b""))
     engine._check_leg(whole, engine._facts)
     engine._takes_up = True
     with pytest.raises(ValueError, match="of which 1 were generated"):
-        engine._check_leg(replace(whole, resumed_tokens=1), engine._facts)
+        engine._check_leg(evolve(whole, resumed_tokens=1), engine._facts)
     await engine.close()
 
 

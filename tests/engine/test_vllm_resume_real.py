@@ -16,6 +16,7 @@ import pytest_asyncio
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
+from baton.domain.value import evolve
 from tests.contracts.engine_contract import Listener, RunningPair, running_pair
 from tests.engine.vllm_engines import checking_engine, engine_settings, free_port, tiny_model
 
@@ -199,7 +200,7 @@ def to_nowhere(ticket: Ticket) -> Ticket:
     """The ticket, but issued by an engine that is not there."""
     params = msgspec.msgpack.decode(ticket.params)
     params |= {"remote_engine_id": "nobody", "remote_port": free_port()}
-    return replace(ticket, params=msgspec.msgpack.encode(params))
+    return evolve(ticket, params=msgspec.msgpack.encode(params))
 
 
 async def run(listener: Listener, leg: Leg) -> Run:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import string
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
@@ -18,6 +17,7 @@ from baton.domain.commands import Delivery
 from baton.domain.handoff import Leg, LegKind, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
 from baton.domain.trace_context import TraceContext, span_id
+from baton.domain.value import evolve
 from baton.policy.block_hash import chain, chain_root
 from baton.runtime.link import codec, frames
 
@@ -482,7 +482,7 @@ def test_a_resumed_leg_says_how_much_was_generated_and_is_bounded_by_the_whole(
     params.thinking_token_budget = params.trace_decode_token_ids = None
     params.prompt_logprobs = params.prompt_logprob_token_ids = None
     first = leg_of(split(engine_request(sampling_params=params)))
-    again = replace(resumed(first, (7, 8)), min_tokens=max(0, first.min_tokens - 2))
+    again = evolve(resumed(first, (7, 8)), min_tokens=max(0, first.min_tokens - 2))
     told, anew = EngineWire().join_leg(again), EngineWire().join_leg(first)
     assert told.prompt_token_ids == [*PROMPT, 7, 8]
     apart = ("extra_args", "min_tokens")
@@ -496,7 +496,7 @@ def test_a_resumed_leg_says_how_much_was_generated_and_is_bounded_by_the_whole(
 @pytest.mark.parametrize("params", STATELESS)
 def test_an_engine_that_does_not_take_up_is_asked_for_the_rest(params: SamplingParams) -> None:
     first = leg_of(split(engine_request(sampling_params=params)))
-    again = replace(resumed(first, (7, 8)), min_tokens=3)
+    again = evolve(resumed(first, (7, 8)), min_tokens=3)
     told = EngineWire().join_leg(again, takes_up=False).sampling_params
     assert (told.max_tokens, told.min_tokens) == (first.max_tokens - 2, 3)
     assert told.extra_args is None
@@ -505,7 +505,7 @@ def test_an_engine_that_does_not_take_up_is_asked_for_the_rest(params: SamplingP
 def test_a_decode_leg_that_is_taken_up_says_how_much_to_fetch_besides_its_prompt() -> None:
     request = split(engine_request())
     first = leg_of(request, LegKind.DECODE, ticket=ticket())
-    again = replace(
+    again = evolve(
         resumed(leg_of(request), (7, 8)), kind=LegKind.DECODE, ticket=ticket(len(PROMPT) + 2)
     )
     for takes_up, told in ((True, len(PROMPT) + 2), (False, None)):
@@ -525,7 +525,7 @@ def test_a_prefill_leg_of_a_resumed_request_is_all_prompt() -> None:
 def test_a_leg_that_was_generated_from_nothing_is_refused() -> None:
     first = leg_of(split(engine_request()))
     with pytest.raises(ValueError, match="leg-1: 40 of its 40 tokens were generated"):
-        EngineWire().join_leg(replace(first, resumed_tokens=len(PROMPT)))
+        EngineWire().join_leg(evolve(first, resumed_tokens=len(PROMPT)))
 
 
 def test_a_resumed_leg_does_not_ask_for_the_prompts_logprobs_again() -> None:
@@ -600,12 +600,12 @@ def test_a_leg_whose_salt_is_not_that_of_its_payload_is_refused() -> None:
     salted = split(engine_request(cache_salt="tenant-1"))
     leg = leg_of(salted)
     assert EngineWire().join_leg(leg).cache_salt == "tenant-1"
-    assert EngineWire().join_leg(replace(leg, cache_salt="tenant-1")).cache_salt == "tenant-1"
+    assert EngineWire().join_leg(evolve(leg, cache_salt="tenant-1")).cache_salt == "tenant-1"
     with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
-        EngineWire().join_leg(replace(leg, cache_salt="tenant-2"))
+        EngineWire().join_leg(evolve(leg, cache_salt="tenant-2"))
     unsalted = leg_of(split(engine_request()))
     with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
-        EngineWire().join_leg(replace(unsalted, cache_salt="tenant-2"))
+        EngineWire().join_leg(evolve(unsalted, cache_salt="tenant-2"))
 
 
 def test_a_long_salt_is_known_by_its_digest_and_used_by_the_engine_as_it_was_sent() -> None:
@@ -614,19 +614,19 @@ def test_a_long_salt_is_known_by_its_digest_and_used_by_the_engine_as_it_was_sen
     assert request.cache_salt is not None
     assert len(request.cache_salt) <= MAX_SALT_CHARS
     assert request.cache_salt != split(engine_request(cache_salt=other)).cache_salt
-    leg = replace(leg_of(request), cache_salt=request.cache_salt)
+    leg = evolve(leg_of(request), cache_salt=request.cache_salt)
     assert EngineWire().join_leg(leg).cache_salt == long
     assert EngineWire().join_leg(received(leg)).cache_salt == long
     others = leg_of(split(engine_request(cache_salt=other)))
     with pytest.raises(ValueError, match="its cache salt is not that of its payload"):
-        EngineWire().join_leg(replace(others, cache_salt=request.cache_salt))
+        EngineWire().join_leg(evolve(others, cache_salt=request.cache_salt))
 
 
 @pytest.mark.parametrize("chars", [1, MAX_SALT_CHARS, MAX_SALT_CHARS + 1, 4096])
 def test_every_salt_that_a_client_chooses_gets_over_the_link(chars: int) -> None:
     request = split(engine_request(cache_salt="s" * chars))
     assert (request.cache_salt == "s" * chars) is (chars <= MAX_SALT_CHARS)
-    leg = replace(leg_of(request), cache_salt=request.cache_salt)
+    leg = evolve(leg_of(request), cache_salt=request.cache_salt)
     assert received(leg) == leg
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg
+from baton.domain.value import evolve
 from baton.engine.vllm.settings import Nixl, OnLoadFailure, VllmEngineSettings
 from baton.transfer.peers import Peers
 from baton.transfer.side_channel import SideChannelChecks
@@ -132,4 +133,4 @@ def payload(*, cache_salt: str | None = None, **sampling: object) -> bytes:
 
 def with_payload(leg: Leg, **sampling: object) -> Leg:
     """The leg with sampling parameters that a vLLM engine understands."""
-    return replace(leg, payload=payload(cache_salt=leg.cache_salt, **sampling))
+    return evolve(leg, payload=payload(cache_salt=leg.cache_salt, **sampling))

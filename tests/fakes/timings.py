@@ -94,7 +94,7 @@ def replica_view(
     replica_id: str, role: Role = Role.DECODE, load: Load = Load(), **changes: object
 ) -> ReplicaView:
     """A view; `changes` are those of `ReplicaView`, or of its facts."""
-    known = ReplicaView.__dataclass_fields__.keys()
+    known = ReplicaView.__struct_fields__
     of_view = {name: value for name, value in changes.items() if name in known}
     of_facts = {name: value for name, value in changes.items() if name not in known}
     layout = str(of_facts.pop("layout", "same"))
@@ -110,4 +110,4 @@ def surroundings(
 ) -> Surroundings:
     """What placement sees of these replicas."""
     fleet = FleetView(at_s=at_s, replicas={view.replica_id: view for view in views})
-    return Surroundings(fleet=fleet, timings=timings, links=links)
+    return Surroundings(fleet=fleet, timings=timings, links=links, due_at_s={})

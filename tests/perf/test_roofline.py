@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.domain.value import evolve
 from baton.perf.catalogue import accelerator
 from baton.perf.collectives import all_reduce, send_s
 from baton.perf.efficiency import DEFAULT, Efficiency, of_engine
@@ -67,7 +68,11 @@ BATCHES = st.builds(
     st.integers(1, 30_000),
 )
 PARTS = st.sampled_from(
-    [field for field in StepBatch._fields if field not in {"prefill_requests", "decode_requests"}]
+    [
+        field
+        for field in StepBatch.__struct_fields__
+        if field not in {"prefill_requests", "decode_requests"}
+    ]
 )
 
 
@@ -76,7 +81,7 @@ def test_a_step_with_more_in_it_takes_no_less(
     batch: StepBatch, part: str, more: int, shape: ModelShape, tp: int
 ) -> None:
     timing = Roofline(shape, H100, tp=tp)
-    larger = batch._replace(**{part: getattr(batch, part) + more})
+    larger = evolve(batch, **{part: getattr(batch, part) + more})
     assert timing.step_s(larger) >= timing.step_s(batch) * (1 - 1e-12) > 0
 
 
@@ -84,7 +89,7 @@ def test_a_step_with_more_in_it_takes_no_less(
 def test_more_decodes_take_longer(requests: int, more: int, context: int) -> None:
     timing = Roofline(LLAMA_8B, H100)
     one = StepBatch(decode_requests=requests, decode_context_tokens=requests * context)
-    other = one._replace(decode_requests=requests + more)
+    other = evolve(one, decode_requests=requests + more)
     assert timing.step_s(other) >= timing.step_s(one)
 
 
@@ -99,14 +104,14 @@ def test_the_mean_of_the_first_and_last_of_many_decodes_is_that_of_all(
 
 def test_only_what_ends_a_prompt_goes_through_the_output_layer() -> None:
     timing = Roofline(LLAMA_8B, H100)
-    ends, goes_on = prefill(100), prefill(100)._replace(finished_prefills=0)
+    ends, goes_on = prefill(100), evolve(prefill(100), finished_prefills=0)
     output_s = 2 * 4096 * 128256 / H100.memory_bytes_per_s
     assert timing.step_s(ends) - timing.step_s(goes_on) == pytest.approx(output_s, rel=0.3)
 
 
 def test_the_parts_add_up_to_the_step() -> None:
     timing = Roofline(LLAMA_70B, H100, tp=2)
-    batch = prefill(500)._replace(decode_requests=8, decode_context_tokens=8000)
+    batch = evolve(prefill(500), decode_requests=8, decode_context_tokens=8000)
     parts = timing.parts(batch)
     assert timing.step_s(batch) == sum(parts)
     assert parts.step_s == DEFAULT.step_s
@@ -119,7 +124,7 @@ def test_the_parts_add_up_to_the_step() -> None:
     [("gemm", "products_s"), ("attention", "attention_s"), ("communication", "wire_s")],
 )
 def test_a_factor_scales_its_part_and_no_other(factor: str, part: str) -> None:
-    batch = prefill(700)._replace(decode_requests=3, decode_context_tokens=900)
+    batch = evolve(prefill(700), decode_requests=3, decode_context_tokens=900)
     plain = Roofline(LLAMA_70B, H100, tp=2).parts(batch)
     doubled = replace(DEFAULT, **{factor: 2 * getattr(DEFAULT, factor)})
     scaled = Roofline(LLAMA_70B, H100, tp=2, efficiency=doubled).parts(batch)
@@ -128,7 +133,7 @@ def test_a_factor_scales_its_part_and_no_other(factor: str, part: str) -> None:
 
 
 def test_more_devices_share_products_and_attention_and_have_to_talk() -> None:
-    batch = prefill(4096)._replace(decode_requests=32, decode_context_tokens=64_000)
+    batch = evolve(prefill(4096), decode_requests=32, decode_context_tokens=64_000)
     one, four = (Roofline(LLAMA_70B, H100, tp=tp).parts(batch) for tp in (1, 4))
     assert one.wire_s == 0 < four.wire_s
     assert 3.0 < one.products_s / four.products_s < 4.0

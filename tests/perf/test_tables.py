@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.domain.value import evolve
 from baton.perf.step_timing import StepBatch, chunk_pairs
 from baton.perf.tables import (
     LAYER_PARTS,
@@ -70,7 +71,7 @@ def test_each_stage_takes_its_share_and_a_millisecond() -> None:
 
 
 def test_decodes_beside_a_prompt_share_its_constant() -> None:
-    together = prefill(500)._replace(decode_requests=8, decode_context_tokens=800)
+    together = evolve(prefill(500), decode_requests=8, decode_context_tokens=800)
     added_ms = (OPT_13B.step_s(together) - OPT_13B.step_s(prefill(500))) * 1e3
     assert added_ms == pytest.approx(6.27e-4 * 800 + 0.0385 * 8 + 1e-4 * 800)
 
@@ -103,7 +104,7 @@ def test_splitwise_counts_tokens_and_mixing_costs_a_tenth() -> None:
     )
     assert timing.step_s(prefill(512, 256)) == pytest.approx(0.075)
     assert timing.step_s(decode(64, 9999)) == pytest.approx(0.06)
-    mixed = prefill(760)._replace(decode_requests=8, decode_context_tokens=1)
+    mixed = evolve(prefill(760), decode_requests=8, decode_context_tokens=1)
     assert timing.step_s(mixed) == pytest.approx(1.1 * 0.075)
 
 
@@ -148,7 +149,7 @@ def test_a_profile_adds_up_the_parts_of_all_layers() -> None:
     # Seven parts, the norm twice: 8 in each of 10 layers, 2 outside of them.
     dense_s = (10 * 8 + 2) * 1.5e-6
     attention_s = 10 * seconds(500.0, 0, 1, 0) + 10 * 1e-9 * 2000
-    batch = prefill(500)._replace(decode_requests=1, decode_context_tokens=2000)
+    batch = evolve(prefill(500), decode_requests=1, decode_context_tokens=2000)
     expected = 1e-3 + dense_s + attention_s + 6e-4 + 1e-5
     assert PROFILE.step_s(batch) == pytest.approx(expected, rel=1e-6)
 

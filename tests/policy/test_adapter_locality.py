@@ -8,6 +8,7 @@ import pytest
 
 from baton.domain.fleet import AdapterLoad, Load, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode
+from baton.domain.value import evolve
 from baton.policy.placement import PlacementQuery, Surroundings
 from baton.policy.predicted import PredictedPlacer
 from tests.fakes.timings import replica_view, surroundings
@@ -27,7 +28,7 @@ def having(
     held = HALF_A_SECOND._replace(loaded=adapters)
     load = Load(adapters=held, queued_tokens=queued_tokens, running_requests=running_requests)
     view = replica_view(name, role, load)
-    return replace(view, facts=replace(view.facts, adapter_slots=2))
+    return evolve(view, facts=replace(view.facts, adapter_slots=2))
 
 
 def placed(around: Surroundings, query: PlacementQuery = QUERY) -> Decision:
@@ -51,7 +52,7 @@ def test_an_adapter_is_worth_the_seconds_to_load_it_and_no_more() -> None:
 
 
 def test_an_adapter_that_is_on_its_way_somewhere_is_not_loaded_a_second_time() -> None:
-    sent = replace(having("b"), unseen_adapters=frozenset({"ada"}), unseen_legs=1)
+    sent = evolve(having("b"), unseen_adapters=frozenset({"ada"}), unseen_legs=1)
     assert where(having("a"), sent) == "b"
 
 
@@ -61,7 +62,7 @@ def test_an_adapter_is_loaded_where_none_has_to_go_for_it() -> None:
 
 def test_a_request_for_the_model_itself_does_not_mind_adapters() -> None:
     busy = having("a", "ada", queued_tokens=100)
-    assert where(busy, having("b"), query=replace(QUERY, adapter=None)) == "b"
+    assert where(busy, having("b"), query=evolve(QUERY, adapter=None)) == "b"
 
 
 def test_loading_is_predicted_beside_the_rest_of_the_wait() -> None:
@@ -84,7 +85,7 @@ def test_both_replicas_of_a_handoff_are_chosen_by_their_adapters() -> None:
         having("d1", "ada", role=Role.DECODE, running_requests=20),
     ]
     around = surroundings(*views)
-    query = replace(QUERY, prompt_tokens=6000)
+    query = evolve(QUERY, prompt_tokens=6000)
     route = placed(around, query).route
     assert (route.mode, route.prefill_replica_id, route.decode_replica_id) == (
         HandoffMode.PULL,

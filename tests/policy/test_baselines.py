@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaView, Role
 from baton.domain.handoff import HitSource, LegKind
+from baton.domain.value import evolve
 from baton.policy.baselines.catalogue import POLICIES
 from baton.policy.baselines.draws import lowest, softmin
 from baton.policy.baselines.dynamo import (
@@ -425,7 +425,7 @@ def busier(one: Candidate) -> Candidate:
         queued_tokens=load.queued_tokens + 9999,
         kv_used_fraction=load.kv_used_fraction + 1,
     )
-    view = replace(
+    view = evolve(
         one.view, load=more, inflight_legs=one.view.inflight_legs + 300, inflight_tokens=99_999
     )
     return one._replace(view=view)
@@ -470,7 +470,7 @@ def test_every_policy_says_what_feeds_its_index() -> None:
 
 def test_the_views_that_candidates_are_made_of_are_not_changed() -> None:
     one = candidate("a", running=1)
-    before: ReplicaView = replace(one.view)
+    before: ReplicaView = evolve(one.view)
     for spec in POLICIES.values():
         choose(spec.chooser(), one)
     assert one.view == before

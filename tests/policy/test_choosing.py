@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Load, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, LegKind, Route, RouteReason
 from baton.domain.request import LocalOnly
+from baton.domain.value import evolve
 from baton.policy.baselines.plain import choose_least_loaded
 from baton.policy.choosing import LEAST_LOADED, Candidate, Chooser, ChooserPlacer
 from baton.policy.placement import (
@@ -126,7 +126,7 @@ def test_an_empty_fleet_and_a_draining_fleet_are_told_apart() -> None:
         ([replica_view("d", D)], QUERY, Disaggregate.ALWAYS, RouteReason.NO_PREFILL_REPLICA),
         (
             [replica_view("p", P), replica_view("d", D)],
-            replace(QUERY, local_only=LocalOnly.FAN_OUT),
+            evolve(QUERY, local_only=LocalOnly.FAN_OUT),
             Disaggregate.ALWAYS,
             RouteReason.LOCAL_ONLY,
         ),
@@ -163,18 +163,18 @@ def test_a_pair_whose_link_is_out_of_order_hands_nothing_over() -> None:
 
 def test_a_replica_that_failed_the_request_is_tried_last_for_decode() -> None:
     views = [replica_view("a", D), replica_view("b", D, inflight_legs=3)]
-    avoiding_a = replace(QUERY, avoid=frozenset("a"))
+    avoiding_a = evolve(QUERY, avoid=frozenset("a"))
     assert decide(views, avoiding_a).route.decode_replica_id == "b"
-    assert decide(views, replace(QUERY, avoid=frozenset("ab"))).route.decode_replica_id == "a"
+    assert decide(views, evolve(QUERY, avoid=frozenset("ab"))).route.decode_replica_id == "a"
     source = replica_view("p", P)
     around = surroundings(*views, source)
     assert placer().place_decode(avoiding_a, source, around) == "b"
-    assert placer().place_decode(replace(QUERY, avoid=frozenset("ab")), source, around) == "a"
+    assert placer().place_decode(evolve(QUERY, avoid=frozenset("ab")), source, around) == "a"
 
 
 def test_a_replica_that_failed_the_request_never_prefills_it_again() -> None:
     views = [replica_view("p", P), replica_view("d", D)]
-    route = decide(views, replace(QUERY, avoid=frozenset("p"))).route
+    route = decide(views, evolve(QUERY, avoid=frozenset("p"))).route
     assert (route.mode, route.reason) == (HandoffMode.LOCAL, RouteReason.NO_PREFILL_REPLICA)
 
 
@@ -231,7 +231,7 @@ def test_a_chooser_sees_what_candidates_hold_and_how_fast_they_are() -> None:
 
     decide(
         [replica_view("a", M), replica_view("b", M)],
-        replace(QUERY, hits=KnownHits(blocks={"b": 3})),
+        evolve(QUERY, hits=KnownHits(blocks={"b": 3})),
         by=placer(chooser=look),
     )
     assert [one.hit.blocks for one in seen] == [0, 3]
@@ -272,7 +272,7 @@ def test_a_decider_looks_at_the_replica_that_the_chooser_wants_to_decode(
         replica_view("d2", D, inflight_legs=9),
         replica_view("m", M),
     ]
-    query = replace(QUERY, hits=KnownHits(blocks={"d2": held, "d1": 9 - held}))
+    query = evolve(QUERY, hits=KnownHits(blocks={"d2": held, "d1": 9 - held}))
     by = ChooserPlacer(
         "mine",
         Asked(),
@@ -404,7 +404,7 @@ def test_more_load_never_attracts_a_request(views: list[ReplicaView]) -> None:
     before = never.place(QUERY, surroundings(*views))
     if isinstance(before, Decision):
         other = [
-            replace(view, inflight_legs=view.inflight_legs + 9, inflight_tokens=999)
+            evolve(view, inflight_legs=view.inflight_legs + 9, inflight_tokens=999)
             if view.replica_id != before.route.decode_replica_id
             else view
             for view in views

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Load, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, RouteReason
 from baton.domain.slo import Slo
+from baton.domain.value import evolve
 from baton.policy.placement import Disaggregate, PlacementQuery, Surroundings
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.promises import Promises, broken_share
@@ -61,7 +62,7 @@ def test_a_stream_goes_to_the_decode_replica_that_keeps_its_pace() -> None:
 
 def test_a_stream_stays_where_decode_will_be_full_though_it_is_not_yet() -> None:
     fleet = prefill(), replica_view("d0", load=Load(running_requests=5))
-    full = replace(QUERY, decode_full=True)
+    full = evolve(QUERY, decode_full=True)
     route = placed(*fleet, query=full).route
     assert (route.decode_replica_id, route.reason) == ("p0", RouteReason.DEFLECTED)
     slow = replace(TIMINGS, shares={"p0": 0.8})
@@ -77,7 +78,7 @@ def test_no_stream_stays_where_prompts_take_the_time() -> None:
 
 
 def test_a_stream_does_not_stay_to_save_less_than_half_a_miss() -> None:
-    query = replace(QUERY, prompt_tokens=700)
+    query = evolve(QUERY, prompt_tokens=700)
     decode = replica_view("d0", load=Load(running_requests=17, queued_tokens=500))
     timings = replace(TIMINGS, shares={"p0": 0.8})  # a stream would be too slow there
     streaming = prefill("p1", inflight_legs=14, inflight_streams=14)
@@ -120,9 +121,9 @@ def test_what_streams_may_take_is_an_option_and_none_is_nothing() -> None:
 def test_others_have_as_many_streams_there_as_the_crowd_says() -> None:
     source = prefill(inflight_legs=4, inflight_streams=4)
     around = surroundings(source, replica_view("d0", load=FULL), timings=TIMINGS)
-    crowded = replace(around.fleet, crowd=4.0)
+    crowded = evolve(around.fleet, crowd=4.0)
     found = [
-        PredictedPlacer(AIMS).place(QUERY, replace(around, fleet=fleet))
+        PredictedPlacer(AIMS).place(QUERY, evolve(around, fleet=fleet))
         for fleet in (around.fleet, crowded)
     ]
     reasons = [one.route.reason for one in found if isinstance(one, Decision)]
@@ -148,7 +149,7 @@ def test_without_a_pace_to_keep_no_stream_stays(running: int, prompt: int, most:
 
 
 def test_a_request_that_brings_a_pace_may_stay_though_the_placer_has_none() -> None:
-    query = replace(QUERY, slo=Slo(ttft_s=2.0, tpot_s=0.02))
+    query = evolve(QUERY, slo=Slo(ttft_s=2.0, tpot_s=0.02))
     views = prefill(), replica_view("d0", load=FULL)
     assert placed(*views, query=query, options=PredictedOptions()).route.reason is (
         RouteReason.DEFLECTED
@@ -156,15 +157,15 @@ def test_a_request_that_brings_a_pace_may_stay_though_the_placer_has_none() -> N
 
 
 def test_one_token_is_not_worth_a_handoff() -> None:
-    one = replace(QUERY, prompt_tokens=1600, max_tokens=1)
-    two = replace(one, max_tokens=2)
+    one = evolve(QUERY, prompt_tokens=1600, max_tokens=1)
+    two = evolve(one, max_tokens=2)
     views = prefill(), replica_view("d0", load=Load(running_requests=20))
     assert placed(*views, query=one, options=PredictedOptions()).route.decode_replica_id == "p0"
     assert placed(*views, query=two, options=PredictedOptions()).route.decode_replica_id == "d0"
 
 
 def test_what_cannot_be_split_does_not_go_to_the_prefill_pool() -> None:
-    query = replace(QUERY, avoid=frozenset({"p0"}))
+    query = evolve(QUERY, avoid=frozenset({"p0"}))
     assert placed(prefill(), replica_view("d0", load=FULL), query=query).route.mode is (
         HandoffMode.LOCAL
     )
@@ -187,7 +188,7 @@ def test_streams_of_a_prefill_replica_are_those_that_decode_there() -> None:
 
 
 def test_a_prompt_counts_the_streams_that_it_breaks_on_a_flipped_replica() -> None:
-    query = replace(QUERY, prompt_tokens=1600)
+    query = evolve(QUERY, prompt_tokens=1600)
     flipped = prefill("p0", inflight_legs=12, inflight_streams=12)
     around = surroundings(flipped, prefill("p1"), replica_view("d0"), timings=TIMINGS)
     promises = Promises(0.02)
@@ -208,7 +209,7 @@ def test_a_prompt_counts_the_streams_that_it_breaks_on_a_flipped_replica() -> No
 
 def short_or_not(options: PredictedOptions, share: float) -> RouteReason:
     views = prefill(), replica_view("d0", load=Load(running_requests=4))
-    query = replace(QUERY, prompt_tokens=20)
+    query = evolve(QUERY, prompt_tokens=20)
     timings = replace(TIMINGS, shares={"d0": share})
     return placed(*views, query=query, options=options, timings=timings).route.reason
 
@@ -238,7 +239,7 @@ def test_shares_must_be_shares(name: str, wrong: float) -> None:
 
 
 def beside(*views: ReplicaView, prompt_tokens: int = 1600) -> Decision:
-    query = replace(QUERY, prompt_tokens=prompt_tokens)
+    query = evolve(QUERY, prompt_tokens=prompt_tokens)
     return placed(*views, query=query, options=PredictedOptions())
 
 
@@ -260,7 +261,7 @@ def test_mixed_replicas_alone_keep_what_they_prefill() -> None:
 def test_a_mixed_replica_prefills_for_a_decode_replica_that_decodes_much_faster() -> None:
     views = replica_view("m0", Role.MIXED, Load(running_requests=1)), replica_view("d0", load=BUSY)
     timings = replace(TIMINGS, by_pool={"mixed": replace(FAST, step=0.05)})
-    query = replace(QUERY, prompt_tokens=1600)
+    query = evolve(QUERY, prompt_tokens=1600)
     route = placed(*views, query=query, options=PredictedOptions(), timings=timings).route
     assert (route.prefill_replica_id, route.decode_replica_id) == ("m0", "d0")
     assert route.reason is RouteReason.DISAGGREGATED
@@ -269,7 +270,7 @@ def test_a_mixed_replica_prefills_for_a_decode_replica_that_decodes_much_faster(
 def test_a_mixed_replica_on_which_a_request_has_failed_does_not_prefill_it() -> None:
     views = replica_view("m0", Role.MIXED, Load(running_requests=1)), replica_view("d0", load=BUSY)
     timings = replace(TIMINGS, by_pool={"mixed": replace(FAST, step=0.05)})
-    query = replace(QUERY, prompt_tokens=1600, avoid=frozenset({"m0"}))
+    query = evolve(QUERY, prompt_tokens=1600, avoid=frozenset({"m0"}))
     decision = placed(*views, query=query, options=PredictedOptions(), timings=timings)
     assert decision.route.mode is HandoffMode.LOCAL
     assert decision.route.decode_replica_id == "d0"
@@ -278,14 +279,14 @@ def test_a_mixed_replica_on_which_a_request_has_failed_does_not_prefill_it() -> 
 def test_a_request_that_has_failed_everywhere_is_not_split_again() -> None:
     views = replica_view("m0", Role.MIXED, Load(running_requests=1)), replica_view("d0", load=BUSY)
     timings = replace(TIMINGS, by_pool={"mixed": replace(FAST, step=0.05)})
-    query = replace(QUERY, prompt_tokens=1600, avoid=frozenset({"m0", "d0"}))
+    query = evolve(QUERY, prompt_tokens=1600, avoid=frozenset({"m0", "d0"}))
     decision = placed(*views, query=query, options=PredictedOptions(), timings=timings)
     assert decision.route.reason is RouteReason.NO_PREFILL_REPLICA
 
 
 def test_where_all_do_both_none_prefills_for_another_though_the_prefill_pool_has_failed() -> None:
     views = prefill(), *(replica_view(one, Role.MIXED, BUSY) for one in ("m0", "m1"))
-    query = replace(QUERY, prompt_tokens=1600, avoid=frozenset({"p0"}))
+    query = evolve(QUERY, prompt_tokens=1600, avoid=frozenset({"p0"}))
     decision = placed(*views, query=query, options=PredictedOptions())
     assert decision.route.reason is RouteReason.NO_PREFILL_REPLICA
 

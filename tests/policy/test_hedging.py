@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from baton.domain.handoff import Decision, HandoffMode, HitSource, Option, Route, RouteReason
+from baton.domain.value import evolve
 from baton.policy.hedging import HedgeOptions, is_better, late_after_s
 
 OPTIONS = HedgeOptions(factor=4.0, least_s=1.0, spare_queue_s=0.05)
@@ -64,8 +63,8 @@ def test_the_silent_replica_is_not_better_than_itself() -> None:
 
 def test_a_way_over_a_prefill_replica_to_avoid_is_not_better() -> None:
     made = decision()
-    route = replace(made.route, mode=HandoffMode.PULL, prefill_replica_id="p0")
-    assert not better(replace(made, route=route))
+    route = evolve(made.route, mode=HandoffMode.PULL, prefill_replica_id="p0")
+    assert not better(evolve(made, route=route))
 
 
 def test_a_guess_is_not_better_than_waiting() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Phase
 from baton.domain.slo import ALL_MET, NO_SLO, Slo
+from baton.domain.value import evolve
 from baton.policy.judging import excused, judge, tpot_s, ttft_s
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.1, itl_p99_s=0.3)
@@ -36,7 +37,7 @@ def ended(outcome: Phase = Phase.FINISHED, **changes: object) -> RequestRecord:
         prefill_done_at_s=None,
         handed_off_blocks=0,
     )
-    return replace(record, **changes)  # type: ignore[arg-type]  # tests name them right
+    return evolve(record, **changes)  # type: ignore[arg-type]  # tests name them right
 
 
 def nothing_came(outcome: Phase, *, after_s: float) -> RequestRecord:
@@ -122,8 +123,8 @@ def test_a_client_that_leaves_when_the_next_token_was_due_is_a_miss() -> None:
 
 def test_a_client_that_leaves_between_its_first_two_tokens_is_judged_by_that_gap() -> None:
     one = ended(Phase.CANCELLED, output_tokens=1, last_token_at_s=10.5)
-    assert judge(replace(one, ended_at_s=10.55), SLO).tpot_met
-    assert not judge(replace(one, ended_at_s=10.65), SLO).tpot_met
+    assert judge(evolve(one, ended_at_s=10.55), SLO).tpot_met
+    assert not judge(evolve(one, ended_at_s=10.65), SLO).tpot_met
 
 
 def test_a_stream_that_was_ahead_may_rest_until_its_next_token_is_due() -> None:
@@ -172,7 +173,7 @@ def test_nobody_who_was_good_is_a_miss_by_a_laxer_promise(
 def test_a_finished_request_is_judged_by_its_latencies_alone(
     record: RequestRecord, slo: Slo
 ) -> None:
-    record = replace(record, outcome=Phase.FINISHED)
+    record = evolve(record, outcome=Phase.FINISHED)
     got = judge(record, slo)
     assert got.served
     first_s, pace_s = ttft_s(record), tpot_s(record)
@@ -186,6 +187,6 @@ def test_a_finished_request_is_judged_by_its_latencies_alone(
 def test_who_leaves_later_with_no_more_tokens_is_never_judged_better(
     record: RequestRecord, slo: Slo, later_s: float
 ) -> None:
-    left = replace(record, outcome=Phase.CANCELLED)
-    later = replace(left, ended_at_s=left.ended_at_s + later_s)
+    left = evolve(record, outcome=Phase.CANCELLED)
+    later = evolve(left, ended_at_s=left.ended_at_s + later_s)
     assert all(a or not b for a, b in zip(judge(left, slo), judge(later, slo), strict=True))

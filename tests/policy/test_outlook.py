@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import exp
 
 import pytest
 
 from baton.domain.fleet import FleetView, Load, Role
+from baton.domain.value import evolve
 from baton.policy.outlook import Newcomer, Outlook, outlook, pace_s
 from tests.fakes.timings import LinearTiming, replica_view
 
@@ -29,7 +29,7 @@ def test_a_look_adds_up_who_decodes_and_whose_prompts_are_computed() -> None:
         replica_view("d0", load=Load(running_requests=5, kv_used_fraction=0.5)),
         replica_view("d1", load=Load(running_requests=1, pulling_requests=2, queued_requests=1)),
     ]
-    views[2] = replace(views[2], unseen_legs=2)
+    views[2] = evolve(views[2], unseen_legs=2)
     seen = outlook(FleetView(at_s=0.0, replicas={v.replica_id: v for v in views}, crowd=1.5))
     tokens = sum(v.facts.kv_blocks * v.facts.block_size_tokens for v in views[1:])
     assert seen == Outlook(2, 5 + 4 + 2 * 1.5, 5.0, seen.context_tokens, tokens)
@@ -38,7 +38,7 @@ def test_a_look_adds_up_who_decodes_and_whose_prompts_are_computed() -> None:
 
 def test_streams_that_stay_where_they_were_prefilled_do_not_come_to_decode() -> None:
     staying = replica_view("p0", role=Role.PREFILL, load=Load(running_requests=5))
-    views = {"p0": replace(staying, inflight_legs=3, inflight_streams=3), "d0": replica_view("d0")}
+    views = {"p0": evolve(staying, inflight_legs=3, inflight_streams=3), "d0": replica_view("d0")}
     assert outlook(FleetView(at_s=0.0, replicas=views)).computing == 2.0
 
 

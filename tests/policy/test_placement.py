@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from baton.domain.fleet import FleetView, Load, ReplicaView, Role
 from baton.domain.handoff import HandoffMode, Route, RouteReason
 from baton.domain.request import LocalOnly
+from baton.domain.value import evolve
 from baton.policy.placement import (
     Disaggregate,
     NoRoute,
@@ -52,7 +52,7 @@ def fleet(*views: ReplicaView) -> FleetView:
 
 
 def around(view: FleetView) -> Surroundings:
-    return Surroundings(fleet=view, timings=FixedTimings(), links=FixedLinks())
+    return Surroundings(fleet=view, timings=FixedTimings(), links=FixedLinks(), due_at_s={})
 
 
 def place(query: PlacementQuery, view: FleetView, *, disaggregate: Disaggregate) -> Route | NoRoute:
@@ -63,7 +63,7 @@ def place(query: PlacementQuery, view: FleetView, *, disaggregate: Disaggregate)
 def place_decode(
     source: ReplicaView, view: FleetView, *, avoid: frozenset[str] = frozenset()
 ) -> str | None:
-    query = replace(QUERY, avoid=avoid)
+    query = evolve(QUERY, avoid=avoid)
     return placer().place_decode(query, source, around(view))
 
 
@@ -125,14 +125,14 @@ def test_the_reported_load_of_others_counts(load: Load) -> None:
 
 def test_a_replica_that_failed_the_request_is_tried_last_for_decode() -> None:
     view = fleet(replica("a", Role.DECODE), replica("b", Role.DECODE, legs=3))
-    avoiding_a = replace(QUERY, avoid=frozenset("a"))
+    avoiding_a = evolve(QUERY, avoid=frozenset("a"))
     assert route(avoiding_a, view).decode_replica_id == "b"
-    assert route(replace(QUERY, avoid=frozenset("ab")), view).decode_replica_id == "a"
+    assert route(evolve(QUERY, avoid=frozenset("ab")), view).decode_replica_id == "a"
 
 
 def test_a_replica_that_failed_the_request_never_prefills_it_again() -> None:
     view = fleet(replica("p", Role.PREFILL), replica("d", Role.DECODE))
-    placed = route(replace(QUERY, avoid=frozenset("p")), view)
+    placed = route(evolve(QUERY, avoid=frozenset("p")), view)
     assert (placed.mode, placed.reason) == (HandoffMode.LOCAL, RouteReason.NO_PREFILL_REPLICA)
 
 
@@ -180,7 +180,7 @@ def test_more_load_never_attracts_a_request(views: list[ReplicaView]) -> None:
     before = place(QUERY, fleet(*views), disaggregate=Disaggregate.NEVER)
     if isinstance(before, Route):
         other = [
-            replace(view, inflight_legs=view.inflight_legs + 9, inflight_tokens=999)
+            evolve(view, inflight_legs=view.inflight_legs + 9, inflight_tokens=999)
             if view.replica_id != before.decode_replica_id
             else view
             for view in views

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Load, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, HitSource, RouteReason
 from baton.domain.request import LocalOnly
+from baton.domain.value import evolve
 from baton.policy.placement import (
     Disaggregate,
     NoRoute,
@@ -31,7 +30,7 @@ BUSY = Load(running_requests=20)
 
 
 def query(prompt_tokens: int = 1600, **changes: object) -> PlacementQuery:
-    return replace(PlacementQuery(prompt_tokens=prompt_tokens, max_tokens=100), **changes)  # type: ignore[arg-type]
+    return evolve(PlacementQuery(prompt_tokens=prompt_tokens, max_tokens=100), **changes)  # type: ignore[arg-type]
 
 
 def placed(
@@ -270,7 +269,7 @@ def test_with_no_replica_there_is_no_route() -> None:
 def test_what_forces_a_local_route_is_said(
     views: list[ReplicaView], changes: dict[str, object], reason: RouteReason
 ) -> None:
-    decision = placed(replace(query(), **changes), surroundings(*views))  # type: ignore[arg-type]
+    decision = placed(evolve(query(), **changes), surroundings(*views))  # type: ignore[arg-type]
     assert decision.route.mode is HandoffMode.LOCAL
     assert decision.route.reason is reason
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import Decision, HandoffMode
+from baton.domain.value import evolve
 from baton.policy.placement import PlacementQuery
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.promises import Promises, broken_share
@@ -183,7 +184,7 @@ def test_what_is_computed_after_a_prefix_was_fetched_breaks_streams_too() -> Non
     holder, target = (
         replica_view(one, load=Load(running_requests=20), prefix_fetch=True) for one in ("h", "t")
     )
-    query = replace(QUERY, hits=KnownHits({"h": 50}))  # 800 of 1,600 tokens are left
+    query = evolve(QUERY, hits=KnownHits({"h": 50}))  # 800 of 1,600 tokens are left
     around = surroundings(holder, target, timings=FixedTimings(timing=FAST, output_tokens=100.0))
     ways = Ways(query, around, ttft_slo_s=None, promises=Promises(0.02))
     costs = ways.costs(["h", "t"])

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import Decision, HandoffMode
 from baton.domain.slo import Slo
+from baton.domain.value import evolve
 from baton.policy.placement import PlacementQuery, Surroundings
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.promises import Promises
@@ -29,7 +28,7 @@ def pair(queued_tokens: int = 0) -> Surroundings:
 
 def placed(slo: Slo | None, around: Surroundings, **options: float) -> Decision:
     placer = PredictedPlacer(PredictedOptions(**options))  # type: ignore[arg-type]
-    decision = placer.place(replace(QUERY, slo=slo), around)
+    decision = placer.place(evolve(QUERY, slo=slo), around)
     assert isinstance(decision, Decision)
     return decision
 

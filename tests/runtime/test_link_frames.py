@@ -301,7 +301,7 @@ def test_a_long_prompt_travels_as_four_bytes_a_token() -> None:
 )
 def test_a_leg_that_the_other_side_would_refuse_is_not_encoded(changes: dict[str, object]) -> None:
     sound = Leg(leg_id="a", request_id="a", kind=LegKind.LOCAL, prompt_token_ids=(), max_tokens=1)
-    fields = {name: getattr(sound, name) for name in Leg.__dataclass_fields__}
+    fields = {name: getattr(sound, name) for name in Leg.__struct_fields__}
     with pytest.raises(ValueError, match=r".+"):
         codec.encode(frames.Submit(Leg(**(fields | changes))))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from baton.domain.events import LegFailed, LoadReported
 from baton.domain.fleet import Load
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason
+from baton.domain.value import evolve
 from baton.runtime.link.client import LinkClient
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from tests.fakes.link_rig import EventLog, hosting, joined
@@ -21,7 +21,7 @@ from tests.fakes.scripted_engine import ScriptedEngine, make_leg, make_ticket
 
 def pulling_leg(leg_id: str, *, prompt_tokens: int = 40) -> Leg:
     leg = make_leg(leg_id, prompt=(1,) * prompt_tokens)
-    return replace(leg, kind=LegKind.DECODE, ticket=make_ticket(leg_id, tokens=32))
+    return evolve(leg, kind=LegKind.DECODE, ticket=make_ticket(leg_id, tokens=32))
 
 
 @asynccontextmanager

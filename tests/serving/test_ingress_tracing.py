@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from baton.telemetry.tracing import Tracer
 from tests.telemetry.test_waterfall import RECORD
 
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
+from baton.domain.value import evolve
 from tests.fakes.otlp_receiver import receiver
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -53,7 +53,7 @@ def test_a_request_that_has_ended_arrives_at_the_collector_at_the_walls_time() -
         tracer.start()
         moved_s = now_s - RECORD.ended_at_s
         tracer.record(
-            replace(
+            evolve(
                 RECORD,
                 trace=TRACE,
                 legs=(),
@@ -78,4 +78,4 @@ def test_a_node_without_opentelemetry_says_what_to_install_and_serves_on(
     tracer.start()
     tracer.close(10.0)
     assert "install baton[otel]" in caplog.text
-    tracer.record(replace(RECORD, trace=TRACE))
+    tracer.record(evolve(RECORD, trace=TRACE))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
+from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
 from baton.engine.sim.tickets import read_ticket, write_ticket
 from baton.simulator.engine.core import SimCore
@@ -38,13 +37,13 @@ def local(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 1) ->
 
 
 def salted(leg_id: str, salt: str | None, prompt: tuple[int, ...] = PROMPT) -> Leg:
-    return replace(local(leg_id, prompt), cache_salt=salt)
+    return evolve(local(leg_id, prompt), cache_salt=salt)
 
 
 def decode(
     leg_id: str, ticket: Ticket, max_tokens: int = 3, prompt: tuple[int, ...] = PROMPT
 ) -> tuple[Leg, SimTicket]:
-    leg = replace(local(leg_id, prompt, max_tokens), kind=LegKind.DECODE, ticket=ticket)
+    leg = evolve(local(leg_id, prompt, max_tokens), kind=LegKind.DECODE, ticket=ticket)
     return leg, read_ticket(ticket)
 
 
@@ -59,7 +58,7 @@ def run_dry(core: SimCore, now_s: float = 0.0) -> list[LegOutput]:
 
 
 def prefilled(core: SimCore, leg_id: str = "p", prompt: tuple[int, ...] = PROMPT) -> Ticket:
-    assert core.add(replace(local(leg_id, prompt), kind=LegKind.PREFILL)) is None
+    assert core.add(evolve(local(leg_id, prompt), kind=LegKind.PREFILL)) is None
     (output,) = run_dry(core)
     assert output.ticket is not None
     return output.ticket

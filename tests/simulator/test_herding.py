@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from baton.domain.commands import RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.request import Request
+from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
 from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.fleet import FleetOptions, VirtualFleet
@@ -45,7 +45,7 @@ def send_burst(made: VirtualFleet, burst: Iterable[Request]) -> None:
     begun_at_s = made.timeline.now_s
     for number, request in enumerate(burst):
         at_s = begun_at_s + number * 0.0005
-        sent = replace(request, arrived_at_s=at_s)
+        sent = evolve(request, arrived_at_s=at_s)
         made.timeline.at(at_s, partial(made.send, sent, number % len(made.ingresses)))
 
 
@@ -73,7 +73,7 @@ def test_a_replica_that_has_just_joined_is_not_run_over(seed: int) -> None:
     made.run(until_s=JOINED_S + 0.3)
     made.add_replica("new", ENGINE, role=Role.MIXED, pool="mixed")
     made.run(until_s=JOINED_S + 0.5)
-    burst = [replace(one, request_id=f"b-{one.request_id}") for one in requests(BURST, seed=9)]
+    burst = [evolve(one, request_id=f"b-{one.request_id}") for one in requests(BURST, seed=9)]
     send_burst(made, burst)
     made.run(ended=2 * BURST, until_s=60.0)
     # With all 80 spread evenly it would have 10; each coordinator alone would give it no more.
@@ -87,7 +87,7 @@ def worst_windows(made: VirtualFleet, seed: int) -> float:
     """
     rng = random.Random(seed)
     sent = [
-        replace(request, prompt_token_ids=request.prompt_token_ids[: rng.randint(100, 1000)])
+        evolve(request, prompt_token_ids=request.prompt_token_ids[: rng.randint(100, 1000)])
         for request in requests(600, prompt_tokens=1000, max_tokens=30, seed=seed)
     ]
     times_s = poisson_times(200.0, len(sent), rng, start_s=JOINED_S)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.domain.handoff import Leg, LegFailure, LegKind
+from baton.domain.value import evolve
 from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.tokens import expected_tokens, tuned
 from tests.simulator.cores import PROMPT, SETTINGS, decode, local, new_core, run_dry, tokens_of
@@ -15,7 +16,7 @@ ROOM = replace(SETTINGS, adapter_slots=2, adapters_per_batch=1, adapter_load_s=0
 
 
 def adapted(leg_id: str, adapter: str | None, *, max_tokens: int = 1) -> Leg:
-    return replace(local(leg_id, max_tokens=max_tokens), adapter=adapter)
+    return evolve(local(leg_id, max_tokens=max_tokens), adapter=adapter)
 
 
 def first_step_s(core: SimCore, leg: Leg) -> float:
@@ -74,12 +75,12 @@ def test_no_more_adapters_run_together_than_fit_and_others_pass_those_that_wait(
 
 def test_a_handoff_between_two_adapters_is_refused() -> None:
     prefill, other = new_core(ROOM, "p"), new_core(ROOM, "d")
-    prefill.add(replace(adapted("p", "ada"), kind=LegKind.PREFILL))
+    prefill.add(evolve(adapted("p", "ada"), kind=LegKind.PREFILL))
     (output,) = run_dry(prefill)
     assert output.ticket is not None
     leg, ticket = decode("d", output.ticket)
-    assert other.add(replace(leg, adapter="bob"), ticket) is LegFailure.KV_LOAD_FAILED
-    assert other.add(replace(leg, adapter="ada"), ticket) is None
+    assert other.add(evolve(leg, adapter="bob"), ticket) is LegFailure.KV_LOAD_FAILED
+    assert other.add(evolve(leg, adapter="ada"), ticket) is None
 
 
 def test_an_engine_without_room_for_adapters_refuses_them() -> None:

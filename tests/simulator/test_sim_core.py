@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from baton.domain.handoff import LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
+from baton.domain.value import evolve
 from baton.engine.sim import OnTransferFailure, expected_tokens
 from baton.engine.sim.tickets import UnreadableTicketError, read_ticket
 from baton.simulator.engine.orders import CancelFetch, FreeSource, StartPull
@@ -61,7 +62,7 @@ def test_one_leg_more_than_may_wait_is_turned_away() -> None:
 def test_a_ticket_for_something_else_is_not_accepted(change: dict[str, object]) -> None:
     leg, ticket = decode("d", prefilled(new_core()))
     core = new_core()
-    assert core.add(leg, replace(ticket, **change)) is LegFailure.KV_LOAD_FAILED  # type: ignore[arg-type]  # parametrized
+    assert core.add(leg, evolve(ticket, **change)) is LegFailure.KV_LOAD_FAILED  # type: ignore[arg-type]  # parametrized
     assert core.add(leg, ticket) is None
 
 
@@ -282,7 +283,7 @@ def test_a_decode_leg_whose_blocks_are_all_here_pulls_nothing_and_frees_the_sour
     core = new_core()
     core.add(local("warm", (*prompt, 90)))
     run_dry(core)
-    leg = replace(local("d", (*prompt, 91)), kind=LegKind.DECODE, ticket=ticket)
+    leg = evolve(local("d", (*prompt, 91)), kind=LegKind.DECODE, ticket=ticket)
     core.add(leg, read_ticket(ticket))
     run_dry(core)
     assert core.take_orders() == (FreeSource(ticket=read_ticket(ticket)),)

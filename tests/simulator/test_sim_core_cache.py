@@ -8,6 +8,7 @@ import pytest
 from baton.domain.fleet import LinkTotals
 from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
+from baton.domain.value import evolve
 from baton.engine.sim import OnTransferFailure, expected_tokens
 from baton.engine.sim.tickets import read_ticket
 from baton.simulator.engine.core import SimCore
@@ -65,7 +66,7 @@ def test_events_say_the_salt() -> None:
 def test_a_ticket_of_another_salt_is_not_accepted() -> None:
     leg, ticket = decode("d", prefilled(new_core()))
     core = new_core()
-    assert core.add(replace(leg, cache_salt="tenant"), ticket) is LegFailure.KV_LOAD_FAILED
+    assert core.add(evolve(leg, cache_salt="tenant"), ticket) is LegFailure.KV_LOAD_FAILED
     assert core.add(leg, ticket) is None
 
 
@@ -330,7 +331,7 @@ def test_a_cache_in_use_is_not_reset() -> None:
 
 def test_a_prefill_leg_may_find_its_blocks_in_the_host() -> None:
     core = evicted_core()
-    core.add(replace(local("p"), kind=LegKind.PREFILL))
+    core.add(evolve(local("p"), kind=LegKind.PREFILL))
     core.begin_step(0.0)
     core.load_done("p")
     (output,) = run_dry(core)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from baton.domain.handoff import Leg, LegFailure, LegKind
 from baton.domain.request import FinishReason
+from baton.domain.value import evolve
 from baton.perf.step_timing import StepBatch
 from baton.simulator.engine.orders import CancelFetch, FreeSource, StartPull
 from baton.simulator.timeline import Timeline
@@ -59,7 +59,7 @@ def test_a_ticket_for_another_prompt_is_refused() -> None:
     source, target = new_core(), new_core(engine_id="d0")
     one, other = prefill("a", 30), prefill("b", 30)
     ticket = prefilled(source, one)
-    short = replace(ticket, params=ticket.params.replace(b"v1", b"v2"))
+    short = evolve(ticket, params=ticket.params.replace(b"v1", b"v2"))
     assert target.add(decode("a", other.prompt_token_ids, ticket)) is LegFailure.KV_LOAD_FAILED
     assert target.add(decode("a", one.prompt_token_ids[:29], ticket)) is LegFailure.KV_LOAD_FAILED
     assert target.add(decode("a", one.prompt_token_ids, short)) is LegFailure.KV_LOAD_FAILED
@@ -86,10 +86,10 @@ def test_an_engine_without_prefix_cache_takes_tickets_of_one_with() -> None:
     ("one", "tokens", "reason"),
     [
         (leg("a", output=7), 7, FinishReason.STOP),
-        (replace(leg("a", output=7), max_tokens=5), 5, FinishReason.LENGTH),
-        (replace(leg("a", output=7), resumed_tokens=4), 3, FinishReason.STOP),
-        (replace(leg("a", output=7), resumed_tokens=9), 1, FinishReason.STOP),
-        (replace(leg("a"), payload=b"", max_tokens=6), 6, FinishReason.LENGTH),
+        (evolve(leg("a", output=7), max_tokens=5), 5, FinishReason.LENGTH),
+        (evolve(leg("a", output=7), resumed_tokens=4), 3, FinishReason.STOP),
+        (evolve(leg("a", output=7), resumed_tokens=9), 1, FinishReason.STOP),
+        (evolve(leg("a"), payload=b"", max_tokens=6), 6, FinishReason.LENGTH),
         (leg("a", 390, output=50), 10, FinishReason.LENGTH),
     ],
 )
@@ -409,7 +409,7 @@ def test_without_prefix_caching_nothing_is_found_and_nothing_told() -> None:
 def test_salts_share_nothing() -> None:
     core = new_core()
     for salt in (None, "x", ""):
-        core.add(replace(leg("a", 32, 1, ids=(1, 2, 3, 4)), cache_salt=salt))
+        core.add(evolve(leg("a", 32, 1, ids=(1, 2, 3, 4)), cache_salt=salt))
         ((_, output),) = run_dry(core)
         assert output.cached_tokens == 0
 
@@ -562,6 +562,6 @@ def test_the_average_step_follows_the_last_ten() -> None:
 
 def test_a_prefill_leg_draws_one_token() -> None:
     core = new_core()
-    core.add(replace(leg("a", 30, 9, kind=LegKind.PREFILL), payload=output_payload(9)))
+    core.add(evolve(leg("a", 30, 9, kind=LegKind.PREFILL), payload=output_payload(9)))
     ((_, output),) = run_dry(core)
     assert (output.token_ids, output.finish) == ((0,), FinishReason.LENGTH)

@@ -11,6 +11,7 @@ from baton.domain.commands import RequestRecord
 from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode
 from baton.domain.request import Phase, Request
+from baton.domain.value import evolve
 from baton.engine.sim import SimSettings, expected_tokens
 from baton.policy.placement import Disaggregate
 from baton.simulator.arrivals import closed_loop, open_loop, poisson_times
@@ -262,7 +263,7 @@ def test_coordinators_learn_what_is_cached_where() -> None:
     made.send(first)
     made.run(ended=1)
     made.run(until_s=made.timeline.now_s + 1)
-    made.send(replace(second, arrived_at_s=made.timeline.now_s))
+    made.send(evolve(second, arrived_at_s=made.timeline.now_s))
     made.run(ended=2)
     before, after = made.records
     assert after.routes[-1].decode_replica_id == before.routes[-1].decode_replica_id
@@ -278,7 +279,7 @@ def test_a_draining_replica_gets_nothing_new_and_ends_what_it_has() -> None:
     (busy,) = (one for one, it in made.replicas.items() if it.load().running_requests)
     made.replicas[busy].drain()
     made.run(until_s=JOINED_S + 0.15)
-    later = [replace(one, request_id=f"later-{one.request_id}") for one in requests(6, seed=9)]
+    later = [evolve(one, request_id=f"later-{one.request_id}") for one in requests(6, seed=9)]
     send_at_once(made, later)
     made.run(ended=7)
     decoders = {record.request_id: record.routes[-1].decode_replica_id for record in made.records}

@@ -17,6 +17,7 @@ from baton.domain.events import (
 )
 from baton.domain.fleet import LossReason
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
 from baton.simulator.engines import engine_of, wiring
 from baton.simulator.replica import Session, VirtualReplica
@@ -77,7 +78,7 @@ class Stage:
         return replica, replica.open(self.ear, 0.001)
 
     def prefilled(self, leg_id: str = "p") -> Ticket:
-        self.source.submit(self.own_source, replace(leg(leg_id), kind=LegKind.PREFILL))
+        self.source.submit(self.own_source, evolve(leg(leg_id), kind=LegKind.PREFILL))
         self.line.run(until_s=self.line.now_s + 0.1)
         return self.ear.ticket(leg_id)
 
@@ -96,7 +97,7 @@ def leg(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 3) -> L
 
 
 def handoff(ticket: Ticket, leg_id: str = "d") -> Leg:
-    return replace(leg(leg_id), kind=LegKind.DECODE, ticket=ticket)
+    return evolve(leg(leg_id), kind=LegKind.DECODE, ticket=ticket)
 
 
 def test_a_session_begins_with_who_it_is_what_is_cached_and_how_loaded_it_is() -> None:

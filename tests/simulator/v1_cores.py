@@ -10,6 +10,7 @@ from baton.domain.cache import CacheChangeKind, CacheUpdate, unpack_hashes
 from baton.domain.fleet import Load
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.outline import Outline, TokenIds
+from baton.domain.value import evolve
 from baton.perf.step_timing import StepBatch
 from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, StartPull
 from baton.simulator.timeline import Timeline
@@ -80,7 +81,7 @@ def prefill(leg_id: str, tokens: int = 30, ids: tuple[int, ...] = ()) -> Leg:
 
 
 def decode(leg_id: str, prompt: TokenIds, ticket: Ticket, output: int = 3) -> Leg:
-    return replace(
+    return evolve(
         leg(leg_id, output=output), kind=LegKind.DECODE, prompt_token_ids=prompt, ticket=ticket
     )
 

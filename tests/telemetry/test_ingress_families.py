@@ -15,6 +15,7 @@ from baton.domain.fleet import LinkTotals, LossReason, Role
 from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
+from baton.domain.value import evolve
 from baton.policy.slo_book import SloBook
 from baton.telemetry import catalogue as c
 from baton.telemetry.ingress_families import IngressCollector, IngressFacts
@@ -140,7 +141,7 @@ def test_blocks_of_the_index_are_told_by_how_they_are_known() -> None:
     blocks = told(c.INDEX_BLOCKS)
     assert blocks["reported",] == 4
     assert blocks["predicted",] == 0
-    at.arrive(replace(item, request_id="other", prompt_token_ids=tuple(range(48))))
+    at.arrive(evolve(item, request_id="other", prompt_token_ids=tuple(range(48))))
     assert told(c.INDEX_BLOCKS)["predicted",] > 0
 
 

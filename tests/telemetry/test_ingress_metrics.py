@@ -12,6 +12,7 @@ from baton.domain.handoff import HandoffMode, LegOutput, Ticket
 from baton.domain.leg_story import LegEnd
 from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import Slo
+from baton.domain.value import evolve
 from baton.telemetry.catalogue import (
     DURATION,
     HANDOFF_GAP,
@@ -32,7 +33,7 @@ from tests.fakes.facts import replica_facts
 from tests.telemetry.test_waterfall import DECISION, DECODE, LOCAL, OPTION, PREFILL, RECORD
 
 CHAT = Slo(name="chat", ttft_s=1.3, tpot_s=0.123, itl_p99_s=0.077)
-GOOD = replace(RECORD, slo=CHAT, worst_gap_s=0.8, held_s=0.25)
+GOOD = evolve(RECORD, slo=CHAT, worst_gap_s=0.8, held_s=0.25)
 TICKET = Ticket(tokens=3, blocks=1, params=b"")
 
 
@@ -77,7 +78,7 @@ def test_a_request_is_observed_once_with_its_latencies() -> None:
 
 def test_one_that_got_no_token_has_no_latencies_and_one_that_was_not_placed_was_not_held() -> None:
     at = Measured()
-    refused = replace(
+    refused = evolve(
         GOOD,
         outcome=Phase.SHED,
         routes=(),
@@ -94,14 +95,14 @@ def test_one_that_got_no_token_has_no_latencies_and_one_that_was_not_placed_was_
 
 def test_only_a_request_that_finished_has_a_duration() -> None:
     at = Measured()
-    at.metrics.record(replace(GOOD, outcome=Phase.CANCELLED))
+    at.metrics.record(evolve(GOOD, outcome=Phase.CANCELLED))
     assert at.value(DURATION, "chat", part="_count") is None
     assert at.value(TTFT, "chat", part="_count") == 1
 
 
 def test_a_single_token_has_no_pace() -> None:
     at = Measured()
-    at.metrics.record(replace(GOOD, output_tokens=1, last_token_at_s=101.5))
+    at.metrics.record(evolve(GOOD, output_tokens=1, last_token_at_s=101.5))
     assert at.value(TPOT, "chat", part="_count") is None
     assert at.value(WORST_GAP, "chat", part="_count") is None
 
@@ -144,9 +145,9 @@ def test_where_the_time_went_adds_up_to_the_times_to_first_token() -> None:
 
 def test_placements_resumes_and_expected_hits_are_added_up() -> None:
     at = Measured()
-    hit = replace(DECISION, options=(OPTION._replace(hit_tokens=64),))
-    at.metrics.record(replace(GOOD, decisions=(hit,)))
-    at.metrics.record(replace(GOOD, resumes=2, routes=GOOD.routes * 3, decisions=(hit,) * 3))
+    hit = evolve(DECISION, options=(evolve(OPTION, hit_tokens=64),))
+    at.metrics.record(evolve(GOOD, decisions=(hit,)))
+    at.metrics.record(evolve(GOOD, resumes=2, routes=GOOD.routes * 3, decisions=(hit,) * 3))
     assert at.value(PLACEMENTS, "pull", "disaggregated") == 4
     assert at.value(RESUMES) == 2
     assert at.value(HIT_TOKENS) == 4 * 64
@@ -167,10 +168,10 @@ def test_a_prediction_is_compared_with_what_came_from_the_placement_that_was_fol
 
 def test_a_placement_that_came_to_nothing_is_not_compared() -> None:
     at = Measured()
-    broken = replace(PREFILL, end=LegEnd.BROKEN, first_output_at_s=None)
-    again = replace(DECISION, at_s=101.0, options=(OPTION._replace(mode=HandoffMode.LOCAL),))
-    local = replace(LOCAL, placement=1, began_at_s=101.0)
-    at.metrics.record(replace(GOOD, legs=(broken, local), decisions=(DECISION, again)))
+    broken = evolve(PREFILL, end=LegEnd.BROKEN, first_output_at_s=None)
+    again = evolve(DECISION, at_s=101.0, options=(evolve(OPTION, mode=HandoffMode.LOCAL),))
+    local = evolve(LOCAL, placement=1, began_at_s=101.0)
+    at.metrics.record(evolve(GOOD, legs=(broken, local), decisions=(DECISION, again)))
     assert at.value(TTFT_RATIO, "pull", part="_count") is None
 
 
@@ -178,25 +179,25 @@ def test_a_request_that_was_resumed_after_its_first_token_is_compared_by_its_fir
     None
 ):
     at = Measured()
-    resumed = replace(LOCAL, placement=1, began_at_s=103.0, first_output_at_s=104.0)
-    later = replace(DECISION, at_s=103.0)
+    resumed = evolve(LOCAL, placement=1, began_at_s=103.0, first_output_at_s=104.0)
+    later = evolve(DECISION, at_s=103.0)
     at.metrics.record(
-        replace(GOOD, legs=(PREFILL, DECODE, resumed), decisions=(DECISION, later), resumes=1)
+        evolve(GOOD, legs=(PREFILL, DECODE, resumed), decisions=(DECISION, later), resumes=1)
     )
     assert at.value(TTFT_RATIO, "pull", part="_sum") == pytest.approx(0.9375 / 1.5)
 
 
 def test_without_a_prediction_there_is_nothing_to_compare() -> None:
     at = Measured()
-    at.metrics.record(replace(GOOD, decisions=(replace(DECISION, options=()),)))
+    at.metrics.record(evolve(GOOD, decisions=(evolve(DECISION, options=()),)))
     assert at.value(TTFT_RATIO, "pull", part="_count") is None
 
 
 def test_a_handoff_that_was_given_up_for_one_replica_has_no_gap() -> None:
     at = Measured()
-    given_up = replace(DECODE, end=LegEnd.GIVEN_UP, first_output_at_s=None, ended_at_s=101.2)
-    local = replace(LOCAL, placement=1, began_at_s=101.2)
-    at.metrics.record(replace(GOOD, legs=(PREFILL, given_up, local)))
+    given_up = evolve(DECODE, end=LegEnd.GIVEN_UP, first_output_at_s=None, ended_at_s=101.2)
+    local = evolve(LOCAL, placement=1, began_at_s=101.2)
+    at.metrics.record(evolve(GOOD, legs=(PREFILL, given_up, local)))
     assert at.value(HANDOFF_GAP, "chat", part="_count") is None
 
 

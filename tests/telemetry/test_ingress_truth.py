@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -28,6 +28,7 @@ from baton.domain.fleet import Role
 from baton.domain.request import FinishReason, Request
 from baton.domain.slo import Slo
 from baton.domain.tenant import RateLimit, Tenant
+from baton.domain.value import evolve
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.slo_book import SloBook
@@ -201,7 +202,7 @@ def sent() -> Iterable[Request]:
         tenant = rng.choices(list(TENANTS), [4, 2, 4, 1])[0]
         slo_class = rng.choices([None, "default", "batch", NO_SUCH_CLASS], [20, 3, 3, 1])[0]
         resumable = rng.random() < 0.7
-        yield replace(request, tenant=tenant, slo_class=slo_class, resumable=resumable)
+        yield evolve(request, tenant=tenant, slo_class=slo_class, resumable=resumable)
 
 
 def join(fleet: VirtualFleet, role: Role, number: int) -> None:

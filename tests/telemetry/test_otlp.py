@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -15,6 +14,7 @@ from tests.e2e.deployments import free_port
 from tests.telemetry.test_waterfall import RECORD
 
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
+from baton.domain.value import evolve
 from baton.telemetry.otlp import OtlpExporter
 from tests.fakes.otlp_receiver import OtlpReceiver, receiver, tree
 
@@ -31,7 +31,7 @@ def collector() -> Iterator[OtlpReceiver]:
 
 
 def traced(context: TraceContext = CONTEXT) -> TraceSpans:
-    record = replace(RECORD, trace=context)
+    record = evolve(RECORD, trace=context)
     return TraceSpans(context, request_spans(record, context, model="tiny"), WALL_S)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from baton.control.rollout import Tally
 from baton.domain.handoff import LegKind
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.slo import Judgement
+from baton.domain.value import evolve
 from baton.telemetry.outcomes import ReplicaOutcomes
 from tests.telemetry.test_promises import RECORD, leg
 
@@ -20,21 +19,21 @@ def of(replica_id: str, end: LegEnd = LegEnd.DONE) -> LegStory:
 
 def test_legs_count_where_they_ran_and_requests_for_all_who_took_part() -> None:
     outcomes = ReplicaOutcomes()
-    outcomes.record(replace(RECORD, legs=(of("p"), of("d"))))
-    outcomes.record(replace(RECORD, legs=(of("d"),), judgement=BAD))
+    outcomes.record(evolve(RECORD, legs=(of("p"), of("d"))))
+    outcomes.record(evolve(RECORD, legs=(of("d"),), judgement=BAD))
     assert outcomes.tallies() == {"p": Tally(1, 0, 1, 1), "d": Tally(2, 0, 2, 1)}
 
 
 def test_legs_that_broke_or_were_given_up_are_their_replicas_and_moved_ones_are_nobodys() -> None:
     outcomes = ReplicaOutcomes()
     ends = (LegEnd.BROKEN, LegEnd.GIVEN_UP, LegEnd.MOVED, LegEnd.CANCELLED, LegEnd.DONE)
-    outcomes.record(replace(RECORD, legs=tuple(of("d", end) for end in ends)))
-    outcomes.record(replace(RECORD, legs=(of("m", LegEnd.MOVED),)))
+    outcomes.record(evolve(RECORD, legs=tuple(of("d", end) for end in ends)))
+    outcomes.record(evolve(RECORD, legs=(of("m", LegEnd.MOVED),)))
     assert outcomes.tallies() == {"d": Tally(3, 2, 1, 1)}
 
 
 def test_those_heard_of_longest_ago_are_forgotten() -> None:
     outcomes = ReplicaOutcomes(capacity=2)
     for replica_id in ("a", "b", "a", "c"):
-        outcomes.record(replace(RECORD, legs=(of(replica_id),)))
+        outcomes.record(evolve(RECORD, legs=(of(replica_id),)))
     assert outcomes.tallies().keys() == {"a", "c"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from baton.domain.commands import RequestRecord
@@ -10,6 +9,7 @@ from baton.domain.handoff import HandoffMode, LegKind, LegTimes, Route, RouteRea
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
 from baton.domain.slo import Judgement, Slo
+from baton.domain.value import evolve
 from baton.telemetry.promises import missed, objectives, ttft_parts
 from baton.telemetry.records import headline
 
@@ -64,7 +64,7 @@ HANDED_OFF = (
 
 
 def test_the_parts_of_a_ttft_are_what_engines_said() -> None:
-    assert ttft_parts(replace(RECORD, legs=HANDED_OFF)) == {
+    assert ttft_parts(evolve(RECORD, legs=HANDED_OFF)) == {
         "held_s": 0.25,
         "lost_s": 0.0,
         "queue_s": 0.375,
@@ -76,7 +76,7 @@ def test_the_parts_of_a_ttft_are_what_engines_said() -> None:
 
 def test_what_comes_after_the_first_token_is_no_part_of_the_time_to_it() -> None:
     (one,) = (leg(LegKind.LOCAL, 100.0, 140.0, first_output_at_s=101.0),)
-    parts = ttft_parts(replace(RECORD, legs=(one,), ended_at_s=140.0))
+    parts = ttft_parts(evolve(RECORD, legs=(one,), ended_at_s=140.0))
     assert parts is not None
     assert sum(parts.values()) == 1.0
     assert parts["decode_s"] == 0.0
@@ -87,25 +87,25 @@ def test_a_leg_that_came_to_nothing_before_the_first_token_was_lost() -> None:
         LegKind.LOCAL, 100.0, 100.5, end=LegEnd.BROKEN, first_output_at_s=None, output_tokens=0
     )
     again = leg(LegKind.LOCAL, 100.5, 101.5, placement=1, first_output_at_s=101.0)
-    told = replace(RECORD, legs=(broken, again), routes=(PULL, PULL), resumes=1)
+    told = evolve(RECORD, legs=(broken, again), routes=(PULL, PULL), resumes=1)
     parts = ttft_parts(told)
     assert parts is not None
     assert (parts["lost_s"], parts["prefill_s"]) == (0.5, 0.5)
 
 
 def test_without_a_first_token_there_are_no_parts() -> None:
-    assert ttft_parts(replace(RECORD, first_token_at_s=None, legs=HANDED_OFF)) is None
+    assert ttft_parts(evolve(RECORD, first_token_at_s=None, legs=HANDED_OFF)) is None
 
 
 def test_only_what_is_promised_is_an_objective() -> None:
-    told = replace(RECORD, slo=Slo(name="chat", tpot_s=0.5))
+    told = evolve(RECORD, slo=Slo(name="chat", tpot_s=0.5))
     assert objectives(told) == [
         {"objective": "tpot", "promised_s": 0.5, "got_s": 0.25, "met": True}
     ]
 
 
 def test_slow_gaps_are_told_with_how_many_were_allowed() -> None:
-    told = replace(RECORD, slo=Slo(itl_p99_s=0.5), output_tokens=301, slow_gaps=2, worst_gap_s=0.7)
+    told = evolve(RECORD, slo=Slo(itl_p99_s=0.5), output_tokens=301, slow_gaps=2, worst_gap_s=0.7)
     (row,) = objectives(told)
     assert (row["got_s"], row["slow_gaps"], row["allowed_gaps"]) == (0.7, 2, 3)
 
@@ -113,7 +113,7 @@ def test_slow_gaps_are_told_with_how_many_were_allowed() -> None:
 def test_the_headline_says_whose_it_was_and_how_it_was_judged() -> None:
     judgement = Judgement(served=False, ttft_met=False, tpot_met=True, itl_met=True)
     told = headline(
-        replace(
+        evolve(
             RECORD, tenant="acme", slo=Slo(name="chat"), judgement=judgement, held_s=0.5, gpu_s=2.0
         )
     )
@@ -124,16 +124,16 @@ def test_the_headline_says_whose_it_was_and_how_it_was_judged() -> None:
 
 def test_each_objective_that_was_broken_is_named() -> None:
     none_met = Judgement(served=False, ttft_met=False, tpot_met=False, itl_met=False)
-    assert missed(replace(RECORD, judgement=none_met)) == ("served", "ttft", "tpot", "itl")
+    assert missed(evolve(RECORD, judgement=none_met)) == ("served", "ttft", "tpot", "itl")
     assert missed(RECORD) == ()
 
 
 def test_one_that_is_barred_is_neither_good_nor_has_it_missed_anything() -> None:
-    refused = replace(
+    refused = evolve(
         RECORD,
         outcome=Phase.SHED,
         judgement=Judgement(served=False, ttft_met=True, tpot_met=True, itl_met=True),
     )
     assert (headline(refused)["verdict"], missed(refused)) == ("missed", ("served",))
-    barred = replace(refused, barred=True)
+    barred = evolve(refused, barred=True)
     assert (headline(barred)["verdict"], missed(barred)) == ("barred", ())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -22,6 +21,7 @@ from baton.domain.handoff import (
     RouteReason,
 )
 from baton.domain.request import Phase
+from baton.domain.value import evolve
 from baton.telemetry.logs import LogFormat, configure_logs
 from baton.telemetry.records import RecordBook, Story, headline, story
 
@@ -174,13 +174,13 @@ def test_times_are_told_since_arrival() -> None:
 
 
 def test_a_request_that_ran_locally_was_prefilled_where_it_was_decoded() -> None:
-    told = headline(replace(record("r"), routes=(LOCAL,)))
+    told = headline(evolve(record("r"), routes=(LOCAL,)))
     assert (told["prefill_replica"], told["decode_replica"]) == ("d", "d")
 
 
 def test_a_decision_tells_what_it_was_made_from() -> None:
     best = option("p", "d")
-    told = story(replace(record("r"), decisions=(decision(PULL, 100.125, best),)))
+    told = story(evolve(record("r"), decisions=(decision(PULL, 100.125, best),)))
     (one,) = decisions(told)
     assert {name: one[name] for name in ("policy", "reason", "decided_s", "considered")} == {
         "policy": "predicted",
@@ -211,7 +211,7 @@ def test_a_decision_tells_what_it_was_made_from() -> None:
 
 def test_the_option_that_became_the_route_is_marked_though_it_is_not_the_first() -> None:
     tried = (option(None, "d"), option("p", "other"), option("p", "d", queue_s=0.125))
-    told = story(replace(record("r"), decisions=(decision(PULL, 100.0, *tried),)))
+    told = story(evolve(record("r"), decisions=(decision(PULL, 100.0, *tried),)))
     (one,) = decisions(told)
     assert [o["chosen"] for o in options(one)] == [False, False, True]
     assert one["predicted_ttft_s"] == 0.375
@@ -219,20 +219,20 @@ def test_the_option_that_became_the_route_is_marked_though_it_is_not_the_first()
 
 def test_only_one_of_two_options_on_the_same_replicas_is_marked() -> None:
     twice = (option("p", "d"), option("p", "d"))
-    (one,) = decisions(story(replace(record("r"), decisions=(decision(PULL, 100.0, *twice),))))
+    (one,) = decisions(story(evolve(record("r"), decisions=(decision(PULL, 100.0, *twice),))))
     assert [o["chosen"] for o in options(one)] == [True, False]
 
 
 def test_a_local_option_says_that_its_decode_replica_prefills() -> None:
     made = decision(LOCAL, 100.0, option(None, "d"))
-    told = story(replace(record("r"), routes=(LOCAL,), decisions=(made,)))
+    told = story(evolve(record("r"), routes=(LOCAL,), decisions=(made,)))
     ((local,),) = [options(one) for one in decisions(told)]
     assert (local["mode"], local["prefill_replica"], local["decode_replica"]) == ("local", "d", "d")
 
 
 def test_the_prediction_is_compared_with_what_came_after_the_decision() -> None:
     made = decision(PULL, 100.25, option("p", "d"))
-    told = story(replace(record("r"), decisions=(made,)))
+    told = story(evolve(record("r"), decisions=(made,)))
     assert foresight(told) == (0.5, 0.25, 1.0)
     (one,) = decisions(told)
     assert foresight(one) == (0.5, 0.25, 1.0)
@@ -240,13 +240,13 @@ def test_the_prediction_is_compared_with_what_came_after_the_decision() -> None:
 
 def test_a_prediction_that_was_too_short_has_a_negative_error() -> None:
     made = decision(PULL, 100.0, option("p", "d", queue_s=0.0, prefill_s=0.0))
-    assert foresight(headline(replace(record("r"), decisions=(made,)))) == (0.125, 0.5, -0.75)
+    assert foresight(headline(evolve(record("r"), decisions=(made,)))) == (0.125, 0.5, -0.75)
 
 
 def test_only_the_placement_that_brought_the_first_token_has_an_actual_ttft() -> None:
     best = option("p", "d")
     made = tuple(decision(PULL, at_s, best) for at_s in (100.0, 100.375, 100.625))
-    told = story(replace(record("r"), routes=(PULL,) * 3, decisions=made))
+    told = story(evolve(record("r"), routes=(PULL,) * 3, decisions=made))
     assert [one["actual_ttft_s"] for one in decisions(told)] == [None, 0.125, None]
     assert [one["predicted_ttft_s"] for one in decisions(told)] == [0.5] * 3
     assert told["actual_ttft_s"] == 0.125
@@ -254,7 +254,7 @@ def test_only_the_placement_that_brought_the_first_token_has_an_actual_ttft() ->
 
 def test_without_a_first_token_there_is_no_actual_ttft() -> None:
     made = decision(PULL, 100.0, option("p", "d"))
-    failed = replace(record("r"), decisions=(made,), first_token_at_s=None)
+    failed = evolve(record("r"), decisions=(made,), first_token_at_s=None)
     (one,) = decisions(story(failed))
     assert foresight(one) == (0.5, None, None)
     assert foresight(headline(failed)) == (None, None, None)
@@ -262,7 +262,7 @@ def test_without_a_first_token_there_is_no_actual_ttft() -> None:
 
 def test_a_first_token_that_took_no_time_has_no_error_fraction() -> None:
     made = decision(PULL, 100.5, option("p", "d"))
-    assert foresight(headline(replace(record("r"), decisions=(made,)))) == (0.5, 0.0, None)
+    assert foresight(headline(evolve(record("r"), decisions=(made,)))) == (0.5, 0.0, None)
 
 
 def test_a_policy_that_predicts_nothing_has_no_prediction_but_an_actual_ttft() -> None:
@@ -270,26 +270,26 @@ def test_a_policy_that_predicts_nothing_has_no_prediction_but_an_actual_ttft() -
 
 
 def test_a_route_that_changed_since_it_was_decided_is_told_as_both() -> None:
-    changed = replace(PULL, decode_replica_id="d-2")
-    (one,) = decisions(story(replace(record("r"), routes=(changed,))))
+    changed = evolve(PULL, decode_replica_id="d-2")
+    (one,) = decisions(story(evolve(record("r"), routes=(changed,))))
     decided, became = cast("Story", one["route"]), cast("Story", one["became"])
     assert (decided["decode_replica"], became["decode_replica"]) == ("d", "d-2")
 
 
 def test_a_request_that_was_refused_has_a_story_without_decisions() -> None:
-    refused = replace(record("r", Phase.SHED), routes=(), decisions=(), first_token_at_s=None)
+    refused = evolve(record("r", Phase.SHED), routes=(), decisions=(), first_token_at_s=None)
     told = story(refused)
     assert (told["decisions"], told["routes"], told["mode"]) == ([], [], None)
 
 
 def test_a_story_says_why_each_resume_happened() -> None:
-    resumed = replace(record("r"), resumes=2, resume_reasons=("lost", "stalled"))
+    resumed = evolve(record("r"), resumes=2, resume_reasons=("lost", "stalled"))
     assert story(resumed)["resume_reasons"] == ["lost", "stalled"]
 
 
 def test_a_story_is_strict_json_even_when_a_prediction_is_endless() -> None:
     endless = decision(PULL, 100.0, option("p", "d", queue_s=float("inf")))
-    told = story(replace(record("r"), decisions=(endless,)))
+    told = story(evolve(record("r"), decisions=(endless,)))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert foresight(told) == (None, 0.5, None)
 
@@ -322,7 +322,7 @@ def test_an_ended_request_is_one_line_in_the_log(log_format: LogFormat) -> None:
 def test_each_placement_and_each_resume_is_an_event_for_whoever_looks_closely(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    twice = replace(record("r"), decisions=(decision(), decision()), resume_reasons=("d: lost",))
+    twice = evolve(record("r"), decisions=(decision(), decision()), resume_reasons=("d: lost",))
     caplog.set_level(logging.DEBUG)
     RecordBook().record(twice)
     said = [one.getMessage() for one in caplog.records]

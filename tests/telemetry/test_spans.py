@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 
 from baton.domain.commands import RequestRecord
@@ -11,6 +9,7 @@ from baton.domain.leg_story import LegEnd
 from baton.domain.request import Phase
 from baton.domain.slo import Judgement, Slo
 from baton.domain.trace_context import TraceContext, span_id
+from baton.domain.value import evolve
 from baton.telemetry.spans import MAX_TEXT_CHARS, Span, request_spans
 from tests.telemetry.test_waterfall import DECODE, LOCAL, OPTION, PREFILL, RECORD, records, told
 
@@ -82,14 +81,14 @@ def test_a_route_tells_what_it_was_chosen_from() -> None:
 def test_a_leg_tells_what_its_engine_said_and_nothing_where_it_said_nothing() -> None:
     leg = only("leg prefill")
     assert leg.attributes["baton.engine_compute_s"] == 0.25
-    silent = only("leg prefill", told(replace(PREFILL, times=None), DECODE))
+    silent = only("leg prefill", told(evolve(PREFILL, times=None), DECODE))
     assert "baton.engine_compute_s" not in silent.attributes
 
 
 def test_a_resume_is_told_with_its_reason_between_the_legs() -> None:
-    broken = replace(DECODE, end=LegEnd.BROKEN, ended_at_s=102.0, last_output_at_s=101.75)
-    again = replace(LOCAL, leg_id="r~3", placement=1, began_at_s=102.5, first_output_at_s=102.75)
-    resumed = replace(told(PREFILL, broken, again), resume_reasons=("d: " + "x" * 999,))
+    broken = evolve(DECODE, end=LegEnd.BROKEN, ended_at_s=102.0, last_output_at_s=101.75)
+    again = evolve(LOCAL, leg_id="r~3", placement=1, began_at_s=102.5, first_output_at_s=102.75)
+    resumed = evolve(told(PREFILL, broken, again), resume_reasons=("d: " + "x" * 999,))
     span = only("resume", resumed)
     assert (span.start_s, span.end_s) == (102.0, 102.5)
     assert len(str(span.attributes["baton.reason"])) == MAX_TEXT_CHARS
@@ -99,7 +98,7 @@ def test_a_resume_is_told_with_its_reason_between_the_legs() -> None:
 
 
 def test_a_request_that_was_refused_says_why_and_was_never_anywhere() -> None:
-    refused = replace(
+    refused = evolve(
         told(outcome=Phase.SHED),
         reason="the queue is full",
         slo=Slo(name="chat", ttft_s=1.0),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
 from baton.domain.commands import RequestRecord
 from baton.domain.slo import Judgement, Slo
 from baton.domain.trace_context import TraceContext, in_share
+from baton.domain.value import evolve
 from baton.telemetry.tracing import Tracer, TraceRules, TraceSpans
 from tests.telemetry.test_waterfall import RECORD
 
@@ -21,8 +22,8 @@ WAIT_S = 5.0
 def traced(number: int = 1, *, sampled: bool = False, missed: bool = False) -> RequestRecord:
     """One whose trace id falls into no share below a half."""
     context = TraceContext(f"{number:016x}ffffffffffffffff", sampled=sampled)
-    one = replace(RECORD, trace=context, slo=Slo(name="chat", ttft_s=1.0))
-    return replace(one, judgement=MISSED) if missed else one
+    one = evolve(RECORD, trace=context, slo=Slo(name="chat", ttft_s=1.0))
+    return evolve(one, judgement=MISSED) if missed else one
 
 
 @dataclass
@@ -87,7 +88,7 @@ def test_kept_traces_are_sent_with_the_walls_time() -> None:
     tracer = tracer_to(collector)
     tracer.record(traced(1, sampled=True))
     tracer.record(traced(2))
-    tracer.record(replace(traced(3), trace=None))
+    tracer.record(evolve(traced(3), trace=None))
     tracer.close(WAIT_S)
     (sent,) = collector.taken
     assert sent.context.trace_id.startswith("0000000000000001")

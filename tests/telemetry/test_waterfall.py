@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +18,7 @@ from baton.domain.handoff import (
 )
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
+from baton.domain.value import evolve
 from baton.telemetry.promises import ttft_parts
 from baton.telemetry.waterfall import Bar, Part, waterfall
 
@@ -59,7 +58,7 @@ PREFILL = LegStory(
     times=LegTimes(0.25, 0.25),
     end=LegEnd.DONE,
 )
-DECODE = replace(
+DECODE = evolve(
     PREFILL,
     leg_id="r~2",
     kind=LegKind.DECODE,
@@ -90,12 +89,12 @@ RECORD = RequestRecord(
     handed_off_blocks=1,
     legs=(PREFILL, DECODE),
 )
-LOCAL = replace(DECODE, kind=LegKind.LOCAL, fetched_tokens=0)
+LOCAL = evolve(DECODE, kind=LegKind.LOCAL, fetched_tokens=0)
 
 
 def told(*legs: LegStory, outcome: Phase = Phase.FINISHED) -> RequestRecord:
     placements = max((leg.placement for leg in legs), default=-1) + 1
-    return replace(
+    return evolve(
         RECORD,
         legs=legs,
         outcome=outcome,
@@ -121,7 +120,7 @@ def test_a_handoff_is_told_part_by_part_as_its_engines_said() -> None:
 
 
 def test_where_an_engine_says_nothing_predictions_part_the_bars_and_they_say_so() -> None:
-    silent = told(replace(PREFILL, times=None), DECODE)
+    silent = told(evolve(PREFILL, times=None), DECODE)
     assert waterfall(silent)[1:4] == (
         Bar(Part.QUEUE, "p", 0.25, 0.875, 0.5, guessed=True),
         Bar(Part.PREFILL, "p", 0.875, 1.0, 0.125, guessed=True),
@@ -130,24 +129,24 @@ def test_where_an_engine_says_nothing_predictions_part_the_bars_and_they_say_so(
 
 
 def test_where_nothing_was_predicted_either_all_of_a_wait_counts_as_computing() -> None:
-    silent = replace(told(replace(PREFILL, times=None)), decisions=())
+    silent = evolve(told(evolve(PREFILL, times=None)), decisions=())
     assert Bar(Part.PREFILL, "p", 0.25, 1.0, guessed=True) in waterfall(silent)
 
 
 def test_the_rest_of_a_prompt_whose_front_was_fetched_is_prefill() -> None:
-    fetched = told(replace(DECODE, fetched_tokens=4))
+    fetched = told(evolve(DECODE, fetched_tokens=4))
     assert [bar.part for bar in waterfall(fetched)][1:3] == [Part.TRANSFER, Part.PREFILL]
 
 
 def test_a_request_that_was_never_placed_was_held_all_along() -> None:
-    refused = replace(told(outcome=Phase.EVICTED), ended_at_s=107.0)
+    refused = evolve(told(outcome=Phase.EVICTED), ended_at_s=107.0)
     assert brief(refused) == [("held", "", 0.0, 7.0)]
 
 
 def test_what_came_to_nothing_is_lost_time_and_the_wait_after_it_is_held() -> None:
-    broken = replace(DECODE, end=LegEnd.BROKEN, output_tokens=0, ended_at_s=101.25)
-    again = replace(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5)
-    assert brief(told(PREFILL, replace(broken, first_output_at_s=None), again)) == [
+    broken = evolve(DECODE, end=LegEnd.BROKEN, output_tokens=0, ended_at_s=101.25)
+    again = evolve(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5)
+    assert brief(told(PREFILL, evolve(broken, first_output_at_s=None), again)) == [
         ("held", "", 0.0, 0.25),
         ("lost", "p", 0.25, 1.0),
         ("lost", "d", 1.0, 1.25),
@@ -159,8 +158,8 @@ def test_what_came_to_nothing_is_lost_time_and_the_wait_after_it_is_held() -> No
 
 
 def test_of_a_stream_that_broke_off_the_time_since_its_last_token_is_lost() -> None:
-    broken = replace(DECODE, end=LegEnd.GIVEN_UP, last_output_at_s=101.75, ended_at_s=102.0)
-    again = replace(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5)
+    broken = evolve(DECODE, end=LegEnd.GIVEN_UP, last_output_at_s=101.75, ended_at_s=102.0)
+    again = evolve(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5)
     assert brief(told(PREFILL, broken, again))[4:7] == [
         ("decode", "d", 1.375, 1.5),
         ("decode", "d", 1.5, 1.75),
@@ -169,21 +168,21 @@ def test_of_a_stream_that_broke_off_the_time_since_its_last_token_is_lost() -> N
 
 
 def test_a_client_that_leaves_before_the_first_token_loses_nothing() -> None:
-    left = replace(LOCAL, first_output_at_s=None, end=LegEnd.CANCELLED, output_tokens=0)
+    left = evolve(LOCAL, first_output_at_s=None, end=LegEnd.CANCELLED, output_tokens=0)
     assert waterfall(told(left, outcome=Phase.CANCELLED))[1:] == (
         Bar(Part.QUEUE, "d", 1.0, 3.0, guessed=True),
     )
 
 
 def test_a_resumed_request_whose_client_left_did_not_lose_its_last_leg() -> None:
-    broken = replace(LOCAL, end=LegEnd.BROKEN, output_tokens=0, ended_at_s=102.0)
-    left = replace(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=None, output_tokens=0)
-    cancelled = told(broken, replace(left, end=LegEnd.CANCELLED), outcome=Phase.CANCELLED)
+    broken = evolve(LOCAL, end=LegEnd.BROKEN, output_tokens=0, ended_at_s=102.0)
+    left = evolve(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=None, output_tokens=0)
+    cancelled = told(broken, evolve(left, end=LegEnd.CANCELLED), outcome=Phase.CANCELLED)
     assert brief(cancelled)[1:] == [("lost", "d", 1.0, 2.0), ("queue", "d", 2.0, 3.0)]
 
 
 def test_a_request_that_failed_lost_what_it_ran_for() -> None:
-    failed = replace(LOCAL, first_output_at_s=None, end=LegEnd.BROKEN, output_tokens=0)
+    failed = evolve(LOCAL, first_output_at_s=None, end=LegEnd.BROKEN, output_tokens=0)
     assert brief(told(failed, outcome=Phase.FAILED))[1:] == [("lost", "d", 1.0, 3.0)]
 
 
@@ -205,7 +204,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
         tokens = 0 if kind is LegKind.PREFILL else draw(st.integers(0, 3))
         silent = not tokens and draw(st.booleans())
         legs.append(
-            replace(
+            evolve(
                 PREFILL,
                 leg_id=f"r~{number + 1}",
                 kind=kind,
@@ -226,9 +225,9 @@ def records(draw: st.DrawFn) -> RequestRecord:
     outcome = draw(st.sampled_from((Phase.FINISHED, Phase.FAILED, Phase.CANCELLED)))
     placed_at_s = {leg.placement: leg.began_at_s for leg in reversed(legs)}
     record = told(*legs, outcome=outcome)
-    return replace(
+    return evolve(
         record,
-        decisions=tuple(replace(DECISION, at_s=at_s) for _, at_s in sorted(placed_at_s.items())),
+        decisions=tuple(evolve(DECISION, at_s=at_s) for _, at_s in sorted(placed_at_s.items())),
         resume_reasons=("why",) * record.resumes,
         arrived_at_s=arrived_at_s,
         ended_at_s=at_s,

@@ -13,7 +13,6 @@ a request's tokens are looked at one leg at a time, never one by one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from baton.control.door_counts import DoorCounts
 from baton.control.fleet_table import FleetTable
@@ -28,6 +27,7 @@ from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.request import Phase
 from baton.domain.slo import Slo
+from baton.domain.value import evolve
 from baton.policy.judging import judge
 from baton.policy.work import crowd, decode_work_s, prefill_work_s
 
@@ -261,4 +261,4 @@ def _unread(error: Rejected, slo: Slo, tenant: str, now_s: float) -> RequestReco
         tenant=tenant,
         slo=slo,
     )
-    return replace(record, judgement=judge(record, slo))
+    return evolve(record, judgement=judge(record, slo))

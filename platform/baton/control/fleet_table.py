@@ -16,6 +16,7 @@ from baton.domain.fleet import (
     Roster,
     Standing,
 )
+from baton.domain.value import evolve
 
 _MOST_CROWD = 64.0
 """Beyond it the sums say more of reports that are late than of other coordinators."""
@@ -114,20 +115,20 @@ class FleetTable:
     def drain(self, replica_id: str) -> None:
         """Mark a replica as taking no new work."""
         if view := self._views.get(replica_id):
-            self._put(replica_id, replace(view, draining=True))
+            self._put(replica_id, evolve(view, draining=True))
             self._roster = None
 
     def stand(self, replica_id: str, standing: Standing) -> None:
         """Note whether a replica is counted on; unknown ids are ignored."""
         view = self._views.get(replica_id)
         if view is not None and view.standing is not standing:
-            self._put(replica_id, replace(view, standing=standing))
+            self._put(replica_id, evolve(view, standing=standing))
             self._roster = None
 
     def change_role(self, replica_id: str, role: Role) -> ReplicaView | None:
         """Note what a replica is meant for now: its view; None when it is unknown."""
         if view := self._views.get(replica_id):
-            self._put(replica_id, replace(view, facts=replace(view.facts, role=role)))
+            self._put(replica_id, evolve(view, facts=replace(view.facts, role=role)))
             self._roster = None
         return self._views.get(replica_id)
 
@@ -265,7 +266,7 @@ def _with_more(
 
 def _with_unseen(view: ReplicaView, sent: _Sent) -> ReplicaView:
     assert sent.adapters.keys() <= sent.unseen.keys(), "adapters of legs that were seen"
-    return replace(
+    return evolve(
         view,
         unseen_legs=len(sent.unseen),
         unseen_tokens=sum(tokens for _, tokens in sent.unseen.values()),

@@ -8,7 +8,6 @@ done when a leg fails that of `recovery`.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import assert_never
 
 from baton.control.accounting import Accounts
@@ -41,6 +40,7 @@ from baton.domain.handoff import (
 from baton.domain.leg_story import LegEnd
 from baton.domain.recovery import Trouble
 from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.domain.value import evolve
 from baton.policy.admission import Admit, Hold, Reason, Shed, Verdict
 from baton.policy.placement import NoRoute, PlacementQuery, Placer
 from baton.policy.replica_cost import usable_tokens
@@ -119,7 +119,7 @@ class Journeys:
         Placement goes by the streams of now, and does not see those that are on their way.
         """
         around = self._knowledge.around(now_s)
-        decision = self.placer.place(replace(query, decode_full=True), around)
+        decision = self.placer.place(evolve(query, decode_full=True), around)
         if isinstance(decision, NoRoute) or decision.route.reason is not RouteReason.DEFLECTED:
             return held
         verdict = self.waiters.admittance.ask(entry, query, decision, now_s)
@@ -234,7 +234,7 @@ class Journeys:
             why = "no replica could take the handoff"
             self.recovery.resume(entry, why, now_s, trouble=Trouble.HANDOFF)
             return
-        entry.routes[-1] = replace(entry.routes[-1], decode_replica_id=target)
+        entry.routes[-1] = evolve(entry.routes[-1], decode_replica_id=target)
         entry.move(Phase.TRANSFER)
         self.wait_until(entry, min(now_s + self.limits.transfer_s, entry.first_token_due_at_s))
         leg = entry.next_leg(LegKind.DECODE, ticket=ticket, source_id=source_id)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
 from baton.domain.handoff import Lease, Leg, LegKind
+from baton.domain.value import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedLeg:
+class PlacedLeg(Value, kw_only=True):
     """A leg on a replica, and the tokens that were charged to the replica for it."""
 
     leg: Leg
@@ -20,8 +19,7 @@ class PlacedLeg:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosingLeg:
+class ClosingLeg(Value, kw_only=True):
     """A leg whose abort is not confirmed yet, and the lease that its abort is to end."""
 
     placed: PlacedLeg

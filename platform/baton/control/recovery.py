@@ -23,7 +23,6 @@ tokens is told in its stream.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Protocol
 
 from baton.control.flows import Flows
@@ -39,6 +38,7 @@ from baton.domain.handoff import Decision
 from baton.domain.leg_story import LegEnd
 from baton.domain.recovery import Recoveries, Trouble
 from baton.domain.request import LocalOnly, Phase
+from baton.domain.value import evolve
 from baton.policy.hedging import LATEST_OF_HUNDRED, is_better, late_after_s
 from baton.policy.placement import NoRoute, Placer
 from baton.policy.retry_budget import RetryBudget
@@ -208,7 +208,7 @@ class Recovery:
         entry.hedged = True
         silent_id, waited_s = entry.running.replica_id, now_s - entry.running.began_at_s
         query = self._knowledge.query(entry, now_s)
-        query = replace(query, avoid=query.avoid | {silent_id})
+        query = evolve(query, avoid=query.avoid | {silent_id})
         other = self._journeys.placer.place(query, self._knowledge.around(now_s))
         options = self._journeys.limits.recovery.hedge
         if (

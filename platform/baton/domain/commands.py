@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 from baton.domain.errors import BatonError
 from baton.domain.handoff import Decision, Lease, Leg, Route
@@ -13,26 +11,24 @@ from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import ALL_MET, NO_SLO, Judgement, Slo
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.domain.trace_context import TraceContext
+from baton.domain.value import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitLeg:
+class SubmitLeg(Value, kw_only=True):
     """Start a leg on a replica. If it cannot be sent, the body answers with `LegFailed`."""
 
     replica_id: str
     leg: Leg
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AbortLegs:
+class AbortLegs(Value, kw_only=True):
     """Stop legs on a replica and free what they hold; answered by `LegsAborted`."""
 
     replica_id: str
     leg_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseLease:
+class ReleaseLease(Value, kw_only=True):
     """Free the blocks a prefill replica keeps for a leg that nobody will pull any more.
 
     `via_replica_id` is the replica to tell: engines release a ticket from the pulling side.
@@ -42,15 +38,13 @@ class ReleaseLease:
     via_replica_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncCache:
+class SyncCache(Value, kw_only=True):
     """Ask a replica for a snapshot of its prefix cache; it comes as a `CacheChanged`."""
 
     replica_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckSideChannel:
+class CheckSideChannel(Value, kw_only=True):
     """Have a replica ask another's side channel, as before a pull; see `SideChannelChecked`."""
 
     replica_id: str
@@ -58,8 +52,8 @@ class CheckSideChannel:
     address: str
 
 
-class Delivery(NamedTuple):
-    """Tokens for one client stream (one per running request per step, hence a NamedTuple)."""
+class Delivery(Value, kw_only=False):
+    """Tokens for one client stream."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -69,23 +63,20 @@ class Delivery(NamedTuple):
     detail: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deliver:
+class Deliver(Value, kw_only=True):
     """Hand tokens to the frontend: all of one engine step at once."""
 
     deliveries: tuple[Delivery, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailRequest:
+class FailRequest(Value, kw_only=True, gc=True):
     """Tell the frontend that a request ends without finishing."""
 
     request_id: str
     error: BatonError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class RequestRecord(Value, kw_only=True):
     """The story of one ended request: what `baton explain` and the metrics are made of."""
 
     request_id: str
@@ -139,8 +130,7 @@ class RecordOrder(StrEnum):
     """The latest of those that missed an objective, and no others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRequest:
+class RecordRequest(Value, kw_only=True):
     """Keep the story of an ended request. Issued exactly once for each request."""
 
     record: RequestRecord

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from baton.domain.cache import CacheUpdate
 from baton.domain.errors import Rejected
@@ -11,17 +10,16 @@ from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import LegFailure, LegOutput
 from baton.domain.request import Request
 from baton.domain.tenant import QuotaShare
+from baton.domain.value import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestArrived:
+class RequestArrived(Value, kw_only=True):
     """A client's request reached the coordinator."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsRefused:
+class RequestsRefused(Value, kw_only=True, gc=True):
     """A client was refused before its requests were read, as this coordinator had advised."""
 
     error: Rejected
@@ -31,23 +29,20 @@ class RequestsRefused:
     """The class that it asks to be served in."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsCancelled:
+class RequestsCancelled(Value, kw_only=True):
     """Clients went away, or a stop string was found; ids that are unknown or ended are ignored."""
 
     request_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepProduced:
+class StepProduced(Value, kw_only=True):
     """One engine step's outputs for this coordinator's legs."""
 
     replica_id: str
     outputs: tuple[LegOutput, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegFailed:
+class LegFailed(Value, kw_only=True):
     """A leg ended without its engine finishing it."""
 
     replica_id: str
@@ -58,46 +53,40 @@ class LegFailed:
     """False when the leg never left for the replica."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegsAborted:
+class LegsAborted(Value, kw_only=True):
     """The replica confirms that these legs no longer run and hold nothing there."""
 
     replica_id: str
     leg_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaJoined:
+class ReplicaJoined(Value, kw_only=True):
     """A replica said hello; if it was known before, this is a new life of it."""
 
     facts: ReplicaFacts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaLost:
+class ReplicaLost(Value, kw_only=True):
     """A replica is no longer counted on; whatever ran there is gone."""
 
     replica_id: str
     reason: LossReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaDraining:
+class ReplicaDraining(Value, kw_only=True):
     """A replica takes no new work and means to stop once its live work has ended."""
 
     replica_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleChanged:
+class RoleChanged(Value, kw_only=True):
     """A replica is meant for something else from now on; what runs on it runs on."""
 
     replica_id: str
     role: Role
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReported:
+class LoadReported(Value, kw_only=True):
     """A replica's load snapshot."""
 
     replica_id: str
@@ -107,24 +96,21 @@ class LoadReported:
     when the replica does not count them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheChanged:
+class CacheChanged(Value, kw_only=True):
     """A replica said what its prefix cache holds."""
 
     replica_id: str
     update: CacheUpdate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinksReported:
+class LinksReported(Value, kw_only=True):
     """What a replica has pulled from others so far; only sources of which something is new."""
 
     replica_id: str
     links: tuple[LinkTotals, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideChannelChecked:
+class SideChannelChecked(Value, kw_only=True):
     """A decode replica has tried to reach a prefill replica's side channel."""
 
     replica_id: str
@@ -135,16 +121,14 @@ class SideChannelChecked:
     """What was wrong; empty when all was well."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotasShared:
+class QuotasShared(Value, kw_only=True):
     """Tenants' limits were dealt out anew; these are this coordinator's shares of them."""
 
     shares: Mapping[str, QuotaShare]
     """By tenant; those that are not among them keep what they have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimePassed:
+class TimePassed(Value, kw_only=True):
     """Nothing happened but time; deadlines are looked at."""
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from baton.domain.value import Value
 
 
 class Role(StrEnum):
@@ -157,8 +159,7 @@ class Load(NamedTuple):
         return self.queued_requests + self.running_requests + self.pulling_requests
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaView:
+class ReplicaView(Value, kw_only=True):
     """One replica in a snapshot, with this coordinator's own work in flight on it."""
 
     facts: ReplicaFacts
@@ -219,12 +220,11 @@ class Roster(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetView:
+class FleetView(Value, kw_only=True):
     """What a decision sees: every known replica, at one moment."""
 
     at_s: float
-    replicas: Mapping[str, ReplicaView] = field(default_factory=dict)
+    replicas: Mapping[str, ReplicaView]
     known_roster: Roster | None = None
     """The roster, where it is known already; it changes far less often than loads do."""
     crowd: float = 1.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from baton.domain.outline import TokenIds
 from baton.domain.request import FinishReason
+from baton.domain.value import Value
 
 
 class HandoffMode(StrEnum):
@@ -40,8 +40,7 @@ class RouteReason(StrEnum):
     """No pair of replicas that could hand it over is in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Route(Value, kw_only=True):
     """The outcome of placement. `prefill_replica_id` is None exactly when the mode is LOCAL."""
 
     mode: HandoffMode
@@ -67,7 +66,7 @@ class HitSource(StrEnum):
     """We sent the same prefix there."""
 
 
-class Option(NamedTuple):
+class Option(Value, kw_only=False):
     """One way to run a request, and what it was predicted to cost."""
 
     mode: HandoffMode
@@ -99,8 +98,7 @@ class Option(NamedTuple):
         return self.queue_s + self.prefill_s + self.transfer_s + self.decode_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Value, kw_only=True):
     """A route, and what it was chosen from."""
 
     route: Route
@@ -120,8 +118,7 @@ class LegKind(StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class Ticket(Value, kw_only=True):
     """What a prefill replica hands out so that another engine can fetch a prompt's KV blocks.
 
     `params` is the engine's own encoding; only engines read it.
@@ -132,8 +129,7 @@ class Ticket:
     params: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
+class Leg(Value, kw_only=True):
     """One submission of a request to one engine; a request has one or more.
 
     `prompt_token_ids` ends with `resumed_tokens` ids that were generated before a resume, and
@@ -207,8 +203,7 @@ class LegFailure(StrEnum):
     DRAINING = "draining"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Lease(Value, kw_only=True):
     """The duty of a prefill replica to keep the blocks of one finished prefill leg."""
 
     leg_id: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.domain.handoff import LegKind, LegTimes
+from baton.domain.value import Value
 
 
 class LegEnd(StrEnum):
@@ -23,8 +23,7 @@ class LegEnd(StrEnum):
     """Its client went away."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegStory:
+class LegStory(Value, kw_only=True):
     """One leg, as its coordinator saw it, and what its engine said of it."""
 
     leg_id: str

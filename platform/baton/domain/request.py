@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.domain.outline import TokenIds
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.domain.trace_context import TraceContext
+from baton.domain.value import Value
 
 
 class Phase(StrEnum):
@@ -46,8 +46,7 @@ class LocalOnly(StrEnum):
     HANDOFF_FAILED = "handoff_failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Value, kw_only=True):
     """One tokenized generation asked for by a client.
 
     `payload` is the engine's own encoding of everything the brain need not know (sampling

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from baton.domain.errors import OutOfRange
 from baton.domain.fleet import StepTotals
+from baton.domain.value import evolve
 from baton.perf.bounded_squares import Unknown, solved
 from baton.perf.closed_loop import PartedTiming
 from baton.perf.efficiency import Efficiency
@@ -346,7 +347,7 @@ def parts_of_totals(timing: PartedTiming, done: StepTotals) -> StepParts:
         finished_prefills=1,
     )
     decode = StepBatch(decode_requests=requests, decode_context_tokens=context)
-    mixed = prefill._replace(decode_requests=requests, decode_context_tokens=context)
+    mixed = evolve(prefill, decode_requests=requests, decode_context_tokens=context)
     sorts = (
         (both, mixed),
         (done.prefill_steps - both, prefill),

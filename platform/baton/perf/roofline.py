@@ -122,15 +122,19 @@ class Roofline:
 
         Added up here, in their order: engines and placement ask twenty times for each request.
         """
-        prefill_tokens, prefills, pairs, _, decodes, context, finished = batch
+        prefill_tokens, prefills = batch.prefill_tokens, batch.prefill_requests
+        decodes, finished = batch.decode_requests, batch.finished_prefills
         if decodes and not (prefill_tokens or prefills or finished):
-            return self._decodes_s(decodes, context)
+            return self._decodes_s(decodes, batch.decode_context_tokens)
         layers = self._by_tokens.get(prefill_tokens + decodes)
         output = self._by_sampled.get(finished + decodes)
         if layers is None or output is None:
             layers, output = self._layers(batch.tokens), self._output(finished + decodes)
-        attention_s = self._prefill_attention_s(prefill_tokens, pairs) if prefill_tokens else 0.0
+        attention_s = 0.0
+        if prefill_tokens:
+            attention_s = self._prefill_attention_s(prefill_tokens, batch.prefill_pairs)
         if decodes:
+            context = batch.decode_context_tokens
             attention_s += self._decode_attention_s(decodes, context, beside=prefill_tokens)
         return (
             self._fixed_s

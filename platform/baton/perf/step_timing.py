@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from baton.domain.value import Value
 
 
-class StepBatch(NamedTuple):
+class StepBatch(Value, kw_only=False):
     """What one engine step computes, as sums over the requests in it."""
 
     prefill_tokens: int = 0

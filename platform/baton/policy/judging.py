@@ -9,11 +9,10 @@ One that left before anything was due and got nothing has shown nothing: see `ex
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Phase
 from baton.domain.slo import Judgement, Slo
+from baton.domain.value import Value
 
 SLOW_GAPS_ALLOWED = 0.01
 """Of the gaps between two tokens of a request: what a promise for the 99th percentile leaves."""
@@ -22,7 +21,7 @@ ROUNDING_S = 1e-9
 """Sums of times miss a bound by so much that nobody could measure."""
 
 
-class Got(NamedTuple):
+class Got(Value, kw_only=False):
     """What one request got, as far as it is judged by it: so that its record is written once."""
 
     outcome: Phase

@@ -7,7 +7,6 @@ What every placement policy is asked, what it may look at, and what it answers. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from baton.domain.fleet import FleetView, ReplicaView
 from baton.domain.handoff import Decision
 from baton.domain.request import LocalOnly
 from baton.domain.slo import Slo
+from baton.domain.value import Value
 from baton.perf.timing import EngineTiming
 from baton.policy.hits import NO_HITS, Hits
 
@@ -35,8 +35,7 @@ class NoRouteReason(StrEnum):
     ALL_DRAINING = "all_draining"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoRoute:
+class NoRoute(Value, kw_only=True):
     """Placement found nobody; the request waits or is refused."""
 
     reason: NoRouteReason
@@ -48,8 +47,7 @@ def no_route(fleet: FleetView) -> NoRoute:
     return NoRoute(reason=NoRouteReason.ALL_DRAINING if known else NoRouteReason.NO_REPLICA)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementQuery:
+class PlacementQuery(Value, kw_only=True):
     """What placement needs to know of a request."""
 
     prompt_tokens: int
@@ -99,14 +97,13 @@ class Timings(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Surroundings(Value, kw_only=True):
     """What placement may look at besides the request."""
 
     fleet: FleetView
     timings: Timings
     links: LinkEstimates
-    due_at_s: Mapping[str, float] = field(default_factory=dict)
+    due_at_s: Mapping[str, float]
     """By replica: when the prompts that this coordinator has sent there will be computed, for all
     that is known."""
 

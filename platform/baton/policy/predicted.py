@@ -33,7 +33,8 @@ from operator import attrgetter
 from zlib import crc32
 
 from baton.domain.fleet import ReplicaView, Role
-from baton.domain.handoff import Decision, Option, Route, RouteReason
+from baton.domain.handoff import Decision, Route, RouteReason
+from baton.domain.value import evolve
 from baton.policy.hits import NO_HITS
 from baton.policy.placement import Disaggregate, NoRoute, PlacementQuery, Surroundings, no_route
 from baton.policy.promises import Promises
@@ -227,7 +228,9 @@ class PredictedPlacer:
             route=route,
             policy=NAME,
             at_s=around.fleet.at_s,
-            options=tuple([Option(*way.option[:-2], way.cost_s, way.missed) for way in shown]),
+            options=tuple(
+                [evolve(way.option, cost_s=way.cost_s, missed=way.missed) for way in shown]
+            ),
             considered=len(ways),
         )
 

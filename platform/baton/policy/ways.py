@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import HandoffMode, Option, RouteReason
+from baton.domain.value import Value, evolve
 from baton.perf.timing import delay_s
 from baton.policy.placement import PlacementQuery, Surroundings
 from baton.policy.promises import Promises
@@ -20,7 +20,7 @@ _WORTH = 0.05
 the model errs by as much."""
 
 
-class Way(NamedTuple):
+class Way(Value, kw_only=False):
     """An option, what it is compared by, and the route it stands for."""
 
     late_s: float
@@ -196,7 +196,7 @@ class Ways:
         # It decodes, too: as a mixed replica, or for what it was meant before it was flipped.
         broken = self._promises.broken(source, self._query.prompt_tokens - source.hit_tokens)
         worth_s = broken * self._promises.worth_s(target)
-        return way._replace(cost_s=way.cost_s + worth_s, missed=way.missed + broken)
+        return evolve(way, cost_s=way.cost_s + worth_s, missed=way.missed + broken)
 
     def _fetch(self, holder: ReplicaCost, target: ReplicaCost) -> Way | None:
         tokens = holder.hit_tokens
@@ -221,7 +221,7 @@ class Ways:
         )
         reason = RouteReason.PREFIX_FETCH
         way = self._way(option, target, reason, displaced_s=target.displaced_s, here_tokens=rest)
-        return way._replace(prefill_tokens=tokens + 1)
+        return evolve(way, prefill_tokens=tokens + 1)
 
     def _transfer_s(
         self, source: ReplicaView, target: ReplicaCost, *, tokens: int | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 
 from baton.domain.request import Request
+from baton.domain.value import evolve
 from baton.simulator.fleet import VirtualFleet
 
 
@@ -28,7 +28,7 @@ def open_loop(
 ) -> None:
     """Let requests arrive at these times, each at the ingress that `choose` says."""
     for request, at_s in zip(requests, times_s, strict=True):
-        arrival = replace(request, arrived_at_s=at_s)
+        arrival = evolve(request, arrived_at_s=at_s)
         fleet.timeline.at(at_s, _sending(fleet, arrival, choose(request)))
 
 
@@ -44,7 +44,7 @@ def closed_loop(
     def send_next() -> None:
         request = next(requests, None)
         if request is not None:
-            arrival = replace(request, arrived_at_s=fleet.timeline.now_s)
+            arrival = evolve(request, arrived_at_s=fleet.timeline.now_s)
             fleet.send(arrival, choose(request))
 
     # A client sends from a moment of its own: an end may be told in the midst of another event.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 from baton.domain.handoff import Ticket
 from baton.simulator.engine.orders import SimTicket
 
@@ -12,8 +10,11 @@ _BETWEEN = "\0"
 
 def write_ticket(ticket: SimTicket) -> bytes:
     """A ticket's `params`; ids and layouts have no NUL in them."""
-    *texts, tokens, blocks, digest = astuple(ticket)
-    return _BETWEEN.join([*texts, str(tokens), str(blocks), digest.hex()]).encode()
+    parts = (
+        *(ticket.engine_id, ticket.leg_id, ticket.address, ticket.layout),
+        *(str(ticket.tokens), str(ticket.blocks), ticket.prompt_digest.hex()),
+    )
+    return _BETWEEN.join(parts).encode()
 
 
 def read_ticket(ticket: Ticket) -> SimTicket:

@@ -186,7 +186,8 @@ class FrontendWire:
         self, delivery: Delivery, *, prompt_tokens: int | None = None
     ) -> EngineCoreOutput:
         """The output to send to the frontend; `prompt_tokens` only feeds its prompt statistics."""
-        request_id, token_ids, finish, stop_reason, cached_tokens, detail = delivery
+        request_id, token_ids, finish = delivery.request_id, delivery.token_ids, delivery.finish
+        cached_tokens, detail = delivery.cached_tokens, delivery.detail
         if finish is None and cached_tokens is None and detail is None:
             return EngineCoreOutput(request_id, list(token_ids))  # nearly all of them
         finish_reason = None if finish is None else _TO_ENGINE[finish]
@@ -196,14 +197,14 @@ class FrontendWire:
                 request_id,
                 list(token_ids),
                 finish_reason=finish_reason,
-                stop_reason=stop_reason,
+                stop_reason=delivery.stop_reason,
                 prefill_stats=stats,
             )
         output: EngineCoreOutput = self._decode_output.decode(unpack_frames(detail))
         output.request_id = request_id
         output.new_token_ids = list(token_ids)
         output.finish_reason = finish_reason
-        output.stop_reason = stop_reason
+        output.stop_reason = delivery.stop_reason
         output.prefill_stats = stats
         return output
 

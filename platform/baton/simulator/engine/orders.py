@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from baton.domain.value import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimTicket:
+class SimTicket(Value, kw_only=True):
     """What a simulated engine's ticket says."""
 
     engine_id: str
@@ -19,8 +18,7 @@ class SimTicket:
     """Of the salt and the `tokens` ids whose KV the blocks hold: the puller must have the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartPull:
+class StartPull(Value, kw_only=True):
     """Fetch blocks; answered by `pull_done` or `pull_failed`."""
 
     leg_id: str
@@ -28,23 +26,20 @@ class StartPull:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadBlocks:
+class LoadBlocks(Value, kw_only=True):
     """Bring blocks back from the host's memory; answered by `load_done`."""
 
     leg_id: str
     blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelFetch:
+class CancelFetch(Value, kw_only=True):
     """Stop a pull or a load that nobody waits for; not answered."""
 
     leg_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreeSource:
+class FreeSource(Value, kw_only=True):
     """Tell the engine that issued this ticket that nobody will pull it (any more)."""
 
     ticket: SimTicket

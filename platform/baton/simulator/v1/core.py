@@ -101,10 +101,10 @@ class V1Core:
 
     def finish(self, now_s: float) -> tuple[LegOutput, ...]:
         """Account for what `begin` began and return what it produced, in running order."""
-        work, steps, only_decodes = self._steps.finish(now_s)
-        if only_decodes:
-            return self._decoded(work, steps)
-        return self._computed(work, now_s)
+        done = self._steps.finish(now_s)
+        if done.only_decodes:
+            return self._decoded(done.work, done.steps)
+        return self._computed(done.work, now_s)
 
     # ------------------------------------------------------------------ transfers, this side
     def pull_done(self, leg_id: str, *, blocks: int, took_s: float) -> None:

@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Iterator
 from enum import Enum, auto
 from itertools import chain as concatenate
-from typing import NamedTuple
 
+from baton.domain.value import Value
 from baton.simulator.engine.blocks import expect
 from baton.simulator.engine.orders import FreeSource, Order, SimTicket, StartPull
 from baton.simulator.v1.memory import V1Memory
@@ -44,7 +44,7 @@ class Blocked(Enum):
     MEMORY = auto()
 
 
-class Counts(NamedTuple):
+class Counts(Value, kw_only=False):
     """How many legs are where, and the tokens that they still have to compute."""
 
     queued: int

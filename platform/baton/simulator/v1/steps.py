@@ -9,9 +9,8 @@ changes meanwhile is `late`, that is, waits for `interrupt`, which knows the tim
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from baton.domain.fleet import StepTotals
+from baton.domain.value import Value
 from baton.simulator.engine.blocks import expect
 from baton.simulator.v1.batches import decode_steps, one_step
 from baton.simulator.v1.memory import V1Memory
@@ -22,7 +21,7 @@ from baton.simulator.v1.settings import V1Settings
 from baton.simulator.v1.stretch import Stretch
 
 
-class Done(NamedTuple):
+class Done(Value, kw_only=False):
     """Steps that have ended."""
 
     work: list[Run]

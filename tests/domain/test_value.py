@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import Parameter, signature
+from weakref import ref
+
+import pytest
+
+from baton.domain.commands import FailRequest
+from baton.domain.errors import BatonError
+from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.value import Value, evolve
+
+WHERE = (
+    *("domain.commands", "domain.events", "domain.fleet", "domain.request"),
+    *("policy.judging", "policy.placement", "policy.ways", "control.legs"),
+    *("simulator.engine.orders", "simulator.v1.core"),
+)
+IN_ORDER = {"Counts", "Delivery", "Done", "Got", "Option", "StepBatch", "Way"}
+"""Those that are made with their fields in order, too."""
+TICKET = Ticket(tokens=32, blocks=2, params=b"ticket")
+LEG = Leg(
+    leg_id="a#1",
+    request_id="a",
+    kind=LegKind.DECODE,
+    prompt_token_ids=(1, 2),
+    max_tokens=3,
+    ticket=TICKET,
+)
+
+
+def kinds(of: type[Value] = Value) -> Iterator[type[Value]]:
+    for kind in of.__subclasses__():
+        yield kind
+        yield from kinds(kind)
+
+
+def test_every_value_is_frozen_and_made_with_names() -> None:
+    for module in WHERE:
+        import_module(f"baton.{module}")
+    found = set(kinds())
+    assert {"ReplicaView", "RequestArrived", "PlacedLeg"} <= {kind.__name__ for kind in found}
+    for kind in found:
+        in_order = kind.__name__ in IN_ORDER
+        named = Parameter.POSITIONAL_OR_KEYWORD if in_order else Parameter.KEYWORD_ONLY
+        assert kind.__struct_config__.frozen, kind
+        assert {one.kind for one in signature(kind).parameters.values()} <= {named}, kind
+
+
+def test_a_value_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        LEG.max_tokens = 4  # type: ignore[misc]  # what must not be
+
+
+def test_values_are_equal_and_hashed_by_what_is_in_them() -> None:
+    same, other = evolve(LEG), evolve(LEG, max_tokens=4)
+    assert (same is LEG, same == LEG, hash(same) == hash(LEG)) == (False, True, True)
+    assert other != LEG
+    assert {LEG, same, other} == {LEG, other}
+
+
+def test_a_value_reads_as_it_is_made() -> None:
+    assert repr(TICKET) == "Ticket(tokens=32, blocks=2, params=b'ticket')"
+
+
+def test_what_is_evolved_is_checked_like_what_is_made() -> None:
+    with pytest.raises(ValueError, match="carries a ticket"):
+        evolve(LEG, ticket=None)
+
+
+def test_there_is_no_evolving_what_a_value_does_not_have() -> None:
+    with pytest.raises(TypeError):
+        evolve(TICKET, pages=3)  # type: ignore[call-arg]  # what must not be
+
+
+def test_a_value_survives_its_way_to_another_process() -> None:
+    assert pickle.loads(pickle.dumps(LEG)) == LEG  # noqa: S301 - its own
+
+
+def test_a_failure_that_leads_back_to_its_command_is_collected() -> None:
+    error = BatonError("a")
+    error.command = FailRequest(request_id="a", error=error)  # type: ignore[attr-defined]  # a cycle
+    gone = ref(error)
+    del error
+    gc.collect()
+    assert gone() is None
