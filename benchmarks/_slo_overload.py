@@ -57,8 +57,8 @@ LIMITS = CoordinatorLimits(
 _WINDOW_S = 1.0
 _FILL_S = 6.0
 """Until those that count have taken the places of those that came before: longer than most live."""
-_LAGS = 8
-"""Windows: a third of a run."""
+_LAGS = 11
+"""Windows: half of a run."""
 _SEEDS = range(5)
 _REFUSED = frozenset({Phase.SHED, Phase.EVICTED})
 
@@ -197,13 +197,15 @@ def swing(spans_s: Sequence[tuple[float, float]]) -> float:
 def rhythm(runs: Sequence[Sequence[tuple[float, float]]]) -> float:
     """How regularly the number of requests in a phase swings, from 0 for chance to 1.
 
-    The greatest autocorrelation of means over windows of a second, at 2 s or more: a door that goes
-    by what it sees now fills a pool and starves it in turn, and is right again one period later. It
-    is the mean over runs, for one alone has few windows; chance keeps it below 2 / sqrt(windows).
+    A door that goes by what it sees now fills a pool and starves it in turn, and one period later
+    all is as it was. So this is the greatest autocorrelation of means over windows of a second,
+    once it has fallen to nothing: before that it only says that requests stay for a while. It is
+    the mean over runs, for one alone has few windows.
     """
-    lags = range(2, _LAGS + 1)
     series = [_in_windows(spans_s) for spans_s in runs]
-    return max(0.0, *(fmean(_autocorrelation(one, lag) for one in series) for lag in lags))
+    alike = [fmean(_autocorrelation(one, lag) for one in series) for lag in range(1, _LAGS + 1)]
+    forgotten = next((lag for lag, value in enumerate(alike) if value <= 0), len(alike))
+    return max(0.0, *alike[forgotten:], 0.0)
 
 
 def _in_windows(spans_s: Sequence[tuple[float, float]]) -> list[float]:

@@ -169,6 +169,17 @@ def test_a_load_that_comes_and_goes_has_a_rhythm_and_one_by_chance_has_none() ->
     assert _slo_overload.rhythm([_through(noise) for noise in chance]) < 0.25
 
 
+def test_that_requests_stay_for_a_while_is_no_rhythm() -> None:
+    rng = random.Random(2)
+    runs = []
+    for _ in range(5):
+        loads = [100.0]
+        while len(loads) < 22:
+            loads.append(100 + 0.7 * (loads[-1] - 100) + rng.gauss(0, 10))
+        runs.append(_through(loads))
+    assert _slo_overload.rhythm(runs) < 0.25
+
+
 def test_what_moves_is_measured_against_the_best_that_stays() -> None:
     rows = [{"arm": arm.name, "good": float(arm.prefill)} for arm in _slo_mix.STATIC]
     rows.append({"arm": _slo_mix.BATON.name, "good": 6.0})
