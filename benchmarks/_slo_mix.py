@@ -83,7 +83,7 @@ HYBRID = (Arm(REPLICAS // 2, Disaggregate.AUTO, flips=False),)
 BATON = Arm(REPLICAS // 2, Disaggregate.AUTO, flips=True)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=len(SEEDS))
 def trace(load: float = LOAD, seed: int = 0) -> Trace:
     """Code, then conversation, then reasoning."""
     rng = random.Random(seed)  # noqa: S311 - a load

@@ -104,9 +104,21 @@ def test_streams_that_become_more_are_met_before_they_are_too_many() -> None:
     assert rising(5.0)[0] == 6.0
 
 
-def test_streams_that_waver_or_become_fewer_move_nobody() -> None:
+def test_streams_that_hardly_become_more_or_become_fewer_move_nobody() -> None:
     assert rising(0.5) == []
     assert rising(-1.0) == []
+
+
+def test_what_becomes_known_of_decode_is_no_rise() -> None:
+    """Fifty streams all the while; until the third tick it is not known what a replica can do."""
+    policy = SloPolicy(FULL)
+    for tick in range(10):
+        busy = replace(decodes(1), running_requests=50.0)
+        if tick < 3:
+            busy = replace(busy, decode_tokens_per_s=None, decode_streams=None)
+        wants = policy.wants(seen(tick * TICK_S, demand(3.5, 0.3), prefills(5), busy))
+        assert not wants["prefill"].flips
+    assert wants["decode"].inputs["need_rising"] == 0.5
 
 
 def test_what_rises_starts_nobody() -> None:

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
@@ -282,7 +283,8 @@ class Gate:
                 await exchange.end_with(told)
                 return
             if exchange.problem is None:
-                await exchange.end_with(INTERNAL)
+                # The server closes the connection then: who is in front of it must know.
+                await exchange.end_with(replace(INTERNAL, close=True))
                 raise
             # vLLM's handlers stumble over some errors on their way out; this one is known.
             logger.debug("the app raised after %s", exchange.problem, exc_info=True)

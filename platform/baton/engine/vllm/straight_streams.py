@@ -38,7 +38,7 @@ class StraightStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         exchange = CURRENT_EXCHANGE.get()
-        if exchange is not None and scope["app"].state.streams_straight:
+        if exchange is not None and getattr(scope["app"].state, "streams_straight", False):
             self._straight = exchange.send
         await super().__call__(scope, receive, send)
 

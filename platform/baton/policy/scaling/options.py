@@ -51,8 +51,8 @@ class SloScalingOptions:
 
     quantile: float = 0.3
     """Of its own recent errors, by which a forecast is raised. Below the median: needs have
-    headroom for the tail of their own, and bursts pass sooner than replicas start. Found on Azure's
-    code completions, and on m-large, where it hardly matters (`make bench-slo`)."""
+    headroom for the tail of their own, and bursts pass sooner than replicas start. Found by trying
+    on the bursts of `make bench-slo`; for its fortnight it hardly matters."""
     flips: bool = True
     """Whether replicas may play another role than their pool's while it is short of them."""
     flip_window_s: float = 30.0
@@ -61,7 +61,8 @@ class SloScalingOptions:
     """For so long needs are looked at where requests suffer and nothing can be started."""
     flip_lead_s: float = 10.0
     """So long ahead a flip looks where streams become more: about what they take to come to as many
-    as they will be, and the most that can be said from a window as short as that of urgent ones."""
+    as they will be, and the most that can be said from a window as short as that of urgent ones.
+    Where ticks are so rare that three do not fall into that, it does not look ahead."""
     flip_dwell_s: float = 120.0
     """Between a flip one way and the next the other way."""
     clear_backlog_s: float = 10.0
@@ -84,8 +85,8 @@ class AutoscalerOptions:
     up: StepLimits = StepLimits(cooldown_s=0.0, max_step=4)
     down: StepLimits = StepLimits(cooldown_s=360.0, max_step=1)
     """`cooldown_s` is also the window over which baton's own policy looks back for the greatest
-    need. Looking back for six minutes costs less than being patient for as long after every growth:
-    what was needed once in a while is kept, and what was not goes sooner (`make bench-slo`)."""
+    need. What was needed once in six minutes is kept, and what was not goes sooner than it would by
+    patience alone: found by trying on both loads of `make bench-slo`."""
     scale_to_zero: bool = False
     """Pools whose `min` is 0 may lose their last replica when nothing has been asked for."""
     dry_run: bool = False

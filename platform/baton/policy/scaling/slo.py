@@ -164,7 +164,7 @@ class SloPolicy:
                 if role is Role.PREFILL
                 else busy_replicas(groups.pools(role), promise, held=seen.service.held),
             }
-            need_s["rising"] = self._rising(seen.at_s, role, need_s["busy"])
+            need_s["rising"] = self._rising(seen.at_s, role, need, need_s["busy"])
             inputs = {f"need_{name}": value for name, value in need_s.items()}
             inputs |= {"correction": factor, "squared_variation": promise.squared_variation}
             needs[role] = _Need(
@@ -177,13 +177,18 @@ class SloPolicy:
             )
         return needs
 
-    def _rising(self, at_s: float, role: Role, busy: float) -> float:
+    def _rising(self, at_s: float, role: Role, need: float | None, busy: float) -> float:
         """What the streams of decode will occupy shortly.
 
-        How long answers are is known when they end, but that more run than before at once.
+        How long answers are is known when they end, but that more run than before at once. While
+        it is not known what a replica can do, they occupy nothing: that they do afterwards is no
+        rise.
         """
         if role is not Role.DECODE:
             return 0.0
+        if need is None:
+            self._rise = Slope(self._options.slo.flip_urgent_s)
+            return busy
         return busy + max(0.0, self._rise.push(at_s, busy)) * self._options.slo.flip_lead_s
 
     def _inputs(
