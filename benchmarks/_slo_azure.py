@@ -24,6 +24,7 @@ from benchmarks._slo_table import figures_of
 from benchmarks._slo_world import (
     ARMS,
     BURSTS,
+    DECODE,
     GPUS,
     PREFILL,
     ROLES,
@@ -36,7 +37,9 @@ from benchmarks._slo_world import (
 
 TRACE = Path("traces/azure/AzureLLMInferenceTrace_code.csv")
 INTERVAL_S = 2.0
-_BUDGETS = {PREFILL: 8192, "decode": 512}
+_STEP_TOKENS = 8192
+_DECODE_STEP_TOKENS = {PREFILL: None, DECODE: 512}
+"""Short where streams wait, in the pool where they mostly do."""
 FORESIGHT_S = 10.0
 _FIRST_BINS = 6
 """Every policy begins with what the first minute needs."""
@@ -80,8 +83,14 @@ def scenario(
 def engines(device: str, weights: Dtype, cold_start_s: float) -> dict[str, V1Settings]:
     """Of both pools: long steps for prompts, short ones where streams wait for them."""
     return {
-        pool: engine(device, weights, budget=budget, cold_start_s=cold_start_s)
-        for pool, budget in _BUDGETS.items()
+        pool: engine(
+            device,
+            weights,
+            budget=_STEP_TOKENS,
+            decode_step_tokens=tokens,
+            cold_start_s=cold_start_s,
+        )
+        for pool, tokens in _DECODE_STEP_TOKENS.items()
     }
 
 

@@ -47,7 +47,14 @@ class Strength:
     mean_prompt_tokens: float
 
 
-def engine(device_name: str, weights: Dtype, *, budget: int, cold_start_s: float) -> V1Settings:
+def engine(
+    device_name: str,
+    weights: Dtype,
+    *,
+    budget: int,
+    cold_start_s: float,
+    decode_step_tokens: int | None = None,
+) -> V1Settings:
     """A replica: Llama-3.1-70B on four of a device."""
     shape, device = shape_of("meta-llama/Llama-3.1-70B-Instruct"), accelerator(device_name)
     memory = fit(shape, device, tp=GPUS, pp=1, weights=weights, kv=Dtype.BF16)
@@ -57,6 +64,7 @@ def engine(device_name: str, weights: Dtype, *, budget: int, cold_start_s: float
         kv_block_bytes=round(shape.kv_token_bytes(Dtype.BF16)) * 16,
         max_running_requests=512,
         max_batched_tokens=budget,
+        decode_step_tokens=decode_step_tokens,
         transfer_bytes_per_s=GPUS * device.network_bytes_per_s,
         weights_load_s=cold_start_s,
     )

@@ -95,6 +95,7 @@ def test_every_setting_of_the_simulated_engine_can_be_reached() -> None:
         "kv_dtype",
         "max_running_requests",
         "max_batched_tokens",
+        "decode_step_tokens",
         "lease_s",
         "on_transfer_failure",
         "side_channel_host",

@@ -108,6 +108,7 @@ facts = st.builds(
     prefix_fetch=st.booleans(),
     host_blocks=counts,
     devices=floats,
+    decode_step_tokens=st.none() | counts,
 )
 id_lists = st.lists(names, max_size=10).map(tuple)
 goodbyes = st.builds(frames.Goodbye, st.sampled_from(Parting), st.text(max_size=50))

@@ -107,8 +107,14 @@ class SlowEngine:
             self.running.remove(run)
             self.free(run)
 
+    def budget(self) -> int:
+        streams = any(
+            len(run.asked.prompt) < len(run.tokens) == run.computed + 1 for run in self.running
+        )
+        return (streams and self.config.decode_step_tokens) or self.config.max_batched_tokens
+
     def schedule(self) -> list[SlowRun]:
-        budget, work = self.config.max_batched_tokens, []
+        budget, work = self.budget(), []
         longest = self.config.long_prefill_tokens
         if longest is None or len(self.running) + len(self.waiting) <= 1:
             longest = budget
@@ -207,17 +213,19 @@ asked = st.lists(
     max_size=14,
 )
 pressed = st.builds(
-    lambda blocks, seats, budget, longest: impatient(
+    lambda blocks, seats, budget, longest, fewer: impatient(
         SETTINGS,
         kv_blocks=blocks,
         max_running_requests=seats,
         max_batched_tokens=max(budget, seats),
         long_prefill_tokens=longest,
+        decode_step_tokens=fewer and max(min(fewer, budget), seats),
     ),
     blocks=st.integers(40, 90),
     seats=st.integers(1, 6),
     budget=st.integers(4, 80),
     longest=st.sampled_from([None, None, 5]),
+    fewer=st.none() | st.integers(4, 80),
 )
 
 

@@ -47,19 +47,21 @@ doings = st.builds(
     which=st.integers(0, 30),
 )
 sizes = st.builds(
-    lambda blocks, seats, budget, first, longest: impatient(
+    lambda blocks, seats, budget, first, longest, fewer: impatient(
         SETTINGS,
         kv_blocks=blocks,
         max_running_requests=seats,
         max_batched_tokens=max(budget, seats),
         scheduling=first,
         long_prefill_tokens=longest,
+        decode_step_tokens=fewer and max(min(fewer, budget), seats),
     ),
     blocks=st.integers(12, 90),
     seats=st.integers(1, 6),
     budget=st.integers(4, 80),
     first=st.sampled_from(Scheduling),
     longest=st.sampled_from([None, 5]),
+    fewer=st.none() | st.integers(4, 80),
 )
 
 

@@ -127,6 +127,20 @@ def _pool(seen: Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
         what = f"not possible with {workers} workers: Ray places their group, remove it"
         yield seen.wrong((*path, "placement", "max_per_node"), what)
     yield from _offload(seen, path, pool)
+    yield from _budgets(seen, path, pool.engine)
+
+
+def _budgets(seen: Seen, pool_path: Path, engine: EngineConfig) -> Iterator[Finding]:
+    """Tokens of a step that streams wait for: one for each of them, no more than of any step."""
+    tokens = engine.decode_step_tokens
+    if tokens is None:
+        return
+    path, most = (*pool_path, "engine", "decode_step_tokens"), engine.max_num_batched_tokens
+    if most is not None and tokens > most:
+        yield seen.wrong(path, f"got {tokens}, wanted at most max_num_batched_tokens, {most}")
+    if engine.max_num_seqs is not None and tokens < engine.max_num_seqs:
+        what = f"got {tokens}, wanted at least max_num_seqs, {engine.max_num_seqs}: one a stream"
+        yield seen.wrong(path, what)
 
 
 def _offload(seen: Seen, pool_path: Path, pool: PoolConfig) -> Iterator[Finding]:

@@ -292,6 +292,7 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
         max_running_requests=engine.max_num_seqs or own.max_running_requests,
         max_waiting_requests=timings.max_waiting_requests,
         max_batched_tokens=engine.max_num_batched_tokens or own.max_batched_tokens,
+        decode_step_tokens=engine.decode_step_tokens,
         lease_s=transfer.lease_s,
         on_transfer_failure=OnTransferFailure(transfer.on_failure),
         side_channel_deadline_s=transfer.deadline_s,

@@ -195,6 +195,10 @@ class EngineConfig:
     """Requests that one engine runs at a time."""
     max_num_batched_tokens: Annotated[int | None, Positive] = None
     """Tokens of one step: the larger, the sooner prompts are done and the longer streams wait."""
+    decode_step_tokens: Annotated[int | None, Positive] = None
+    """Tokens of a step that any stream waits for, where that should be fewer: prompts that are
+    computed beside streams come in smaller pieces, and in large ones where nobody decodes. For
+    pools whose replicas may play both roles."""
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
     extra: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
     """Raw vLLM engine arguments that have no key of their own here."""

@@ -76,6 +76,8 @@ class ReplicaFacts:
     """GPUs that it takes; a replica on CPUs counts as one."""
     adapter_slots: int = 0
     """Adapters that it keeps loaded at most; 0: it serves none."""
+    decode_step_tokens: int | None = None
+    """As `max_batched_tokens`, of steps in which anybody decodes; None: as many."""
 
 
 class TransferTotals(NamedTuple):

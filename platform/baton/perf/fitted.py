@@ -145,7 +145,7 @@ class TimingBook:
             prior = self._priors.get(facts.pool)
             pool = self._pools[facts.pool] = _Pool() if prior is None else _ModelledPool(prior)
         block_s = facts.kv_block_bytes / self._host_bytes_per_s
-        pool.reshape(max_batched_tokens=facts.max_batched_tokens, host_block_s=block_s)
+        pool.reshape(facts, host_block_s=block_s)
         return pool
 
 
@@ -187,7 +187,7 @@ class _ModelledPool:
         """It does, from the start."""
         return True
 
-    def reshape(self, *, max_batched_tokens: int, host_block_s: float) -> None:
+    def reshape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
         """The model knows its shape."""
 
     def learn(self, done: StepTotals, now_s: float) -> None:
@@ -243,12 +243,16 @@ class _Pool:
         """Whether enough reports spoke of decoding."""
         return self._decode_rows >= _ROWS_BEFORE_USE
 
-    def reshape(self, *, max_batched_tokens: int, host_block_s: float) -> None:
+    def reshape(self, facts: ReplicaFacts, *, host_block_s: float) -> None:
         """Take over what a replica of the pool says of its shape; the last one counts."""
         known = self.timing
-        if (known.max_batched_tokens, known.host_block_s) != (max_batched_tokens, host_block_s):
+        shape = (facts.max_batched_tokens, facts.decode_step_tokens, host_block_s)
+        if (known.max_batched_tokens, known.decode_step_tokens, known.host_block_s) != shape:
             self.timing = replace(
-                known, max_batched_tokens=max_batched_tokens, host_block_s=host_block_s
+                known,
+                max_batched_tokens=facts.max_batched_tokens,
+                decode_step_tokens=facts.decode_step_tokens,
+                host_block_s=host_block_s,
             )
 
     def learn(self, done: StepTotals, now_s: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.perf.step_costs import prompt_room
 from baton.perf.step_timing import StepBatch, StepTiming, chunk_pairs
 
 
@@ -23,6 +24,8 @@ class ModelledTiming:
     steps: StepTiming
     max_batched_tokens: int
     """How many tokens fit into one step, decodes included."""
+    decode_step_tokens: int | None = None
+    """How many, where anybody decodes; None: as many."""
     host_block_s: float
     """To bring one block from the host's memory."""
 
@@ -32,7 +35,7 @@ class ModelledTiming:
         """Until `tokens` prompt tokens are computed, in chunks, beside `running` decodes."""
         if tokens <= 0:
             return 0.0
-        room = max(1, self.max_batched_tokens - running)
+        room = prompt_room(self.max_batched_tokens, self.decode_step_tokens, running)
         several = 0 < length_tokens < tokens
         batch = (running, context_tokens, length_tokens)
         if tokens <= room:  # mostly

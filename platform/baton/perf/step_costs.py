@@ -48,6 +48,13 @@ until an engine has been watched.
 Source: roofline arithmetic on published data sheets (A100, H100) and Llama 3 8B's shape."""
 
 
+def prompt_room(max_batched_tokens: int, decode_step_tokens: int | None, running: int) -> int:
+    """How many prompt tokens one step computes beside so many decodes; at least one."""
+    if running and decode_step_tokens is not None:
+        return max(1, decode_step_tokens - running)
+    return max(1, max_batched_tokens - running)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedTiming:
     """`EngineTiming` by fitted coefficients; see the module for what they mean."""
@@ -55,6 +62,8 @@ class FittedTiming:
     costs: StepCosts
     max_batched_tokens: int
     """How many tokens fit into one step, decodes included."""
+    decode_step_tokens: int | None = None
+    """How many, where anybody decodes; None: as many."""
     host_block_s: float
     """To bring one block from the host's memory."""
 
@@ -69,7 +78,7 @@ class FittedTiming:
         del length_tokens
         if tokens <= 0:
             return 0.0
-        room = max(1, self.max_batched_tokens - running)
+        room = prompt_room(self.max_batched_tokens, self.decode_step_tokens, running)
         steps = -(-tokens // room)
         step_s = self.costs.prefill_step_s
         if running:

@@ -181,6 +181,7 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         prefix_caching=engine.prefix_caching,
         max_running_requests=engine.max_num_seqs,
         max_batched_tokens=engine.max_num_batched_tokens,
+        decode_step_tokens=engine.decode_step_tokens,
         gpu_memory_utilization=engine.gpu_memory_utilization,
         nixl=nixl,
         host_memory_bytes=engine.offload.host_memory_bytes,

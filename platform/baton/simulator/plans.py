@@ -164,6 +164,7 @@ def priors_of(scenario: Scenario) -> Mapping[str, EngineTiming]:
         pool.name: ModelledTiming(
             steps=pool.settings.timing,
             max_batched_tokens=pool.settings.max_batched_tokens,
+            decode_step_tokens=pool.settings.decode_step_tokens,
             host_block_s=0.0,
         )
         for pool in scenario.pools

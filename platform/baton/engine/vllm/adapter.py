@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
@@ -58,6 +59,7 @@ from baton.engine.vllm.settings import (
     engine_environment,
     replay_endpoint,
 )
+from baton.engine.vllm.step_budget import shortage
 from baton.engine.vllm.tickets import UnusableTicket
 from baton.engine.vllm.wire import EngineWire, release_request
 from baton.runtime.log_events import log_event
@@ -165,10 +167,23 @@ class VllmEngine:
         self._others = process.children()
         arguments = typed_arguments(engine_arguments(self._settings, self._events_endpoint))
         config = AsyncEngineArgs(**arguments).create_engine_config()
+        self._check_budget(config)
         self._client = EngineCoreClient.make_async_mp_client(
             config, Executor.get_class(config), log_stats=True
         )
         self._pids = process.children() - self._others
+
+    def _check_budget(self, config: VllmConfig) -> None:
+        tokens = self._settings.decode_step_tokens
+        if tokens is None:
+            return
+        drafts = config.speculative_config
+        each = 1 + (drafts.num_speculative_tokens or 0 if drafts is not None else 0)
+        short = shortage(
+            tokens, max_num_seqs=config.scheduler_config.max_num_seqs, tokens_each=each
+        )
+        if short is not None:
+            raise ValueError(short)
 
     def _kv_events_endpoint(self) -> str | None:
         if not (self._settings.kv_events and self._settings.prefix_caching):

@@ -51,6 +51,7 @@ def replica_facts(
         max_len_tokens=config.model_config.max_model_len,
         max_running_requests=scheduler.max_num_seqs,
         max_batched_tokens=scheduler.max_num_batched_tokens,
+        decode_step_tokens=settings.decode_step_tokens,
         layout=layout(settings, config),
         side_channel=side_channel(settings) if hands_off else "",
         cache_events=bool(

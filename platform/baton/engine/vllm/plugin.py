@@ -13,7 +13,8 @@ choice at the parent's death instead. Two traps:
   engine from a thread that lives as long as the engine;
 - a parent that died before we asked sends nothing, hence the look at the parent's id afterwards.
 
-On the same occasion the process learns to take up resumed legs (see `resume`).
+On the same occasion the process learns to take up resumed legs (see `resume`), and to keep steps
+short that streams wait for (see `step_budget`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ import logging
 import multiprocessing
 import os
 import signal
+
+from baton.engine.vllm import step_budget
+from baton.engine.vllm.step_budget import DECODE_STEP_TOKENS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,9 @@ def install() -> None:
     if parent is not None and parent.pid:
         die_with_parent(parent.pid)
     take_up_resumed_legs()
+    decode_step_tokens = os.environ.get(DECODE_STEP_TOKENS_VARIABLE)
+    if decode_step_tokens is not None:
+        step_budget.install(int(decode_step_tokens))
 
 
 def take_up_resumed_legs() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from baton.domain.fleet import Role
 from baton.engine.vllm.plugin import ADAPTER_PID_VARIABLE
+from baton.engine.vllm.step_budget import DECODE_STEP_TOKENS_VARIABLE
 from baton.engine.vllm.transfer_keys import CONNECTOR, CONNECTOR_MODULE
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -90,6 +91,8 @@ class VllmEngineSettings:
     prefix_caching: bool = True
     max_running_requests: int | None = None
     max_batched_tokens: int | None = None
+    decode_step_tokens: int | None = None
+    """Of a step that any stream waits for; see `step_budget`."""
     gpu_memory_utilization: float | None = None
     nixl: Nixl | None = None
     host_memory_bytes: int | None = None
@@ -195,6 +198,8 @@ def engine_environment(
         "VLLM_RPC_BASE_PATH": str(folder),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_deadline_s)),
     }
+    if settings.decode_step_tokens is not None:
+        environment[DECODE_STEP_TOKENS_VARIABLE] = str(settings.decode_step_tokens)
     nixl = settings.nixl
     if nixl is not None:
         environment |= {

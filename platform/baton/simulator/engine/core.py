@@ -255,7 +255,7 @@ class SimCore:
     # ------------------------------------------------------------------ scheduling
     def _continue_running(self) -> tuple[list[tuple[Run, int]], int]:
         """Work for the legs that already run, oldest first, and the token budget that is left."""
-        budget = self._settings.max_batched_tokens
+        budget = self._budget()
         work: list[tuple[Run, int]] = []
         for run in tuple(self._book.running):
             if run.state is not RunState.RUNNING or not budget or not self._make_room(run):
@@ -264,6 +264,15 @@ class SimCore:
             work.append((run, tokens))
             budget -= tokens
         return work, budget
+
+    def _budget(self) -> int:
+        """The next step's; see `baton.engine.vllm.step_budget`."""
+        settings = self._settings
+        if settings.decode_step_tokens is not None and any(
+            run.streams for run in self._book.running
+        ):
+            return settings.decode_step_tokens
+        return settings.max_batched_tokens
 
     def _load_adapter(self, run: Run) -> float:
         """See to it that a run's adapter is there; how long that takes."""

@@ -24,6 +24,7 @@ def replica_facts(
         max_len_tokens=settings.max_len_tokens,
         max_running_requests=settings.max_running_requests,
         max_batched_tokens=settings.max_batched_tokens,
+        decode_step_tokens=settings.decode_step_tokens,
         layout=settings.layout(model),
         side_channel=side_channel,
         cache_events=True,

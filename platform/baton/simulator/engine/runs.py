@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from baton.domain.handoff import Leg
+from baton.domain.handoff import Leg, LegKind
 from baton.domain.kv_events import BlockHash
 from baton.simulator.engine.orders import SimTicket
 from baton.simulator.engine.tokens import TokenStream
@@ -47,6 +47,12 @@ class Run:
     def missing_tokens(self) -> int:
         """How many tokens have to be computed before the next one can be drawn."""
         return len(self.tokens) - self.computed_tokens
+
+    @property
+    def streams(self) -> bool:
+        """Whether somebody waits for its next token, as a client does after the first."""
+        goes_on = self.leg.kind is not LegKind.PREFILL and self.leg.max_tokens > 1
+        return goes_on and self.generated_tokens > 0 and self.missing_tokens == 1
 
     @property
     def generated_tokens(self) -> int:

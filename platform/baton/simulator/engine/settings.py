@@ -98,6 +98,8 @@ class SimSettings:
     max_running_requests: int = 256
     max_waiting_requests: int = 1024
     max_batched_tokens: int = 2048
+    decode_step_tokens: int | None = None
+    """The budget of a step that any stream waits for; None: that of every step."""
 
     lease_s: float = 30.0
     """How long a finished prefill leg's blocks are kept for a pull."""
@@ -132,6 +134,13 @@ class SimSettings:
             "max_batched_tokens",
             f"at least max_running_requests={self.max_running_requests}, a token for each",
             holds=self.max_batched_tokens >= self.max_running_requests,
+        )
+        self._require(
+            "decode_step_tokens",
+            f"from max_running_requests={self.max_running_requests} to"
+            f" max_batched_tokens={self.max_batched_tokens}",
+            holds=self.decode_step_tokens is None
+            or self.max_running_requests <= self.decode_step_tokens <= self.max_batched_tokens,
         )
         self._require(
             "vocab_size", f"more than {FIRST_TOKEN_ID}", holds=self.vocab_size > FIRST_TOKEN_ID

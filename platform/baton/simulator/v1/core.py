@@ -204,6 +204,7 @@ class V1Core:
             max_len_tokens=settings.max_len_tokens,
             max_running_requests=settings.max_running_requests,
             max_batched_tokens=settings.max_batched_tokens,
+            decode_step_tokens=settings.decode_step_tokens,
             layout=settings.layout,
             side_channel=side_channel,
             cache_events=settings.prefix_caching,

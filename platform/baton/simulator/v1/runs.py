@@ -100,6 +100,11 @@ class Run:
         return self.held + self.private
 
     @property
+    def streams(self) -> bool:
+        """Whether somebody waits for each token after its first."""
+        return not self.is_prefill and self.leg.max_tokens > 1
+
+    @property
     def to_compute(self) -> int:
         """Tokens that this engine will have to compute before the next one can be drawn."""
         missing = self.tokens - self.computed

@@ -7,7 +7,8 @@ recomputed, until there is one or it has fallen back itself; then nobody is admi
 Otherwise newcomers are, first those whose blocks have arrived, then first come first served without
 overtaking, while there is budget, a seat (max_num_seqs), and room for the whole of their known
 tokens; but only blocks for the tokens of this step are taken. A leg whose blocks are to be pulled
-takes them all beforehand, and only if what running prompts still need stays free.
+takes them all beforehand, and only if what running prompts still need stays free. A step that
+streams wait for may have a budget of its own (`engine.vllm.scheduling`).
 Source: vLLM 0.32, v1/core/sched/scheduler.py `schedule` and v1/core/kv_cache_manager.py
 `allocate_slots`, with their defaults (scheduler_reserve_full_isl, no watermark).
 
@@ -72,7 +73,7 @@ class Scheduler:
         self._memory = memory
         self._orders = orders
         self._pulls = 0
-        self._longest = settings.max_batched_tokens
+        self._budget = self._longest = settings.max_batched_tokens
         self._chunked: set[Run] = set()
         """Running legs of whose known tokens some are left after the step under way."""
 
@@ -157,6 +158,7 @@ class Scheduler:
         return work
 
     def _choose(self, now_s: float, share: int) -> list[Run]:
+        self._budget = self._settings.budget(self._anyone_streams)
         self._longest = self._longest_chunk()
         mine = self.running
         if share > 1:
@@ -166,7 +168,7 @@ class Scheduler:
         if not self._chunked and (work := self._all_decode(mine)) is not None:
             self.decodes = len(work)
             if self.ready or self.waiting:
-                self._admit(work, self._settings.max_batched_tokens - self.decodes, now_s)
+                self._admit(work, self._budget - self.decodes, now_s)
             else:
                 self.blocked = Blocked.EMPTY
             self.only_decodes = len(work) == self.decodes
@@ -180,11 +182,15 @@ class Scheduler:
             self._admit(work, budget, now_s)
         return work
 
+    def _anyone_streams(self) -> bool:
+        chunked = self._chunked
+        return any(run not in chunked and run.streams for run in self.running)
+
     def _prompts_first(self, mine: list[Run], now_s: float) -> list[Run]:
         """Newcomers' whole prompts if any fit into the step, else the decodes."""
         newcomers: list[Run] = []
         self.decodes = 0
-        self._admit(newcomers, self._settings.max_batched_tokens, now_s)
+        self._admit(newcomers, self._budget, now_s)
         prompts = [run for run in newcomers if run.tokens - run.computed > 1]
         # With newcomers, the next step may take who was behind them. Those that are computed again
         # have been reported, too.
@@ -200,7 +206,7 @@ class Scheduler:
 
     def _all_decode(self, runs: list[Run]) -> list[Run] | None:
         """These legs, all a token further; None when there is not room for all."""
-        if len(runs) > self._settings.max_batched_tokens:
+        if len(runs) > self._budget:
             return None
         size = self._settings.block_size_tokens
         full = [run for run in runs if run.computed == (run.held + run.private) * size]
@@ -218,7 +224,7 @@ class Scheduler:
         known = front > 0 and self._chunked.issuperset(runs[front:])
         work = (self._all_decode(runs[:front]) if known else None) or []
         self.decodes = len(work)
-        budget = self._settings.max_batched_tokens - self.decodes
+        budget = self._budget - self.decodes
         for run in runs[self.decodes :]:
             if run.state is not RunState.RUNNING or not budget:
                 break
@@ -233,7 +239,7 @@ class Scheduler:
     def _portion(self, missing: int, budget: int) -> int:
         """How many of a leg's missing tokens the next step computes; 0 when it has to wait."""
         if self._settings.scheduling is Scheduling.PREFILL_FIRST:
-            fits = missing <= budget or budget == self._settings.max_batched_tokens
+            fits = missing <= budget or budget == self._budget
             return missing if fits else 0  # one longer than a step's tokens has a step of its own
         return min(missing, budget, self._longest)
 
@@ -242,7 +248,7 @@ class Scheduler:
         longest = self._settings.long_prefill_tokens
         if longest and len(self.running) + len(self.ready) + len(self.waiting) > 1:
             return longest
-        return self._settings.max_batched_tokens
+        return self._budget
 
     def _make_room(self, run: Run, tokens: int) -> bool:
         """Let a running leg have blocks for so many tokens; False if it was preempted instead."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +31,8 @@ class V1Settings:
     """vLLM's max_num_seqs."""
     max_batched_tokens: int = 8192
     """vLLM's max_num_batched_tokens: the token budget of a step."""
+    decode_step_tokens: int | None = None
+    """The budget of a step that any stream waits for; None: that of every step."""
     long_prefill_tokens: int | None = None
     """vLLM's long_prefill_token_threshold: the longest chunk of one prompt; None for no limit."""
     prefix_caching: bool = True
@@ -60,8 +63,19 @@ class V1Settings:
                 raise ValueError(
                     f"simulated engine: {name} is {getattr(self, name)}, wanted more than 0"
                 )
+        if not 0 < (self.decode_step_tokens or 1) <= self.max_batched_tokens:
+            raise ValueError(
+                f"simulated engine: decode_step_tokens is {self.decode_step_tokens}, wanted 1 to"
+                f" max_batched_tokens, {self.max_batched_tokens}"
+            )
         shortest = 2  # a prompt of one token and room for one more
         if self.max_len_tokens < shortest:
             raise ValueError(
                 f"simulated engine: max_len_tokens is {self.max_len_tokens}, wanted at least 2"
             )
+
+    def budget(self, anyone_streams: Callable[[], bool]) -> int:
+        """Tokens of the next step; whether a stream waits for it is asked only where it matters."""
+        if self.decode_step_tokens is not None and anyone_streams():
+            return self.decode_step_tokens
+        return self.max_batched_tokens

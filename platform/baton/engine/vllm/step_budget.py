@@ -1,0 +1,121 @@
+"""Steps that streams wait for, kept shorter than those that only prompts wait for.
+
+Theory of operation: vLLM has one budget of tokens for every step. A large one computes prompts
+faster; a stream that runs beside them waits for as long as such a step takes. A pool that decodes
+gets a small one, and is slow at prompts when its replicas are asked to prefill: in a flip, or with
+prompts that are deflected to idle ones. Here a step has the small budget while anybody decodes, and
+all of vLLM's otherwise. Nothing has to be told when roles change, and what decodes on through a
+flip keeps its pace.
+
+vLLM's scheduler reads its budget, an attribute, as it begins to choose a step, so it is lowered
+around that (`budgeted`). vLLM promises neither; `misfit` looks before anything is replaced, and an
+engine that should have had two budgets does not start with one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DECODE_STEP_TOKENS_VARIABLE = "BATON_DECODE_STEP_TOKENS"
+"""Set in the environment of engine processes that have two budgets: the smaller one."""
+
+_MARK = "_baton_decode_step_tokens"
+_BUDGET = "max_num_scheduled_tokens"
+
+
+class RequestLike(Protocol):
+    """What of vLLM's request this needs. Source: vLLM 0.32, v1/request.py."""
+
+    max_tokens: int
+    is_prefill_chunk: bool
+
+
+class SchedulerLike(Protocol):
+    """What of vLLM's scheduler this needs. Source: vLLM 0.32, v1/core/sched/scheduler.py."""
+
+    running: Sequence[RequestLike]
+    max_num_scheduled_tokens: int
+
+
+Schedule: TypeAlias = Callable[..., object]
+
+
+def install(decode_step_tokens: int) -> None:
+    """Have the schedulers of this process keep to it. Twice does no more than once.
+
+    Raises:
+        RuntimeError: vLLM's scheduler is not as it was when this was written.
+    """
+    # Only here: whoever needs the variable's name need not load vLLM's scheduler.
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+    why = misfit(Scheduler, Request)
+    if why is not None:
+        raise RuntimeError(
+            f"decode_step_tokens={decode_step_tokens} cannot be kept with this vLLM: {why};"
+            " remove it from the engine, or install the vLLM that this release names"
+        )
+    if not hasattr(Scheduler.schedule, _MARK):
+        Scheduler.schedule = budgeted(Scheduler.schedule, decode_step_tokens)
+
+
+def misfit(scheduler: type, request: type) -> str | None:
+    """Why that scheduler's budget cannot be lowered for a step; None where it can."""
+    wanted = (
+        (scheduler, "__init__", ("running", _BUDGET)),
+        (scheduler, "schedule", ("running", _BUDGET)),
+        (request, "__init__", ("max_tokens", "is_prefill_chunk")),
+    )
+    for owner, method, names in wanted:
+        function = getattr(owner, method, None)
+        if function is None:
+            return f"{owner.__name__} has no {method}"
+        used = getattr(function, "__wrapped__", function).__code__.co_names
+        missing = [name for name in names if name not in used]
+        if missing:
+            return f"{owner.__name__}.{method} does not use {', '.join(missing)}"
+    return None
+
+
+def budgeted(schedule: Schedule, decode_step_tokens: int) -> Schedule:
+    """`Scheduler.schedule` with a smaller budget while a stream waits for the step."""
+
+    @functools.wraps(schedule)
+    def chosen(scheduler: SchedulerLike, *args: object, **options: object) -> object:
+        whole = scheduler.max_num_scheduled_tokens
+        if decode_step_tokens >= whole or not any(map(streams, scheduler.running)):
+            return schedule(scheduler, *args, **options)
+        scheduler.max_num_scheduled_tokens = decode_step_tokens
+        try:
+            return schedule(scheduler, *args, **options)
+        finally:
+            scheduler.max_num_scheduled_tokens = whole
+
+    setattr(chosen, _MARK, decode_step_tokens)
+    return chosen
+
+
+def streams(request: RequestLike) -> bool:
+    """Whether somebody waits for a running request's next token.
+
+    Not one that still computes its prompt; nor one that ends with its first token, as those do
+    whose blocks another engine will fetch: with steps prepared ahead it runs on for one more.
+    """
+    return not request.is_prefill_chunk and request.max_tokens > 1
+
+
+def shortage(decode_step_tokens: int, *, max_num_seqs: int, tokens_each: int = 1) -> str | None:
+    """Why so small a budget would starve streams; None where it does not."""
+    least = max_num_seqs * tokens_each
+    if decode_step_tokens >= least:
+        return None
+    return (
+        f"decode_step_tokens is {decode_step_tokens}, wanted at least {least}, {tokens_each} for"
+        f" each of max_num_seqs={max_num_seqs} streams: raise it or lower max_num_seqs"
+    )
