@@ -20,6 +20,7 @@ from baton.domain.request import FinishReason
 from baton.engine.sim import OnTransferFailure, SimEngine, SimSettings, expected_tokens
 from baton.engine.sim.outbox import KvEventFeed
 from baton.engine.sim.wire import Wire
+from tests.contracts import two_budgets
 from tests.contracts.engine_contract import DEADLINE_S, Listener, running
 
 SETTINGS = SimSettings(max_len_tokens=1024, kv_blocks=512, max_waiting_requests=8, speed=10.0)
@@ -115,6 +116,20 @@ async def test_a_step_takes_its_time() -> None:
         await listener.run(leg("a", max_tokens=21))
         # 20 of the 21 tokens are decode steps; a timer may be early by its resolution.
         assert time.monotonic() - begun_at_s > 20 * 0.005 * 0.95
+
+
+async def test_a_prompt_beside_a_stream_is_computed_in_smaller_pieces() -> None:
+    settings = replace(
+        SETTINGS,
+        max_len_tokens=2048,
+        max_running_requests=8,
+        max_batched_tokens=two_budgets.MAX_BATCHED_TOKENS,
+        decode_step_tokens=two_budgets.DECODE_STEP_TOKENS,
+    )
+    async with running(new_engine(settings)) as listener:
+        await two_budgets.prompts_come_in_smaller_pieces_beside_streams(
+            listener, lambda name, prompt, tokens: leg(name, prompt=prompt, max_tokens=tokens)
+        )
 
 
 async def test_a_transfer_takes_the_time_of_its_bytes_and_counts_them() -> None:

@@ -26,6 +26,7 @@ from baton.domain.request import FinishReason
 from baton.domain.value import evolve
 from baton.engine.vllm.settings import OnLoadFailure
 from baton.runtime.ports import Engine
+from tests.contracts import two_budgets
 from tests.contracts.engine_contract import (
     DEADLINE_S,
     EngineContract,
@@ -404,6 +405,22 @@ async def test_an_engine_whose_process_is_killed_fails_its_steps_and_its_legs(mo
     finally:
         await engine.close()
     assert engine.processes() == ()
+
+
+@pytest.mark.thorough
+@pytest.mark.asyncio(loop_scope="function")
+async def test_a_prompt_beside_a_stream_is_computed_in_smaller_pieces(model: Path) -> None:
+    settings = replace(
+        engine_settings(model, Role.MIXED),
+        max_running_requests=8,
+        max_batched_tokens=two_budgets.MAX_BATCHED_TOKENS,
+        decode_step_tokens=two_budgets.DECODE_STEP_TOKENS,
+    )
+    async with running(VllmEngine(settings)) as listener:
+        await two_budgets.prompts_come_in_smaller_pieces_beside_streams(
+            listener,
+            lambda name, prompt, tokens: _leg(LegKind.LOCAL, name, prompt, max_tokens=tokens),
+        )
 
 
 @pytest.mark.thorough

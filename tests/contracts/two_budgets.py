@@ -1,0 +1,61 @@
+"""What every engine does that has a smaller budget for steps that streams wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from baton.domain.fleet import StepTotals
+from baton.domain.handoff import Leg, LegKind
+from baton.domain.value import evolve
+from tests.contracts.engine_contract import DEADLINE_S, POLL_S, Listener
+
+PROMPT_TOKENS = 600
+MAX_BATCHED_TOKENS = 1024
+DECODE_STEP_TOKENS = 64
+
+MakeLeg = Callable[[str, tuple[int, ...], int], Leg]
+"""A leg with this id that is computed where it is, for this prompt, of so many tokens."""
+
+
+async def prompts_come_in_smaller_pieces_beside_streams(
+    listener: Listener, make_leg: MakeLeg
+) -> None:
+    """The engine has both budgets as above, and nothing cached."""
+    facts = listener.facts
+    assert facts.max_batched_tokens == MAX_BATCHED_TOKENS
+    assert facts.decode_step_tokens == DECODE_STEP_TOKENS
+    alone, beside, again = (
+        tuple(range(first, first + PROMPT_TOKENS)) for first in (1000, 2000, 3000)
+    )
+    assert await _steps_for(listener, make_leg("alone", alone, 1)) == 1
+
+    await listener.engine.submit(make_leg("stream", tuple(range(500, 510)), 1500))
+    await listener.started("stream")
+    pieces = -(-PROMPT_TOKENS // (DECODE_STEP_TOKENS - 1))
+    assert await _steps_for(listener, make_leg("beside", beside, 1)) == pieces
+    assert listener.outputs("stream")[-1].finish is None, "the stream went on all the time"
+    await listener.engine.abort(["stream"])
+
+    # Its blocks are to be fetched: it ends with its first token, and nobody waits for another.
+    ends = evolve(make_leg("ends", again, 1), kind=LegKind.PREFILL)
+    assert await _steps_for(listener, ends) == 1
+
+
+async def _steps_for(listener: Listener, leg: Leg) -> int:
+    """How many steps computed the leg's prompt."""
+    before = listener.engine.load().steps
+    await listener.run(leg)
+    wanted = before.prefill_tokens + len(leg.prompt_token_ids)
+    return (await _totals(listener, wanted)).prefill_steps - before.prefill_steps
+
+
+async def _totals(listener: Listener, prefill_tokens: int) -> StepTotals:
+    """The engine's, when they tell of so many tokens of prompts."""
+    for _ in range(int(DEADLINE_S / POLL_S)):  # a report may follow its step, and no event tells
+        if listener.engine.load().steps.prefill_tokens >= prefill_tokens:
+            break
+        await asyncio.sleep(POLL_S)
+    totals = listener.engine.load().steps
+    assert totals.prefill_tokens == prefill_tokens
+    return totals

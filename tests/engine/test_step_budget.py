@@ -1,0 +1,109 @@
+"""The smaller budget of steps that streams wait for, around vLLM's scheduler."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.engine.vllm.step_budget import budgeted, install, misfit, shortage, streams
+
+pytest.importorskip("vllm")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+
+@dataclass
+class Leg:
+    max_tokens: int = 9
+    is_prefill_chunk: bool = False
+
+
+@dataclass
+class Choosing:
+    """A scheduler that tells what budget it found."""
+
+    running: list[Leg] = field(default_factory=list)
+    max_num_scheduled_tokens: int = 100
+
+    def schedule(self, *, fails: bool = False) -> int:
+        if fails:
+            raise KeyError("a defect")
+        return self.max_num_scheduled_tokens
+
+
+def test_a_step_has_the_smaller_budget_while_anybody_streams() -> None:
+    schedule = budgeted(Choosing.schedule, 10)
+    assert schedule(Choosing()) == 100
+    assert schedule(Choosing([Leg(is_prefill_chunk=True), Leg(max_tokens=1)])) == 100
+    assert schedule(Choosing([Leg(is_prefill_chunk=True), Leg()])) == 10
+
+
+def test_the_smaller_budget_is_never_the_larger_one() -> None:
+    assert budgeted(Choosing.schedule, 200)(Choosing([Leg()])) == 100
+
+
+def test_the_whole_budget_is_back_after_a_step_also_after_one_that_failed() -> None:
+    schedule, scheduler = budgeted(Choosing.schedule, 10), Choosing([Leg()])
+    schedule(scheduler)
+    assert scheduler.max_num_scheduled_tokens == 100
+    with pytest.raises(KeyError):
+        schedule(scheduler, fails=True)
+    assert scheduler.max_num_scheduled_tokens == 100
+
+
+def test_nobody_waits_for_who_computes_a_prompt_or_ends_with_its_first_token() -> None:
+    assert streams(Leg())
+    assert not streams(Leg(is_prefill_chunk=True))
+    assert not streams(Leg(max_tokens=1))
+
+
+def test_the_installed_vllm_can_have_two_budgets_and_gets_them_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert misfit(Scheduler, Request) is None
+    monkeypatch.setattr(Scheduler, "schedule", Scheduler.schedule)
+    own = Scheduler.schedule
+    install(64)
+    replaced = Scheduler.schedule
+    assert replaced is not own
+    install(64)
+    assert Scheduler.schedule is replaced
+
+
+class Elsewhere:
+    """Has a budget, and asks another than the attribute for it."""
+
+    def __init__(self) -> None:
+        self.running: list[Leg] = []
+        self.max_num_scheduled_tokens = 100
+
+    def schedule(self) -> int:
+        return 100 - len(self.running)
+
+
+class Renamed:
+    """Chooses its steps in a method of another name."""
+
+    __init__ = Elsewhere.__init__
+
+
+def test_a_scheduler_that_has_its_budget_from_elsewhere_is_refused() -> None:
+    assert misfit(Elsewhere, Request) == (
+        "Elsewhere.schedule does not use max_num_scheduled_tokens"
+    )
+    assert misfit(Renamed, Request) == "Renamed has no schedule"
+    assert misfit(Scheduler, Choosing) == (
+        "Choosing.__init__ does not use max_tokens, is_prefill_chunk"
+    )
+
+
+def test_a_budget_has_room_for_a_step_of_every_stream() -> None:
+    assert shortage(32, max_num_seqs=32) is None
+    assert shortage(32, max_num_seqs=32, tokens_each=4) == (
+        "decode_step_tokens is 32, wanted at least 128, 4 for each of max_num_seqs=32 streams:"
+        " raise it or lower max_num_seqs"
+    )
