@@ -603,6 +603,16 @@ def model(rest: str, base: str = LEAST) -> str:
             "pools.main.engine.offload.host_memory: has no effect without prefix_caching",
         ),
         (
+            main_pool("engine: {max_num_batched_tokens: 512, decode_step_tokens: 513}"),
+            "513",
+            "pools.main.engine.decode_step_tokens: got 513, wanted at most max_num_batched_tokens",
+        ),
+        (
+            main_pool("engine: {max_num_seqs: 64, decode_step_tokens: 63}"),
+            "63",
+            "pools.main.engine.decode_step_tokens: got 63, wanted at least max_num_seqs, 64",
+        ),
+        (
             SIM.replace("sim}", "sim, offload: {host_memory: 2097151B}}"),
             "2097151B",
             "pools.main.engine.offload.host_memory: less than one KV block, wanted at least 209715",
@@ -639,6 +649,9 @@ def test_keys_that_contradict_each_other_are_found(
         with_key("router", "{policy: own.code:choose, disaggregate: auto}"),
         with_key("router", "{policy: dynamo, disaggregate: never}"),
         main_pool("resources: {gpus: 1}, engine: {offload: {host_memory: 1B}}"),
+        main_pool(
+            "engine: {max_num_batched_tokens: 64, max_num_seqs: 64, decode_step_tokens: 64}"
+        ),
         SIM.replace("sim}", "sim, offload: {host_memory: 2MiB}}"),
     ],
 )

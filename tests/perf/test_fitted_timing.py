@@ -256,6 +256,16 @@ def test_a_report_takes_over_the_shape_that_its_replica_says() -> None:
     )
 
 
+def test_a_report_takes_over_that_steps_are_shorter_beside_decodes() -> None:
+    book, at = TimingBook(), engine()
+    at.facts = replace(at.facts, max_batched_tokens=4096, decode_step_tokens=512)
+    book.observe(at.facts, at.load(), 0.0)
+    timing = book.of(view(at.facts))
+    small = replace(timing, max_batched_tokens=512, decode_step_tokens=None)
+    assert timing.prefill_s(4000, running=2) == small.prefill_s(4000, running=2)
+    assert timing.prefill_s(4000) < small.prefill_s(4000)
+
+
 def test_predicted_first_tokens_are_compared_with_what_came() -> None:
     book = TimingBook()
     book.of(view(replica_facts("d0", Role.DECODE)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +40,14 @@ def test_a_prompt_takes_as_long_as_all_its_chunks(tokens: int, running: int, con
 
 def test_a_prompt_of_twice_the_length_takes_more_than_twice_as_long() -> None:
     assert TIMING.prefill_s(65_536) > 2.3 * TIMING.prefill_s(32_768)
+
+
+def test_prompts_beside_decodes_come_in_pieces_of_the_smaller_budget() -> None:
+    two = replace(TIMING, decode_step_tokens=512)
+    small = replace(TIMING, max_batched_tokens=512)
+    beside = {"running": 8, "context_tokens": 8000}
+    assert two.prefill_s(5000, **beside) == small.prefill_s(5000, **beside)
+    assert two.prefill_s(5000) == TIMING.prefill_s(5000) < small.prefill_s(5000)
 
 
 def test_nothing_takes_no_time() -> None:
