@@ -649,9 +649,7 @@ def test_keys_that_contradict_each_other_are_found(
         with_key("router", "{policy: own.code:choose, disaggregate: auto}"),
         with_key("router", "{policy: dynamo, disaggregate: never}"),
         main_pool("resources: {gpus: 1}, engine: {offload: {host_memory: 1B}}"),
-        main_pool(
-            "engine: {max_num_batched_tokens: 64, max_num_seqs: 64, decode_step_tokens: 64}"
-        ),
+        main_pool("engine: {max_num_batched_tokens: 64, max_num_seqs: 64, decode_step_tokens: 64}"),
         SIM.replace("sim}", "sim, offload: {host_memory: 2MiB}}"),
     ],
 )
