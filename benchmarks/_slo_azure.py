@@ -1,4 +1,4 @@
-"""Azure's code completions, in bursts, under every autoscaler: request by request."""
+"""Azure's traces, code completions in bursts first, under every autoscaler: request by request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ from benchmarks._slo_world import (
     strength,
 )
 
-TRACE = Path("traces/azure/AzureLLMInferenceTrace_code.csv")
+CODE = Path("traces/azure/AzureLLMInferenceTrace_code.csv")
+"""Gaps between arrivals have a coefficient of variation of 13."""
+CONVERSATION = Path("traces/azure/AzureLLMInferenceTrace_conv.csv")
+"""Steady beside it; nobody looked at it while the policy was made."""
 INTERVAL_S = 2.0
 _STEP_TOKENS = 8192
 _DECODE_STEP_TOKENS = {PREFILL: None, DECODE: 512}
@@ -46,10 +49,10 @@ _FIRST_BINS = 6
 _PROCESSES = 2
 
 
-def read(folder: Path) -> Trace:
-    """The trace as it was recorded: gaps between arrivals have a coefficient of variation of 13."""
-    with (folder / TRACE).open() as file:
-        return azure.read(file, "azure-code")
+def read(file: Path) -> Trace:
+    """The trace as it was recorded."""
+    with file.open() as lines:
+        return azure.read(lines, file.stem)
 
 
 def scenario(
@@ -136,8 +139,8 @@ def peak_of(demands: Sequence[Demand]) -> Demand:
 
 
 @lru_cache(maxsize=1)
-def prepared(folder: Path) -> tuple[Trace, list[Demand], Strength]:
-    trace = read(folder)
+def prepared(file: Path) -> tuple[Trace, list[Demand], Strength]:
+    trace = read(file)
     prompts, outputs = mean_lengths(trace)
     settings = engines("A100", Dtype.BF16, 60.0)[PREFILL]
     one = strength(settings, BURSTS, prompt_tokens=prompts, output_tokens=outputs)
@@ -160,9 +163,9 @@ def foreseen(ahead: Sequence[Demand], at_s: float) -> Demand:
     return ahead[min(len(ahead) - 1, max(0, int(at_s // FORESIGHT_S)))]
 
 
-def run(folder: Path, name: str, cold_start_s: float) -> Run:
-    """One policy, with one cold start."""
-    trace, ahead, one = prepared(folder)
+def run(file: Path, name: str, cold_start_s: float) -> Run:
+    """One policy on a trace, with one cold start."""
+    trace, ahead, one = prepared(file)
     start, limits = sizes(name, ahead, one)
 
     def known(at_s: float) -> Demand:
@@ -179,8 +182,8 @@ def run(folder: Path, name: str, cold_start_s: float) -> Run:
     return simulate(scene, trace)
 
 
-def figures(folder: Path, name: str, cold_start_s: float) -> dict[str, float]:
+def figures(file: Path, name: str, cold_start_s: float) -> dict[str, float]:
     """What one run comes to."""
-    made = run(folder, name, cold_start_s)
+    made = run(file, name, cold_start_s)
     good = sum(one.good for one in made.outcomes)
     return figures_of(made.story, good / len(made.outcomes))

@@ -1,4 +1,4 @@
-"""Azure's code completions as a fluid: the same table as request by request, in seconds."""
+"""Azure's traces as a fluid: the same table as request by request, in seconds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _DRAIN_S = 3.0
 """A stream has 28 tokens."""
 
 
-def run(folder: Path, name: str, cold_start_s: float) -> FluidRun:
-    """One policy, with one cold start; the fleet and the policies are those of the detailed run."""
-    trace, ahead, one = detailed.prepared(folder)
+def run(file: Path, name: str, cold_start_s: float) -> FluidRun:
+    """One policy on a trace, with one cold start; the fleet and the policies are those of the detailed run."""
+    trace, ahead, one = detailed.prepared(file)
     start, limits = detailed.sizes(name, ahead, one)
     pools = [
         FluidPool(
@@ -47,7 +47,7 @@ def run(folder: Path, name: str, cold_start_s: float) -> FluidRun:
     return flow(inflow_of(trace, _STEP_S), pools, scaler, options)
 
 
-def figures(folder: Path, name: str, cold_start_s: float) -> dict[str, float]:
+def figures(file: Path, name: str, cold_start_s: float) -> dict[str, float]:
     """What one run comes to."""
-    made = run(folder, name, cold_start_s)
+    made = run(file, name, cold_start_s)
     return figures_of(made.story, made.attainment)

@@ -16,7 +16,7 @@ from baton.simulator.workloads import rate_series
 from baton.simulator.workloads.rate_series import RateWindow
 from baton.simulator.workloads.trace import Trace
 from benchmarks import _slo_azure as detailed
-from benchmarks import _slo_m_large as fluid
+from benchmarks import _slo_servegen as fluid
 from benchmarks._slo_world import ARMS, GPUS, PREFILL, ROLES, SERVER, bounds, strength
 
 CUT_S = (78_000.0, 79_800.0)
@@ -32,7 +32,7 @@ _WIDTH_S = 1.0
 
 def cut(folder: Path) -> list[RateWindow]:
     """The half hour, scaled down and shortened."""
-    whole = [one for one in fluid.read(folder) if CUT_S[0] <= one.from_s < CUT_S[1]]
+    whole = [one for one in fluid.read(folder / fluid.M_LARGE) if CUT_S[0] <= one.from_s < CUT_S[1]]
     scale = RATE_PER_S / rate_series.mean_rate(whole)
     return [
         one._replace(from_s=number * WINDOW_S, rate_per_s=one.rate_per_s * scale)

@@ -7,6 +7,8 @@ Parts, each of which may be run by itself (`--part`, repeatable; others' last re
 - `azure_code`: Azure's code completions (gaps with a coefficient of variation of 13), request by
   request, likewise;
 - `azure_code_fluid`: the same as a fluid, in seconds;
+- `m_mid`, `azure_conversation_fluid`: likewise, of a fortnight and an hour that nobody looked at
+  while the policy was made;
 - `moving_mix`: code, then conversation, then reasoning on a fixed number of GPUs;
 - `overload`: twice the load that can be served;
 - `check`: the same stretch of m-large through the fluid and through the detailed simulator.
@@ -27,7 +29,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from benchmarks import _slo_azure, _slo_azure_fluid, _slo_check, _slo_m_large, _slo_mix
+from benchmarks import _slo_azure, _slo_azure_fluid, _slo_check, _slo_mix, _slo_servegen
 from benchmarks._figures import rounded
 from benchmarks._provenance import provenance
 from benchmarks._slo_overload import overload
@@ -76,37 +78,29 @@ def told(parts: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
     for part in parts.values():
         flat |= {key: value for key, value in part.items() if isinstance(value, int | float)}
     flat.pop("took_s", None)
-    undone = [
-        value
-        for key, value in flat.items()
-        if key.startswith("reversals_per_hour_")
-        and not key.endswith("_worst")
-        and isinstance(value, int | float)
-    ]
-    flat["reversals_per_hour"] = max(undone, default=None)
+    undone = [flat.get(f"reversals_per_hour_{load}") for load in _TUNED_ON]
+    flat["reversals_per_hour"] = max(
+        (one for one in undone if isinstance(one, int | float)), default=None
+    )
     return {key: flat.get(key) for key in HEADLINES} | flat | {"simulated": True}
 
 
-def _m_large(options: argparse.Namespace) -> dict[str, object]:
-    measure = partial(_slo_m_large.figures, options.data)
-    return _scaled(options, measure, "m_large")
+Figures = Callable[[Path, str, float], dict[str, float]]
+_SCALED: Mapping[str, tuple[Figures, Path]] = {
+    "m_large": (_slo_servegen.figures, _slo_servegen.M_LARGE),
+    "azure_code_fluid": (_slo_azure_fluid.figures, _slo_azure.CODE),
+    "azure_code": (_slo_azure.figures, _slo_azure.CODE),
+    "m_mid": (_slo_servegen.figures, _slo_servegen.M_MID),
+    "azure_conversation_fluid": (_slo_azure_fluid.figures, _slo_azure.CONVERSATION),
+}
+_TUNED_ON = ("m_large", "azure_code_fluid", "azure_code")
+"""The others were first run when the policy was done."""
 
 
-def _azure(options: argparse.Namespace) -> dict[str, object]:
-    measure = partial(_slo_azure.figures, options.data)
-    return _scaled(options, measure, "azure_code")
-
-
-def _azure_fluid(options: argparse.Namespace) -> dict[str, object]:
-    measure = partial(_slo_azure_fluid.figures, options.data)
-    return _scaled(options, measure, "azure_code_fluid")
-
-
-def _scaled(
-    options: argparse.Namespace, measure: Callable[[str, float], dict[str, float]], load: str
-) -> dict[str, object]:
+def _scaled(load: str, options: argparse.Namespace) -> dict[str, object]:
+    figures, file = _SCALED[load]
     rows = table(
-        measure,
+        partial(figures, options.data / file),
         names=options.policy or tuple(ARMS),
         cold_starts_s=options.cold_start or COLD_STARTS_S,
     )
@@ -114,14 +108,12 @@ def _scaled(
 
 
 PARTS: Mapping[str, Part] = {
-    "m_large": _m_large,
-    "azure_code_fluid": _azure_fluid,
-    "azure_code": _azure,
+    **{load: partial(_scaled, load) for load in _SCALED},
     "moving_mix": lambda _: _slo_mix.mix(),
     "overload": lambda _: dict(overload()),
     "check": lambda options: _slo_check.compare(options.data),
 }
-_NEEDS_DATA = frozenset({"m_large", "azure_code_fluid", "azure_code", "check"})
+_NEEDS_DATA = frozenset({*_SCALED, "check"})
 
 
 def _options() -> argparse.Namespace:

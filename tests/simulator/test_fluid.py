@@ -209,6 +209,18 @@ def test_noise_has_the_mean_of_the_series_and_the_variance_of_independent_reques
     assert pstdev(prompts) == pytest.approx(200 * (100 * (1 + 1.5**2)) ** 0.5, rel=0.05)
 
 
+def test_a_request_has_a_token_of_each_however_little_was_drawn() -> None:
+    # Where a rate comes down to nothing there are steps with a hundredth of a request: their
+    # lengths, drawn by themselves, may be none, and streams of no length never were.
+    windows = [RateWindow(0.0, 0.01, 200.0, 50.0), RateWindow(2000.0, 0.0, 1.0, 1.0)]
+    drawn = inflows(windows, OPTIONS, random.Random(1))
+    assert any(0 < one.requests < 1 for one in drawn)
+    for one in drawn:
+        assert one.prompt_tokens >= one.requests
+        assert one.output_tokens >= one.requests
+    assert 0.0 <= flow(drawn, pools(1, 1), None, OPTIONS).attainment <= 1.0
+
+
 def test_between_the_middles_of_windows_rates_lie_on_a_straight_line() -> None:
     windows = [RateWindow(0.0, 1000.0, 10.0, 5.0), RateWindow(100.0, 3000.0, 30.0, 5.0)]
     quiet = replace(OPTIONS, prompt_cv=0.0)

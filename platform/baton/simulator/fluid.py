@@ -136,7 +136,7 @@ def _inflow(rate: RateWindow, options: FluidOptions, rng: random.Random, width_s
     spread = math.sqrt(requests)
     prompt = rate.mean_prompt_tokens * rng.gauss(requests, spread * options.prompt_cv)
     output = rate.mean_output_tokens * rng.gauss(requests, spread * options.output_cv)
-    return Inflow(requests, max(0.0, prompt), max(0.0, output))
+    return Inflow(requests, max(requests, prompt), max(requests, output))  # a token each, at least
 
 
 class _Flow:

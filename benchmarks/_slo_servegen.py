@@ -1,4 +1,4 @@
-"""Two weeks of ServeGen's m-large rates under every autoscaler, as a fluid."""
+"""Two weeks of ServeGen's rates under every autoscaler, as a fluid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from benchmarks._slo_world import (
     strength,
 )
 
-SERIES = Path("traces/servegen/m-large_rate_600s.csv")
+M_LARGE = Path("traces/servegen/m-large_rate_600s.csv")
+M_MID = Path("traces/servegen/m-mid_rate_600s.csv")
+"""Nine times the requests, a third as long: nobody looked at it while the policy was made."""
 INTERVAL_S = 30.0
 _ORACLE_INTERVAL_S = 30.0
 """It loses nothing by looking more rarely."""
@@ -40,10 +42,10 @@ _DRAIN_S = 15.0
 """A stream of 155 tokens takes 8 s where there are as many as may be; longer ones take more."""
 
 
-def read(folder: Path) -> Sequence[RateWindow]:
+def read(file: Path) -> Sequence[RateWindow]:
     """The series."""
-    with (folder / SERIES).open() as file:
-        return rate_series.read(file, "m-large")[0]
+    with file.open() as lines:
+        return rate_series.read(lines, file.stem)[0]
 
 
 def means(windows: Sequence[RateWindow]) -> tuple[float, float]:
@@ -89,8 +91,8 @@ def demand_of(part: Sequence[Inflow], seconds: float) -> Demand:
 
 
 @lru_cache(maxsize=1)
-def _prepared(folder: Path) -> tuple[list[Inflow], list[Demand], Strength, Demand]:
-    windows = read(folder)
+def _prepared(file: Path) -> tuple[list[Inflow], list[Demand], Strength, Demand]:
+    windows = read(file)
     arriving = inflows(windows, OPTIONS, random.Random(0))  # noqa: S311 - a load
     prompts, outputs = means(windows)
     settings = engine("H100", Dtype.FP8, budget=8192, cold_start_s=60.0)
@@ -98,9 +100,9 @@ def _prepared(folder: Path) -> tuple[list[Inflow], list[Demand], Strength, Deman
     return arriving, foresight(arriving, OPTIONS.step_s), one, peak(windows)
 
 
-def run(folder: Path, name: str, cold_start_s: float) -> FluidRun:
-    """One policy, with one cold start."""
-    arriving, ahead, one, most = _prepared(folder)
+def run(file: Path, name: str, cold_start_s: float) -> FluidRun:
+    """One policy on a series, with one cold start."""
+    arriving, ahead, one, most = _prepared(file)
     at_peak = needed(most, one, SERVER)
     start = at_peak if name == "static_peak" else needed(ahead[0], one, SERVER)
     limits = bounds(start, {pool: 2 * count for pool, count in at_peak.items()})
@@ -128,7 +130,7 @@ def run(folder: Path, name: str, cold_start_s: float) -> FluidRun:
     return flow(arriving, pools, scaler, replace(OPTIONS, interval_s=interval_s))
 
 
-def figures(folder: Path, name: str, cold_start_s: float) -> dict[str, float]:
+def figures(file: Path, name: str, cold_start_s: float) -> dict[str, float]:
     """What one run comes to."""
-    made = run(folder, name, cold_start_s)
+    made = run(file, name, cold_start_s)
     return figures_of(made.story, made.attainment)
