@@ -18,7 +18,7 @@ _DRAIN_S = 3.0
 
 
 def run(file: Path, name: str, cold_start_s: float) -> FluidRun:
-    """One policy on a trace, with one cold start; the fleet and the policies are those of the detailed run."""
+    """One policy on a trace, with one cold start, with the fleet of the detailed run."""
     trace, ahead, one = detailed.prepared(file)
     start, limits = detailed.sizes(name, ahead, one)
     pools = [
