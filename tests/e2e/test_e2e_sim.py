@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,9 @@ def test_the_policy_that_places_requests_is_told(baton: Deployment) -> None:
 
 
 def test_killing_a_decode_replica_loses_and_repeats_no_token(baton: Deployment) -> None:
-    undisturbed = [baton.stream(prompt(n), max_tokens=TOKENS) for n in range(STREAMS)]
+    with ThreadPoolExecutor(STREAMS) as pool:
+        ask = partial(baton.stream, max_tokens=TOKENS)
+        undisturbed = list(pool.map(ask, (prompt(n) for n in range(STREAMS))))
     resumed_before = baton.status()["ingresses"][0]["ended"]["resumes"]
     pids = baton.pids()
     all_flow = threading.Barrier(STREAMS + 1, timeout=60)
@@ -410,6 +413,7 @@ def test_the_openai_and_anthropic_sdks_are_served(baton: Deployment) -> None:
     assert done.returncode == 0, done.stdout[-5000:]
 
 
+@pytest.mark.thorough
 def test_an_ingress_is_replaced_while_streams_flow_and_none_is_lost(baton: Deployment) -> None:
     before, over, flows = ingresses(baton), threading.Event(), threading.Event()
 
