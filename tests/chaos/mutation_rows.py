@@ -8,6 +8,7 @@ from tests.chaos.mutation_rows_edges import EDGES
 
 _CONTROL = "platform/baton/control"
 _LINK = "platform/baton/runtime/link"
+_STEPS = "platform/baton/engine/vllm/step_budget.py"
 _COORDINATOR = ("tests/control/test_coordinator.py", "tests/control/test_coordinator_placement.py")
 _CONVERSATION = ("tests/runtime/test_link_conversation.py",)
 _LINK_FAULTS = ("tests/runtime/test_link_faults.py",)
@@ -217,6 +218,27 @@ BOUNDS = (
         "return Shed(Reason.TOO_LATE, ttft_s, latest_s, late_s)",
         "pass",
         ("tests/policy/test_admission.py",),
+    ),
+    Mutation(
+        "the smaller budget of a step that streams wait for",
+        _STEPS,
+        "scheduler.max_num_scheduled_tokens = decode_step_tokens",
+        "pass",
+        ("tests/engine/test_step_budget.py",),
+    ),
+    Mutation(
+        "giving vLLM its whole budget back after a step",
+        _STEPS,
+        "scheduler.max_num_scheduled_tokens = whole",
+        "pass",
+        ("tests/engine/test_step_budget.py",),
+    ),
+    Mutation(
+        "refusing a vLLM that has its budget from elsewhere",
+        _STEPS,
+        "if missing:",
+        "if False:",
+        ("tests/engine/test_step_budget.py",),
     ),
 )
 
