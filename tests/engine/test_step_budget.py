@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.engine.vllm.step_budget import budgeted, install, misfit, shortage, streams
+from baton.engine.vllm.step_budget import budgeted, install, misfit, obstacle, refused, streams
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -101,9 +101,44 @@ def test_a_scheduler_that_has_its_budget_from_elsewhere_is_refused() -> None:
     )
 
 
-def test_a_budget_has_room_for_a_step_of_every_stream() -> None:
-    assert shortage(32, max_num_seqs=32) is None
-    assert shortage(32, max_num_seqs=32, tokens_each=4) == (
+@dataclass
+class Limits:
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+
+
+def test_a_budget_has_room_for_a_step_of_every_stream_and_is_not_the_larger_one() -> None:
+    assert obstacle(32, Limits()) is None
+    assert obstacle(512, Limits()) is None
+    assert obstacle(32, Limits(), tokens_each=4) == (
         "decode_step_tokens is 32, wanted at least 128, 4 for each of max_num_seqs=32 streams:"
         " raise it or lower max_num_seqs"
+    )
+    assert obstacle(513, Limits()) == (
+        "decode_step_tokens is 513, wanted at most max_num_batched_tokens, 512: lower it or raise"
+        " that"
+    )
+
+
+def test_prompts_that_may_not_be_cut_or_leave_a_step_unfilled_are_not_beside_two_budgets() -> None:
+    # The former would wait for the last stream; behind the latter streams would get nothing.
+    assert obstacle(64, Limits(enable_chunked_prefill=False)) == (
+        "decode_step_tokens is 64, and enable_chunked_prefill is false: remove one of them from"
+        " the engine"
+    )
+    assert obstacle(64, Limits(long_prefill_token_threshold=256)) == (
+        "decode_step_tokens is 64, and long_prefill_token_threshold 256: remove one of them"
+    )
+
+
+def test_an_engine_whose_scheduler_would_not_keep_to_it_is_refused_before_it_starts() -> None:
+    def own(_scheduler: object) -> None:
+        """Chooses in a way of its own."""
+
+    assert refused(64, type("Derived", (Scheduler,), {})) is None
+    assert refused(64, type("Own", (Scheduler,), {"schedule": own})) == (
+        "decode_step_tokens=64 cannot be kept with this vLLM: Own chooses steps in its own way;"
+        " remove it from the engine, or install the vLLM that this release names"
     )

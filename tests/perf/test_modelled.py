@@ -48,6 +48,8 @@ def test_prompts_beside_decodes_come_in_pieces_of_the_smaller_budget() -> None:
     beside = {"running": 8, "context_tokens": 8000}
     assert two.prefill_s(5000, **beside) == small.prefill_s(5000, **beside)
     assert two.prefill_s(5000) == TIMING.prefill_s(5000) < small.prefill_s(5000)
+    larger = replace(small, decode_step_tokens=8192)
+    assert larger.prefill_s(5000, **beside) == small.prefill_s(5000, **beside)
 
 
 def test_nothing_takes_no_time() -> None:

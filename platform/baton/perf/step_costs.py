@@ -51,7 +51,7 @@ Source: roofline arithmetic on published data sheets (A100, H100) and Llama 3 8B
 def prompt_room(max_batched_tokens: int, decode_step_tokens: int | None, running: int) -> int:
     """How many prompt tokens one step computes beside so many decodes; at least one."""
     if running and decode_step_tokens is not None:
-        return max(1, decode_step_tokens - running)
+        return max(1, min(decode_step_tokens, max_batched_tokens) - running)
     return max(1, max_batched_tokens - running)
 
 

@@ -59,7 +59,7 @@ from baton.engine.vllm.settings import (
     engine_environment,
     replay_endpoint,
 )
-from baton.engine.vllm.step_budget import shortage
+from baton.engine.vllm.step_budget import obstacle, refused
 from baton.engine.vllm.tickets import UnusableTicket
 from baton.engine.vllm.wire import EngineWire, release_request
 from baton.runtime.log_events import log_event
@@ -179,11 +179,11 @@ class VllmEngine:
             return
         drafts = config.speculative_config
         each = 1 + (drafts.num_speculative_tokens or 0 if drafts is not None else 0)
-        short = shortage(
-            tokens, max_num_seqs=config.scheduler_config.max_num_seqs, tokens_each=each
-        )
-        if short is not None:
-            raise ValueError(short)
+        limits = config.scheduler_config
+        why = obstacle(tokens, limits, tokens_each=each)
+        why = why or refused(tokens, limits.get_scheduler_cls())
+        if why is not None:
+            raise ValueError(why)
 
     def _kv_events_endpoint(self) -> str | None:
         if not (self._settings.kv_events and self._settings.prefix_caching):

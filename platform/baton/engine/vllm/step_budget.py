@@ -57,10 +57,7 @@ def install(decode_step_tokens: int) -> None:
 
     why = misfit(Scheduler, Request)
     if why is not None:
-        raise RuntimeError(
-            f"decode_step_tokens={decode_step_tokens} cannot be kept with this vLLM: {why};"
-            " remove it from the engine, or install the vLLM that this release names"
-        )
+        raise RuntimeError(_cannot(decode_step_tokens, why))
     if not hasattr(Scheduler.schedule, _MARK):
         Scheduler.schedule = budgeted(Scheduler.schedule, decode_step_tokens)
 
@@ -110,12 +107,51 @@ def streams(request: RequestLike) -> bool:
     return not request.is_prefill_chunk and request.max_tokens > 1
 
 
-def shortage(decode_step_tokens: int, *, max_num_seqs: int, tokens_each: int = 1) -> str | None:
-    """Why so small a budget would starve streams; None where it does not."""
-    least = max_num_seqs * tokens_each
-    if decode_step_tokens >= least:
-        return None
+class LimitsLike(Protocol):
+    """What of vLLM's scheduler configuration this needs. Source: vLLM 0.32, config/scheduler.py."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_chunked_prefill: bool
+    long_prefill_token_threshold: int
+
+
+def obstacle(decode_step_tokens: int, limits: LimitsLike, *, tokens_each: int = 1) -> str | None:
+    """Why an engine with such limits cannot keep to it; None where it can.
+
+    Streams need `tokens_each` of a step. A prompt that may not be cut would wait for the last of
+    them; one whose pieces are bounded lets streams be admitted behind it, which get what it leaves.
+    """
+    got, least = f"decode_step_tokens is {decode_step_tokens}", limits.max_num_seqs * tokens_each
+    if decode_step_tokens < least:
+        return (
+            f"{got}, wanted at least {least}, {tokens_each} for each of"
+            f" max_num_seqs={limits.max_num_seqs} streams: raise it or lower max_num_seqs"
+        )
+    if decode_step_tokens > limits.max_num_batched_tokens:
+        most = limits.max_num_batched_tokens
+        return f"{got}, wanted at most max_num_batched_tokens, {most}: lower it or raise that"
+    if not limits.enable_chunked_prefill:
+        return f"{got}, and enable_chunked_prefill is false: remove one of them from the engine"
+    if limits.long_prefill_token_threshold > 0:
+        threshold = limits.long_prefill_token_threshold
+        return f"{got}, and long_prefill_token_threshold {threshold}: remove one of them"
+    return None
+
+
+def refused(decode_step_tokens: int, scheduler: type) -> str | None:
+    """Why an engine with that class of scheduler would not keep to it; None where it would."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.request import Request
+
+    why = misfit(Scheduler, Request)
+    if getattr(scheduler, "schedule", None) is not Scheduler.schedule:
+        why = f"{scheduler.__name__} chooses steps in its own way"
+    return None if why is None else _cannot(decode_step_tokens, why)
+
+
+def _cannot(decode_step_tokens: int, why: str) -> str:
     return (
-        f"decode_step_tokens is {decode_step_tokens}, wanted at least {least}, {tokens_each} for"
-        f" each of max_num_seqs={max_num_seqs} streams: raise it or lower max_num_seqs"
+        f"decode_step_tokens={decode_step_tokens} cannot be kept with this vLLM: {why};"
+        " remove it from the engine, or install the vLLM that this release names"
     )

@@ -8,7 +8,7 @@ Otherwise newcomers are, first those whose blocks have arrived, then first come 
 overtaking, while there is budget, a seat (max_num_seqs), and room for the whole of their known
 tokens; but only blocks for the tokens of this step are taken. A leg whose blocks are to be pulled
 takes them all beforehand, and only if what running prompts still need stays free. A step that
-streams wait for may have a budget of its own (`engine.vllm.scheduling`).
+streams wait for may have a budget of its own (`engine.vllm.step_budget`).
 Source: vLLM 0.32, v1/core/sched/scheduler.py `schedule` and v1/core/kv_cache_manager.py
 `allocate_slots`, with their defaults (scheduler_reserve_full_isl, no watermark).
 
