@@ -46,7 +46,6 @@ _DECODE_STEP_TOKENS = {PREFILL: None, DECODE: 512}
 FORESIGHT_S = 10.0
 _FIRST_BINS = 6
 """Every policy begins with what the first minute needs."""
-_PROCESSES = 2
 
 
 def read(file: Path) -> Trace:

@@ -37,7 +37,6 @@ _ORACLE_INTERVAL_S = 30.0
 OPTIONS = FluidOptions(step_s=2.0, interval_s=INTERVAL_S, slo=SERVER)
 _FORESIGHT_S = 60.0
 """The oracle knows the mean demand of each minute to come, not each request."""
-_PROCESSES = 2
 _DRAIN_S = 15.0
 """A stream of 155 tokens takes 8 s where there are as many as may be; longer ones take more."""
 
