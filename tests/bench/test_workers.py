@@ -71,7 +71,6 @@ def test_connections_that_a_process_may_not_have_are_refused_before_they_fail(
         _allow_files(5000)
 
 
-@pytest.mark.slow
 def test_several_processes_send_one_load() -> None:
     with CompletionServer().in_thread() as server:
         what = plan(*(number / 50 for number in range(21)))
@@ -83,7 +82,6 @@ def test_several_processes_send_one_load() -> None:
     assert all(one.ok and one.late_s >= 0 for one in found.samples)
 
 
-@pytest.mark.slow
 def test_a_process_that_dies_takes_the_run_with_it() -> None:
     def kill_one() -> None:
         begun.wait(60)

@@ -97,7 +97,6 @@ def test_where_no_configuration_can_be_written_nothing_is_planned(tmp_path: Path
     assert not result.stdout
 
 
-@pytest.mark.slow
 def test_a_plan_is_printed_written_and_loads_again(tmp_path: Path) -> None:
     out = tmp_path / "plan.yaml"
     result = run(

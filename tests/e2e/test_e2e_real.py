@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from baton.engine.tiny_model import write_tiny_model
 from baton.serving.engines import tiny_model_folder
 from tests.e2e.deployments import Deployment, alive, descendants, running
 from tests.fakes.otlp_receiver import OtlpReceiver, receiver, tree
@@ -28,6 +29,51 @@ MAX_TOKENS = 24
 ROOT = Path(__file__).parents[2]
 
 
+class PlainEngine:
+    """One plain vLLM engine in a process of its own: answers all prompts and ends."""
+
+    def __init__(self, folder: Path) -> None:
+        asked, self.answered = folder / "asked.json", folder / "answered.json"
+        self.log = folder / "plain.log"
+        asked.write_text(json.dumps(prompts()))
+        program = Path(__file__).parent / "programs" / "plain_vllm.py"
+        model = write_tiny_model(tiny_model_folder())
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, program, model, str(MAX_TOKENS), asked, self.answered],
+                env=os.environ
+                | {
+                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                    "OMP_NUM_THREADS": "1",
+                    "HF_HUB_OFFLINE": "1",
+                    "VLLM_NO_USAGE_STATS": "1",
+                },
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait(self) -> None:
+        """Until it has answered: what is tested then has the machine for itself."""
+        assert self.process.wait(timeout=240) == 0, self.log.read_text()
+
+    def end(self) -> None:
+        """With every process that it started."""
+        if self.process.poll() is None:
+            for process in descendants(self.process.pid):
+                process.kill()
+            self.process.kill()
+            self.process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def plain_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainEngine]:
+    engine = PlainEngine(tmp_path_factory.mktemp("plain"))
+    try:
+        yield engine
+    finally:
+        engine.end()
+
+
 @pytest.fixture(scope="module")
 def collector() -> Iterator[OtlpReceiver]:
     with receiver() as found:
@@ -36,11 +82,13 @@ def collector() -> Iterator[OtlpReceiver]:
 
 @pytest.fixture(scope="module")
 def baton(
-    tmp_path_factory: pytest.TempPathFactory, collector: OtlpReceiver
+    tmp_path_factory: pytest.TempPathFactory, collector: OtlpReceiver, plain_engine: PlainEngine
 ) -> Iterator[Deployment]:
+    """Starts beside the plain engine: either alone would leave a core idle for a minute."""
     folder = tmp_path_factory.mktemp("real")
     settings = {"pools.decode.replicas.max": 2, "observability.tracing.otlp": collector.url}
     with running("quickstart.yaml", folder, **settings) as deployment:
+        plain_engine.wait()
         yield deployment
 
 
@@ -74,26 +122,9 @@ def decoded(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory, baton: Deployment) -> list[list[int]]:
-    """What one plain vLLM engine says. Depends on baton so that the model has been made."""
-    folder = tmp_path_factory.mktemp("plain")
-    asked, answered = folder / "asked.json", folder / "answered.json"
-    asked.write_text(json.dumps(prompts()))
-    program = Path(__file__).parent / "programs" / "plain_vllm.py"
-    subprocess.run(
-        [sys.executable, str(program), str(tiny_model_folder()), str(MAX_TOKENS), asked, answered],
-        env=os.environ
-        | {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-        },
-        check=True,
-        timeout=240,
-        capture_output=True,
-    )
-    answers: list[list[int]] = json.loads(answered.read_text())
+def plain(baton: Deployment, plain_engine: PlainEngine) -> list[list[int]]:
+    """What one plain vLLM engine says."""
+    answers: list[list[int]] = json.loads(plain_engine.answered.read_text())
     return answers
 
 

@@ -154,6 +154,7 @@ def test_the_policy_that_places_requests_is_told(baton: Deployment) -> None:
     assert baton.status()["ingresses"][0]["policy"] == {"name": "predicted"}
 
 
+@pytest.mark.thorough
 def test_killing_a_decode_replica_loses_and_repeats_no_token(baton: Deployment) -> None:
     with ThreadPoolExecutor(STREAMS) as pool:
         ask = partial(baton.stream, max_tokens=TOKENS)
@@ -181,6 +182,7 @@ def test_killing_a_decode_replica_loses_and_repeats_no_token(baton: Deployment) 
     assert status["in_flight"] == {}
 
 
+@pytest.mark.thorough
 def test_serve_replaces_a_killed_replica_and_it_gets_work(baton: Deployment) -> None:
     def whole(status: dict[str, object]) -> bool:
         rows = status["ingresses"][0]["replicas"]  # type: ignore[index]

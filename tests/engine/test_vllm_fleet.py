@@ -32,6 +32,7 @@ from tests.engine.vllm_fleet import DECODERS, STREAMS, RealFleet, break_listener
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.thorough,
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),

@@ -117,7 +117,6 @@ def test_ci_stops_at_the_first_step_that_fails(ci: Path) -> None:
     assert "step test" not in done.stdout
 
 
-@pytest.mark.slow
 def test_ci_fails_when_a_step_leaves_a_process_behind_and_ends_it(ci: Path) -> None:
     (ci / "Makefile").write_text(
         MAKEFILE + "\t@setsid sleep 300 >/dev/null 2>&1 & echo $$! >>left\n"

@@ -278,7 +278,6 @@ async def test_who_is_refused_is_told_before_its_body_has_come(folder: Path) -> 
         assert b" 401 " in await _first_line(made, within_s=5)
 
 
-@pytest.mark.slow
 async def test_a_body_that_does_not_come_is_not_waited_for_any_longer_than_a_head(
     folder: Path,
 ) -> None:
