@@ -92,15 +92,20 @@ class _Family:
         return True
 
     def _bury(self, *, but: int) -> None:
-        """Reap adopted children that have ended, as init would; costs nothing while none has."""
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
+        """Reap adopted children that have ended, as init would; costs little while none has.
+
+        Each by its pid: a child of before that its owner has not yet waited for stays ended, and
+        would be all that a wait for anybody ever finds.
+        """
+        try:
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return
-            if ended is None or ended.si_pid == but or ended.si_pid in self._others:
-                return
-            os.waitpid(ended.si_pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+        for one in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if one.pid != but and one.pid not in self._others and _is_zombie(one):
+                    os.waitpid(one.pid, os.WNOHANG)
 
     def end(self, grace_s: float) -> tuple[str, ...]:
         """Wait for the end of all of them, then kill the rest; says who that was."""
@@ -120,9 +125,13 @@ class _Family:
         found = []
         for one in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if one.pid not in self._others and one.status() != psutil.STATUS_ZOMBIE:
+                if one.pid not in self._others and not _is_zombie(one):
                     found.append(one)
         return found
+
+
+def _is_zombie(one: psutil.Process) -> bool:
+    return bool(one.status() == psutil.STATUS_ZOMBIE)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -70,4 +71,16 @@ def test_a_program_that_takes_too_long_may_clean_up(tmp_path: Path) -> None:
 
 def test_an_orphan_that_ends_is_laid_to_rest_meanwhile(tmp_path: Path) -> None:
     ended = ran(ORPHANED_ZOMBIE, tmp_path / "log")
+    assert (ended.status, ended.left) == (0, ()), (tmp_path / "log").read_text()
+
+
+def test_a_child_of_before_that_nobody_has_waited_for_keeps_no_orphan_from_its_rest(
+    tmp_path: Path,
+) -> None:
+    before = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, before.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        ended = ran(ORPHANED_ZOMBIE, tmp_path / "log")
+    finally:
+        assert before.wait() == 0, "its owner still gets its status"
     assert (ended.status, ended.left) == (0, ()), (tmp_path / "log").read_text()
