@@ -211,6 +211,43 @@ def test_a_model_that_does_not_fit_says_in_which_pool_and_how_it_would() -> None
     assert "TP" in lines[0].upper()
 
 
+@pytest.mark.parametrize(
+    ("pool", "tokens", "wanted"),
+    [
+        (
+            "decode",
+            "2049",
+            "got 2049, wanted at most 2048, vLLM's own max_num_batched_tokens: lower it, or set"
+            " that, too",
+        ),
+        (
+            "prefill",
+            "127",
+            "got 127, wanted at least 128, vLLM's own max_num_seqs, one a stream: raise it, or set"
+            " that, too",
+        ),
+    ],
+)
+def test_a_budget_beside_streams_that_vllms_defaults_have_no_room_for_is_said_at_its_key(
+    pool: str, tokens: str, wanted: str
+) -> None:
+    (line,) = findings(
+        GPU,
+        f"pools.{pool}.engine.max_num_batched_tokens=null",
+        f"pools.{pool}.engine.decode_step_tokens={tokens}",
+    )
+    assert line == f"pools.{pool}.engine.decode_step_tokens: {wanted}"
+
+
+def test_a_budget_beside_streams_within_vllms_defaults_is_simulated() -> None:
+    sets = [
+        f"pools.prefill.engine.{key}=null" for key in ("max_num_seqs", "max_num_batched_tokens")
+    ]
+    for tokens in (128, 2048):
+        made = settings(GPU, "prefill", *sets, f"pools.prefill.engine.decode_step_tokens={tokens}")
+        assert made.decode_step_tokens == tokens
+
+
 def test_a_policy_that_cannot_be_loaded_is_said_before_anything_runs() -> None:
     sets = ("router.policy=no.such:thing", "router.disaggregate=always")
     assert "router.policy: cannot use 'no.such:thing'" in findings(SIM, *sets)[0]

@@ -222,7 +222,10 @@ def _vllm_engine(
     """The engine of a pool; None when something is missing, which is then among the findings."""
     pool = config.pools[name]
     device = _device(pool, f"pools.{name}.resources.accelerator", findings)
-    if device is None or model is None:
+    misfit = _budget_misfit(pool.engine)
+    if misfit is not None:
+        findings.append(f"pools.{name}.engine.decode_step_tokens: {misfit}")
+    if device is None or model is None or misfit is not None:
         return None
     try:
         return _on(device, model, config.models[pool.model], pool, config.transfer)
@@ -246,6 +249,24 @@ def _device(pool: PoolConfig, key: str, findings: list[str]) -> Accelerator | No
         return None
 
 
+def _budget_misfit(engine: EngineConfig) -> str | None:
+    """Why the budget beside streams cannot be; of bounds that are set, the configuration knows."""
+    tokens, (seats, most) = engine.decode_step_tokens, _step_limits(engine)
+    if tokens is None or seats <= tokens <= most:
+        return None
+    if tokens > most:
+        own, change = f"at most {most}, vLLM's own max_num_batched_tokens", "lower"
+    else:
+        own, change = f"at least {seats}, vLLM's own max_num_seqs, one a stream", "raise"
+    return f"got {tokens}, wanted {own}: {change} it, or set that, too"
+
+
+def _step_limits(engine: EngineConfig) -> tuple[int, int]:
+    """Requests that run at a time, and tokens of a step."""
+    tokens = engine.max_num_batched_tokens or VLLM_MAX_BATCHED_TOKENS
+    return engine.max_num_seqs or min(VLLM_MAX_NUM_SEQS, tokens), tokens
+
+
 def _on(
     device: Accelerator,
     model: SourceShape,
@@ -256,8 +277,7 @@ def _on(
     engine, parallel, shape = pool.engine, pool.parallel, model.shape
     weights, kv = _weights(engine, model.weights), _kv_cache(engine)
     block_tokens = engine.block_size_tokens or VLLM_BLOCK_TOKENS
-    max_batched_tokens = engine.max_num_batched_tokens or VLLM_MAX_BATCHED_TOKENS
-    max_running_requests = engine.max_num_seqs or min(VLLM_MAX_NUM_SEQS, max_batched_tokens)
+    max_running_requests, max_batched_tokens = _step_limits(engine)
     room = fit(
         shape,
         device,
