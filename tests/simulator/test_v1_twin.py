@@ -54,7 +54,9 @@ sizes = st.builds(
         max_batched_tokens=max(budget, seats),
         scheduling=first,
         long_prefill_tokens=longest,
-        decode_step_tokens=fewer and max(min(fewer, budget), seats),
+        decode_step_tokens=None
+        if fewer is None or first is Scheduling.PREFILL_FIRST
+        else max(min(fewer, budget), seats),
     ),
     blocks=st.integers(12, 90),
     seats=st.integers(1, 6),

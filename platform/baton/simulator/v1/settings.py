@@ -63,15 +63,26 @@ class V1Settings:
                 raise ValueError(
                     f"simulated engine: {name} is {getattr(self, name)}, wanted more than 0"
                 )
-        if not 0 < (self.decode_step_tokens or 1) <= self.max_batched_tokens:
-            raise ValueError(
-                f"simulated engine: decode_step_tokens is {self.decode_step_tokens}, wanted 1 to"
-                f" max_batched_tokens, {self.max_batched_tokens}"
-            )
+        self._check_decode_step_tokens()
         shortest = 2  # a prompt of one token and room for one more
         if self.max_len_tokens < shortest:
             raise ValueError(
                 f"simulated engine: max_len_tokens is {self.max_len_tokens}, wanted at least 2"
+            )
+
+    def _check_decode_step_tokens(self) -> None:
+        tokens, least = self.decode_step_tokens, self.max_running_requests
+        if tokens is None:
+            return
+        if not least <= tokens <= self.max_batched_tokens:  # with fewer, the last streams starve
+            raise ValueError(
+                f"simulated engine: decode_step_tokens is {tokens}, wanted from"
+                f" max_running_requests={least} to max_batched_tokens={self.max_batched_tokens}"
+            )
+        if self.scheduling is Scheduling.PREFILL_FIRST:  # whole prompts keep to no such budget
+            raise ValueError(
+                f"simulated engine: decode_step_tokens is {tokens}, wanted none with scheduling"
+                f" '{self.scheduling}', which cuts no prompt: leave one of them out"
             )
 
     def budget(self, anyone_streams: Callable[[], bool]) -> int:
