@@ -570,8 +570,40 @@ def model(rest: str, base: str = LEAST) -> str:
         ),
         (
             SIM.replace("sim}", "sim, sim: {kv_blocks: 10}}"),
-            "sim: {kv",
-            "model.engine.sim: simulated engine: kv_blocks is 10, wanted room",
+            "10}",
+            "model.engine.sim.kv_blocks: got 10, wanted room for one request of max_len=4096",
+        ),
+        (
+            SIM.replace("sim}", "sim, sim: {prefill_rate: 0/s}}"),
+            "0/s",
+            "model.engine.sim.prefill_rate: got 0.0, wanted more than 0",
+        ),
+        (
+            SIM.replace("sim}", "sim, sim: {decode_kv_relief: 1s, decode_kv: 500ms}}"),
+            "1s",
+            "model.engine.sim.decode_kv_relief: got 1.0, wanted at most decode_kv=0.5",
+        ),
+        (
+            SIM.replace("sim}", "sim, max_num_batched_tokens: 100}"),
+            "100}",
+            "model.engine.max_num_batched_tokens: got 100, wanted at least max_num_seqs=256",
+        ),
+        (
+            SIM.replace("sim}", "sim, max_num_seqs: 4000}"),
+            "4000",
+            "model.engine.max_num_seqs: max_num_batched_tokens is 2048 unless set, wanted at least "
+            "max_num_seqs=4000",
+        ),
+        (
+            SIM.replace("4096", "65537"),
+            "65537",
+            "model.max_len: kv_blocks is 4096 unless set, wanted room for one request of max_len=6",
+        ),
+        (
+            main_pool("engine: {decode_step_tokens: 2049}", SIM),
+            "2049",
+            "pools.main.engine.decode_step_tokens: got 2049, wanted from max_num_seqs=256 to "
+            "max_num_batched_tokens=2048",
         ),
         (
             SIM.replace(" max_len: 4096,", ""),
@@ -651,6 +683,8 @@ def test_keys_that_contradict_each_other_are_found(
         main_pool("resources: {gpus: 1}, engine: {offload: {host_memory: 1B}}"),
         main_pool("engine: {max_num_batched_tokens: 64, max_num_seqs: 64, decode_step_tokens: 64}"),
         SIM.replace("sim}", "sim, offload: {host_memory: 2MiB}}"),
+        SIM.replace("4096", "65536"),
+        SIM.replace("sim}", "sim, max_num_seqs: 64, decode_step_tokens: 64}"),
     ],
 )
 def test_what_lies_just_inside_a_bound_is_accepted(load: Load, text: str) -> None:
@@ -672,6 +706,16 @@ def test_the_same_mistake_in_two_places_is_said_twice(refuse: Refuse) -> None:
 def test_a_mistake_in_an_option_that_pools_inherit_is_said_once(refuse: Refuse) -> None:
     (finding,) = refuse(PD, sets=["model.engine.dtype=int4"])
     assert finding.startswith("--set: model.engine.dtype: got 'int4'")
+
+
+def test_a_simulated_engines_bad_setting_is_said_once_where_it_was_written(refuse: Refuse) -> None:
+    sets = "decode_step_tokens: 5000, max_num_batched_tokens: 4096"
+    text = main_pool("engine: {prefix_caching: false}", SIM.replace("sim}", f"sim, {sets}}}"))
+    (finding,) = refuse(text)
+    assert finding == (
+        "x0.yaml:2:78: model.engine.decode_step_tokens: got 5000, wanted from max_num_seqs=256 to "
+        "max_num_batched_tokens=4096"
+    )
 
 
 def test_what_a_model_lacks_is_said_once_however_many_pools_lack_it(refuse: Refuse) -> None:

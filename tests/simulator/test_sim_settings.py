@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from baton.engine.sim import SimSettings
+from baton.simulator.engine.settings import BadSetting
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,7 @@ from baton.engine.sim import SimSettings
         ({"max_len_tokens": 1}, "at least 2"),
         ({"kv_blocks": 255}, "room for one request of max_len_tokens=4096"),
         ({"max_batched_tokens": 255}, "at least max_running_requests=256"),
+        ({"decode_step_tokens": 255}, "from max_running_requests=256 to max_batched_tokens=2048"),
         ({"vocab_size": 3}, "more than 3"),
         ({"eos_probability": 1.1}, "from 0 to 1"),
         ({"side_channel_port": 65_536}, "from 0 to 65535"),
@@ -36,6 +39,13 @@ def test_a_setting_that_cannot_work_is_named_with_what_is_wanted(
     (name,) = change
     with pytest.raises(ValueError, match=f"{name} is .*, wanted {wanted}"):
         replace(SimSettings(), **change)  # type: ignore[arg-type]  # parametrized
+
+
+def test_a_bad_setting_travels_by_pickle() -> None:
+    error = BadSetting("speed", 0.0, "more than 0")
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert str(again) == str(error) == "simulated engine: speed is 0.0, wanted more than 0"
+    assert (again.name, again.got, again.wanted) == ("speed", 0.0, "more than 0")
 
 
 def test_a_misspelt_setting_in_a_file_is_an_error() -> None:

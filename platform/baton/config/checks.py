@@ -15,7 +15,7 @@ from baton.config.checks_frontend import check_frontend
 from baton.config.checks_observability import check_observability
 from baton.config.checks_security import check_security
 from baton.config.checks_service import check_scaling, check_service
-from baton.config.derive import sim_settings
+from baton.config.checks_sim import check_sim
 from baton.config.leaves import did_you_mean
 from baton.config.schema import (
     EngineConfig,
@@ -131,9 +131,12 @@ def _pool(seen: Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
 
 
 def _budgets(seen: Seen, pool_path: Path, engine: EngineConfig) -> Iterator[Finding]:
-    """Tokens of a step that streams wait for: one for each of them, no more than of any step."""
+    """Tokens of a step that streams wait for: one for each of them, no more than of any step.
+
+    Simulated engines have bounds where none are set, too: see `check_sim`.
+    """
     tokens = engine.decode_step_tokens
-    if tokens is None:
+    if tokens is None or engine.kind is EngineKind.SIM:
         return
     path, most = (*pool_path, "engine", "decode_step_tokens"), engine.max_num_batched_tokens
     if most is not None and tokens > most:
@@ -192,23 +195,7 @@ def _engine(seen: Seen, owner: Path) -> Iterator[Finding]:
         if value:
             what = "has no effect on a simulated engine, remove it"
             yield seen.wrong((*path, key), what)
-    yield from _sim(seen, owner, engine)
-
-
-def _sim(seen: Seen, owner: Path, engine: EngineConfig) -> Iterator[Finding]:
-    pool = seen.get(PoolConfig, *owner)
-    name = owner[-1] if pool is None else pool.model
-    model, transfer = seen.models().get(name), seen.get(TransferConfig, "transfer")
-    if model is None or transfer is None:
-        return
-    if model.max_len_tokens is None:
-        what = "missing, wanted a number: a simulated engine cannot ask the model"
-        yield seen.wrong(("models", name, "max_len"), what)
-        return
-    try:
-        sim_settings(engine, model, transfer)
-    except ValueError as error:
-        yield seen.wrong((*owner, "engine", "sim"), str(error))
+    yield from check_sim(seen, owner, engine)
 
 
 def _agreement(seen: Seen) -> Iterator[Finding]:

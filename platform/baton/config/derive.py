@@ -261,7 +261,7 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
     Options that a real engine has too are named once, so they come from three sections.
 
     Raises:
-        ValueError: the options contradict each other.
+        BadSetting: an engine could not work with one of them.
     """
     timings = engine.sim or SimTimings()
     own = SimSettings()

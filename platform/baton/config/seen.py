@@ -31,6 +31,10 @@ class Seen:
                 return place
         return DefaultOrigin()
 
+    def said(self, *path: str) -> bool:
+        """Whether somebody wrote a leaf."""
+        return not isinstance(self.builder.origins.get(path, DefaultOrigin()), DefaultOrigin)
+
     def wrong(self, path: Path, what: str) -> Finding:
         """A finding at a key."""
         return Finding(self.at(*path), path, what)

@@ -47,12 +47,31 @@ class OnTransferFailure(StrEnum):
     """It ends with an error."""
 
 
+class BadSetting(ValueError):
+    """An engine could not work with a setting; others that bound it are in `wanted` as name=value.
+
+    Arguments are positional because Ray pickles exceptions by `args`.
+    """
+
+    def __init__(self, name: str, got: object, wanted: str) -> None:
+        super().__init__(name, got, wanted)
+        self.name = name
+        self.got = got
+        self.wanted = wanted
+
+    def __str__(self) -> str:
+        return f"simulated engine: {self.name} is {self.got}, wanted {self.wanted}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSettings:
     """Speeds, memory and limits of a simulated engine.
 
     The defaults are round figures of the order of an 8-billion-parameter model on one data-centre
     GPU. They are not measurements, and nothing may be concluded from them about a real engine.
+
+    Raises:
+        BadSetting: an engine could not work with one of them.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -197,4 +216,4 @@ class SimSettings:
 
     def _require(self, name: str, wanted: str, *, holds: bool) -> None:
         if not holds:
-            raise ValueError(f"simulated engine: {name} is {getattr(self, name)}, wanted {wanted}")
+            raise BadSetting(name, getattr(self, name), wanted)
