@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from operator import sub
 
 from baton.domain.fleet import StepTotals
 from baton.domain.handoff import Leg, LegKind
@@ -28,26 +29,29 @@ async def prompts_come_in_smaller_pieces_beside_streams(
     alone, beside, again = (
         tuple(range(first, first + PROMPT_TOKENS)) for first in (1000, 2000, 3000)
     )
-    assert await _steps_for(listener, make_leg("alone", alone, 1)) == 1
+    assert (await _steps_for(listener, make_leg("alone", alone, 1))).prefill_steps == 1
 
     await listener.engine.submit(make_leg("stream", tuple(range(500, 510)), 1500))
     await listener.started("stream")
     pieces = -(-PROMPT_TOKENS // (DECODE_STEP_TOKENS - 1))
-    assert await _steps_for(listener, make_leg("beside", beside, 1)) == pieces
-    assert listener.outputs("stream")[-1].finish is None, "the stream went on all the time"
+    took = await _steps_for(listener, make_leg("beside", beside, 1))
+    assert took.prefill_steps == pieces
+    # Steps that both prefill and decode are as many as the two counts exceed the steps by.
+    both = took.prefill_steps + took.decode_steps - took.steps
+    assert both == pieces, "the stream has a token of each step that computes the prompt"
     await listener.engine.abort(["stream"])
 
     # Its blocks are to be fetched: it ends with its first token, and nobody waits for another.
     ends = evolve(make_leg("ends", again, 1), kind=LegKind.PREFILL)
-    assert await _steps_for(listener, ends) == 1
+    assert (await _steps_for(listener, ends)).prefill_steps == 1
 
 
-async def _steps_for(listener: Listener, leg: Leg) -> int:
-    """How many steps computed the leg's prompt."""
+async def _steps_for(listener: Listener, leg: Leg) -> StepTotals:
+    """What the engine did while it ran the leg; nobody else has a prompt meanwhile."""
     before = listener.engine.load().steps
     await listener.run(leg)
-    wanted = before.prefill_tokens + len(leg.prompt_token_ids)
-    return (await _totals(listener, wanted)).prefill_steps - before.prefill_steps
+    after = await _totals(listener, before.prefill_tokens + len(leg.prompt_token_ids))
+    return StepTotals(*map(sub, after, before))
 
 
 async def _totals(listener: Listener, prefill_tokens: int) -> StepTotals:
