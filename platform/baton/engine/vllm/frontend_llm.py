@@ -31,6 +31,8 @@ from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp
 from baton.engine.vllm.frontend_limits import FrontendLimits, bad_name, too_many_words
 from baton.engine.vllm.prompt_tails import decode_tails_only
+from baton.engine.vllm.quick_chunks import write_chunks_quickly
+from baton.engine.vllm.route_names import remember_route_names
 from baton.engine.vllm.straight_streams import stream_straight
 from baton.engine.vllm.token_memory import remember_tokens
 
@@ -281,6 +283,8 @@ async def api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     await init_app_state(llm, app.state, args, _TASKS)
     bound_beam_search(app.state, lambda: llm.limits)
     stream_straight(app, middleware=bool(args.middleware))
+    write_chunks_quickly()
+    remember_route_names()
     for name in _LOUD_LOGGERS:
         loud = logging.getLogger(name)
         if not any(isinstance(one, NoPrompts) for one in loud.filters):
