@@ -6,14 +6,13 @@ from pathlib import Path
 
 from baton.policy.scaling.observation import Demand
 from baton.simulator.fluid import FluidOptions, FluidRun, flow
-from baton.simulator.fluid_pools import FluidPool
 from benchmarks import _slo_azure as detailed
 from benchmarks._slo_check import inflow_of
 from benchmarks._slo_table import figures_of
-from benchmarks._slo_world import ARMS, BURSTS, GPUS, ROLES
+from benchmarks._slo_world import ARMS, BURSTS, ROLES, fluid_pools
 
 _STEP_S = 0.5
-_DRAIN_S = 3.0
+_DRAIN_S = dict.fromkeys(ROLES, 3.0)
 """A stream has 28 tokens."""
 
 
@@ -21,21 +20,7 @@ def run(file: Path, name: str, cold_start_s: float) -> FluidRun:
     """One policy on a trace, with one cold start, with the fleet of the detailed run."""
     trace, ahead, one = detailed.prepared(file)
     start, limits = detailed.sizes(name, ahead, one)
-    pools = [
-        FluidPool(
-            name=pool,
-            role=role,
-            replicas=start[pool],
-            prefill_tokens_per_s=one.prefill_tokens_per_s,
-            decode_tokens_per_s=one.decode_tokens_per_s,
-            max_streams=one.streams,
-            least_step_s=one.least_step_s,
-            cold_start_s=cold_start_s,
-            drain_s=_DRAIN_S,
-            gpus_per_replica=GPUS,
-        )
-        for pool, role in ROLES.items()
-    ]
+    pools = fluid_pools(start, one, cold_start_s=cold_start_s, drain_s=_DRAIN_S)
 
     def known(at_s: float) -> Demand:
         return detailed.foreseen(ahead, at_s)

@@ -10,14 +10,14 @@ from baton.perf.hardware import Dtype
 from baton.policy.placement import Disaggregate
 from baton.policy.scaling.observation import Demand
 from baton.simulator.fluid import FluidRun, flow
-from baton.simulator.fluid_pools import FluidPool, Inflow
+from baton.simulator.fluid_pools import Inflow
 from baton.simulator.scenario import Run, simulate
 from baton.simulator.workloads import rate_series
 from baton.simulator.workloads.rate_series import RateWindow
 from baton.simulator.workloads.trace import Trace
 from benchmarks import _slo_azure as detailed
 from benchmarks import _slo_servegen as fluid
-from benchmarks._slo_world import ARMS, GPUS, PREFILL, ROLES, SERVER, bounds, strength
+from benchmarks._slo_world import ARMS, PREFILL, ROLES, SERVER, bounds, fluid_pools, strength
 
 CUT_S = (78_000.0, 79_800.0)
 """Of the series: the rate falls by a fifth and then rises by half."""
@@ -28,6 +28,7 @@ RATE_PER_S = 40.0
 COLD_START_S = 60.0
 INTERVAL_S = 5.0
 _WIDTH_S = 1.0
+_DRAIN_S = dict.fromkeys(ROLES, 10.0)
 
 
 def cut(folder: Path) -> list[RateWindow]:
@@ -90,20 +91,7 @@ def by_fluid(trace: Trace, name: str, start: dict[str, int]) -> FluidRun:
     prompts, outputs = detailed.mean_lengths(trace)
     settings = detailed.engines("H100", Dtype.FP8, COLD_START_S)[PREFILL]
     one = strength(settings, SERVER, prompt_tokens=prompts, output_tokens=outputs)
-    pools = [
-        FluidPool(
-            name=pool,
-            role=role,
-            replicas=start[pool],
-            prefill_tokens_per_s=one.prefill_tokens_per_s,
-            decode_tokens_per_s=one.decode_tokens_per_s,
-            max_streams=one.streams,
-            least_step_s=one.least_step_s,
-            cold_start_s=COLD_START_S,
-            gpus_per_replica=GPUS,
-        )
-        for pool, role in ROLES.items()
-    ]
+    pools = fluid_pools(start, one, cold_start_s=COLD_START_S, drain_s=_DRAIN_S)
     scaler = ARMS[name].scaler(
         bounds(start, dict.fromkeys(ROLES, 12)),
         lambda _: Demand(),

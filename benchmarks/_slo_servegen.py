@@ -11,19 +11,19 @@ from pathlib import Path
 from baton.perf.hardware import Dtype
 from baton.policy.scaling.observation import Demand
 from baton.simulator.fluid import FluidOptions, FluidRun, flow, inflows
-from baton.simulator.fluid_pools import FluidPool, Inflow
+from baton.simulator.fluid_pools import Inflow
 from baton.simulator.workloads import rate_series
 from baton.simulator.workloads.rate_series import RateWindow
 from benchmarks._slo_table import figures_of
 from benchmarks._slo_world import (
     ARMS,
-    GPUS,
+    DECODE,
     PREFILL,
-    ROLES,
     SERVER,
     Strength,
     bounds,
     engine,
+    fluid_pools,
     needed,
     strength,
 )
@@ -37,7 +37,7 @@ _ORACLE_INTERVAL_S = 30.0
 OPTIONS = FluidOptions(step_s=2.0, interval_s=INTERVAL_S, slo=SERVER)
 _FORESIGHT_S = 60.0
 """The oracle knows the mean demand of each minute to come, not each request."""
-_DRAIN_S = 15.0
+_DRAIN_S = {PREFILL: 2.0, DECODE: 15.0}
 """A stream of 155 tokens takes 8 s where there are as many as may be; longer ones take more."""
 
 
@@ -105,21 +105,7 @@ def run(file: Path, name: str, cold_start_s: float) -> FluidRun:
     at_peak = needed(most, one, SERVER)
     start = at_peak if name == "static_peak" else needed(ahead[0], one, SERVER)
     limits = bounds(start, {pool: 2 * count for pool, count in at_peak.items()})
-    pools = [
-        FluidPool(
-            name=pool,
-            role=role,
-            replicas=start[pool],
-            prefill_tokens_per_s=one.prefill_tokens_per_s,
-            decode_tokens_per_s=one.decode_tokens_per_s,
-            max_streams=one.streams,
-            least_step_s=one.least_step_s,
-            cold_start_s=cold_start_s,
-            drain_s=_DRAIN_S if pool != PREFILL else 2.0,
-            gpus_per_replica=GPUS,
-        )
-        for pool, role in ROLES.items()
-    ]
+    pools = fluid_pools(start, one, cold_start_s=cold_start_s, drain_s=_DRAIN_S)
 
     def known(at_s: float) -> Demand:
         return ahead[min(len(ahead) - 1, max(0, int(at_s // _FORESIGHT_S)))]

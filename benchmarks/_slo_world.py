@@ -22,6 +22,7 @@ from baton.policy.scaling.catalogue import scaling_policy
 from baton.policy.scaling.observation import Demand
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
 from baton.policy.scaling.wants import ScalingPolicy
+from baton.simulator.fluid_pools import FluidPool
 from baton.simulator.v1.settings import V1Settings
 
 GPUS = 4
@@ -173,6 +174,27 @@ def bounds(start: Mapping[str, int], most: Mapping[str, int]) -> dict[str, PoolB
 
 
 ROLES = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
+
+
+def fluid_pools(
+    start: Mapping[str, int], of: Strength, *, cold_start_s: float, drain_s: Mapping[str, float]
+) -> list[FluidPool]:
+    """Both pools as a fluid has them, with so many replicas of that strength."""
+    return [
+        FluidPool(
+            name=pool,
+            role=role,
+            replicas=start[pool],
+            prefill_tokens_per_s=of.prefill_tokens_per_s,
+            decode_tokens_per_s=of.decode_tokens_per_s,
+            max_streams=of.streams,
+            least_step_s=of.least_step_s,
+            cold_start_s=cold_start_s,
+            drain_s=drain_s[pool],
+            gpus_per_replica=GPUS,
+        )
+        for pool, role in ROLES.items()
+    ]
 
 
 def say(line: str) -> None:
