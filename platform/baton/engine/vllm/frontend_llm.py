@@ -32,6 +32,7 @@ from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp
 from baton.engine.vllm.frontend_limits import FrontendLimits, bad_name, too_many_words
 from baton.engine.vllm.prompt_tails import decode_tails_only
 from baton.engine.vllm.quick_chunks import write_chunks_quickly
+from baton.engine.vllm.quick_tokens import tokenize_quickly
 from baton.engine.vllm.route_names import remember_route_names
 from baton.engine.vllm.straight_streams import stream_straight
 from baton.engine.vllm.token_memory import remember_tokens
@@ -93,7 +94,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             log_requests=False,
             client_addresses=dict(addresses),
         )
-        remember_tokens(self.renderer, _among_whom)
+        remember_tokens(self.renderer, _among_whom, tokenize_quickly(self.renderer))
         decode_tails_only(self.output_processor)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:

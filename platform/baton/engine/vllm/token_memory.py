@@ -24,6 +24,8 @@ from typing import Any, TypeAlias
 
 from vllm.utils.async_utils import make_async
 
+from baton.engine.vllm.quick_tokens import SAMPLES
+
 Theirs: TypeAlias = Any
 """What vLLM and transformers make, which is not followed."""
 Encode = Callable[[list[str]], Iterable[Sequence[int]]]
@@ -34,18 +36,6 @@ _ENTRY_BYTES = 256
 """What an entry takes besides its text and its ids, about."""
 _LARGEST = 0.125
 """Of the capacity; a larger piece is not remembered, for many others would have to go."""
-# What tokenizers are known to treat in their own way at the beginning or end of a text.
-_SAMPLES = (
-    "hello world",
-    " leading",
-    "trailing ",
-    "\n\nlines\n",
-    "  ",
-    "Über",
-    "1 2",
-    "\u4f60",
-    "",
-)
 
 
 class TokenMemory:
@@ -124,7 +114,7 @@ def cuts_of(tokenizer: Theirs) -> re.Pattern[str] | None:
 
 def _stands_alone(tokenizer: Theirs, word: str) -> bool:
     """Whether what comes before this word and what begins with it are tokenized independently."""
-    pieces = [*_SAMPLES[:1], *(word + sample for sample in _SAMPLES)]
+    pieces = [*SAMPLES[:1], *(word + sample for sample in SAMPLES)]
     encode = encoder(tokenizer)
     (whole,) = encode(["".join(pieces)])
     return list(whole) == list(chain.from_iterable(encode(pieces)))
@@ -143,11 +133,13 @@ def encoder(tokenizer: Theirs) -> Encode:
 # ------------------------------------------------------------------------------------------ vLLM
 
 
-def remember_tokens(renderer: Theirs, scope: Callable[[], str | bool | None]) -> TokenMemory | None:
+def remember_tokens(
+    renderer: Theirs, scope: Callable[[], str | bool | None], encode: Encode | None = None
+) -> TokenMemory | None:
     """Have a renderer of vLLM's remember; None: its tokenizer is not one for it.
 
     `scope` is asked in the task of a request: among whose pieces its own may be found, or False for
-    a request that wants nothing of it remembered.
+    a request that wants nothing of it remembered. `encode` does what the renderer's tokenizer does.
     """
     tokenizer = renderer.tokenizer
     cuts = cuts_of(tokenizer)
@@ -155,7 +147,7 @@ def remember_tokens(renderer: Theirs, scope: Callable[[], str | bool | None]) ->
         return None
     # vLLM has no public place for this; a test on its real app finds out when these move.
     plain, executor = renderer._tokenize_prompt, renderer._executor  # noqa: SLF001
-    memory, encode = TokenMemory(cuts), encoder(tokenizer)
+    memory, encode = TokenMemory(cuts), encode or encoder(tokenizer)
 
     def tokenize(prompt: Theirs, params: Theirs, among: str | None) -> Theirs:
         wanted = params.get_encode_kwargs()

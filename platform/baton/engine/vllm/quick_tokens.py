@@ -1,0 +1,106 @@
+"""Prompts become token ids without being told where in the text each came from.
+
+A tokenizer of transformers asks the program under it (`tokenizers`, in Rust) for ids together with
+their places in the text, their types and a mask. vLLM looks at the ids alone, mostly; without the
+rest they take two thirds of the time, and a long prompt has its first token so much sooner.
+
+Whether ids alone are the same is tried on each tokenizer before it is believed, and one that does
+something of its own to a text is left to vLLM; so is whoever wants places, and what is too long,
+for the end at which it is cut off is the tokenizer's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
+from vllm.utils.async_utils import make_async
+
+Theirs: TypeAlias = Any
+"""What vLLM and transformers make, which is not followed."""
+SAMPLES = (
+    "hello world",
+    " leading",
+    "trailing ",
+    "\n\nlines\n",
+    "  ",
+    "Über",
+    "1 2",
+    "\u4f60",
+    "",
+)
+"""What tokenizers are known to treat in their own way, at the ends of a text above all."""
+_TRIED_WORDS = 16
+_VLLMS_CLASSES = "vllm.tokenizers."
+"""They hold copies of a tokenizer, or remember its vocabulary; what it does stays as it was."""
+
+
+class QuickEncoder:
+    """Token ids of texts, as a tokenizer of transformers gives them. Thread-safe."""
+
+    def __init__(self, tokenizer: Theirs) -> None:
+        """Take a copy of a tokenizer's program, which nobody else sets anything of."""
+        program = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        program.no_truncation()
+        program.no_padding()
+        program.encode_special_tokens = bool(tokenizer.split_special_tokens)
+        self._encode = program.encode_batch_fast
+
+    def __call__(self, texts: list[str], *, add_special_tokens: bool = False) -> list[list[int]]:
+        """The ids of each of some texts."""
+        encoded = self._encode(texts, add_special_tokens=add_special_tokens)
+        return [one.ids for one in encoded]
+
+
+def quick_encoder(tokenizer: Theirs) -> QuickEncoder | None:
+    """One that gives the ids that this tokenizer gives; None: that is not sure."""
+    if not isinstance(tokenizer, TokenizersBackend) or not _is_plain(type(tokenizer)):
+        return None
+    try:
+        encode = QuickEncoder(tokenizer)
+    except Exception:  # noqa: BLE001 - with parts in Python it has no text, says tokenizers' Rust
+        return None
+    words = sorted(token.content for token in tokenizer.added_tokens_decoder.values())
+    tried = [*SAMPLES, *(f"a{word}b {word}" for word in words[:_TRIED_WORDS])]
+    tried.append("".join(tried))
+    for added in (False, True):
+        theirs: Iterable[Sequence[int]] = tokenizer(tried, add_special_tokens=added)["input_ids"]
+        if encode(tried, add_special_tokens=added) != [list(ids) for ids in theirs]:
+            return None
+    return encode
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether texts reach the program as they are: by no method but transformers' own."""
+    kinds = [one for one in kind.__mro__ if not one.__module__.startswith(_VLLMS_CLASSES)]
+
+    def whose(method: str) -> type | None:
+        return next((one for one in kinds if method in vars(one)), None)
+
+    called, encoded = whose("__call__"), whose("_encode_plus")
+    return called is PreTrainedTokenizerBase and encoded is TokenizersBackend
+
+
+def tokenize_quickly(renderer: Theirs) -> QuickEncoder | None:
+    """Have a renderer of vLLM's do so; None: its tokenizer is not one for it."""
+    encode = quick_encoder(renderer.tokenizer)
+    if encode is None:
+        return None
+    # vLLM has no public place for this; a test on its real app finds out when these move.
+    plain, executor = renderer._tokenize_prompt, renderer._executor  # noqa: SLF001
+
+    def tokenize(prompt: Theirs, params: Theirs) -> Theirs:
+        wanted = params.get_encode_kwargs()
+        if params.return_token_offsets:
+            return plain(prompt, params)
+        (ids,) = encode([prompt["prompt"]], add_special_tokens=wanted["add_special_tokens"])
+        if wanted["truncation"] and len(ids) > wanted["max_length"]:
+            return plain(prompt, params)
+        return {**prompt, "prompt_token_ids": ids}
+
+    renderer._tokenize_prompt = tokenize  # noqa: SLF001
+    renderer._tokenize_prompt_async = make_async(tokenize, executor)  # noqa: SLF001
+    return encode

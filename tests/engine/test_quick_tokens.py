@@ -1,0 +1,175 @@
+"""Ids alone are those that a tokenizer gives with all that it gives besides."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from vllm.tokenizers.hf import get_cached_tokenizer, maybe_make_thread_pool
+
+from baton.engine.tiny_model import write_tiny_model
+from baton.engine.vllm.quick_tokens import quick_encoder, tokenize_quickly
+
+Theirs: TypeAlias = Any
+"""What vLLM and transformers make, which is not followed."""
+
+
+def made(kind: type = PreTrainedTokenizerFast, **said: Theirs) -> Theirs:
+    """A tokenizer of letters that begins and ends what it is given with tokens of its own."""
+    letters = {chr(number): number for number in range(32, 127)} | {"<unk>": 0, "<s>": 1, "</s>": 2}
+    inner = Tokenizer(models.BPE(letters, []))
+    inner.model.unk_token = "<unk>"  # noqa: S105 - a token of text
+    inner.normalizer = normalizers.Lowercase()
+    inner.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_next")
+    inner.add_special_tokens(
+        [AddedToken("<s>"), AddedToken("</s>"), AddedToken("<x>", lstrip=True)]
+    )
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    return kind(tokenizer_object=inner, **said)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
+    folder = tmp_path_factory.mktemp("tiny")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_tiny_model(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=["tiny", "letters", "letters that split special tokens"])
+def tokenizer(request: pytest.FixtureRequest, tiny: Theirs) -> Theirs:
+    if request.param == "tiny":
+        return tiny
+    return made(split_special_tokens="split" in request.param)
+
+
+TEXTS = st.lists(
+    st.sampled_from(("<s>", "</s>", "<x>", "<|user|>", "<|end|>", " ", "\n")) | st.text(max_size=9),
+    max_size=9,
+).map("".join)
+
+
+@given(texts=st.lists(TEXTS, min_size=1, max_size=3), added=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_ids_are_the_tokenizers(tokenizer: Theirs, texts: list[str], added: bool) -> None:  # noqa: FBT001 - drawn
+    encode = quick_encoder(tokenizer)
+    assert encode is not None
+    theirs = tokenizer(texts, add_special_tokens=added)["input_ids"]
+    assert encode(texts, add_special_tokens=added) == theirs
+
+
+def test_what_others_set_of_the_tokenizer_does_not_cut_anything_off() -> None:
+    tokenizer = made(pad_token="</s>")  # noqa: S106 - a token of text
+    tokenizer("cut", truncation=True, max_length=2, padding="max_length")
+    encode = quick_encoder(tokenizer)
+    tokenizer("cut", truncation=True, max_length=2)
+    assert encode is not None
+    assert encode(["a long text"]) == [tokenizer("a long text", add_special_tokens=False).input_ids]
+
+
+def test_it_is_made_for_what_vllm_makes_of_a_tokenizer(tiny: Theirs) -> None:
+    cached = get_cached_tokenizer(tiny)
+    assert quick_encoder(cached) is not None
+    maybe_make_thread_pool(cached, 2)
+    assert quick_encoder(cached) is not None
+
+
+class Politely(PreTrainedTokenizerFast):  # type: ignore[misc]  # transformers is not followed
+    """One that looks at a text first."""
+
+    def _encode_plus(self, text: Theirs, **wanted: Theirs) -> Theirs:
+        return super()._encode_plus(text, **wanted)
+
+
+class Differently(PreTrainedTokenizerFast):  # type: ignore[misc]  # transformers is not followed
+    """One that is called in a way of its own."""
+
+    def __call__(self, text: Theirs, **wanted: Theirs) -> Theirs:
+        return super().__call__(text, **wanted)
+
+
+class Foreign:
+    """None of transformers' at all."""
+
+    is_fast = True
+
+
+def test_one_that_does_something_of_its_own_to_a_text_is_left_alone() -> None:
+    assert quick_encoder(made(Politely)) is None
+    assert quick_encoder(made(Differently)) is None
+    assert quick_encoder(Foreign()) is None
+
+
+def test_one_whose_ids_turn_out_to_be_others_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = made()
+    assert quick_encoder(tokenizer) is not None
+    convert = tokenizer._convert_encoding
+
+    def changed(*arguments: Theirs, **wanted: Theirs) -> Theirs:
+        said, encodings = convert(*arguments, **wanted)
+        said["input_ids"] = [ids[:1] for ids in said["input_ids"]]
+        return said, encodings
+
+    monkeypatch.setattr(tokenizer, "_convert_encoding", changed)
+    assert quick_encoder(tokenizer) is None
+
+
+class Renderer:
+    """As much of vLLM's as is touched."""
+
+    def __init__(self, tokenizer: Theirs) -> None:
+        self.tokenizer = tokenizer
+        self._executor = ThreadPoolExecutor(1)
+        self.plainly: list[str] = []
+
+    def _tokenize_prompt(self, prompt: Theirs, _params: Theirs) -> Theirs:
+        self.plainly.append(prompt["prompt"])
+        return {**prompt, "prompt_token_ids": [0]}
+
+    _tokenize_prompt_async: Theirs
+
+    def ask(self, text: str, *, offsets: bool = False, **wanted: Theirs) -> list[int]:
+        asked = {"add_special_tokens": True, "truncation": True, "max_length": 100} | wanted
+        params = SimpleNamespace(return_token_offsets=offsets, get_encode_kwargs=lambda: asked)
+        prompt = {"prompt": text, "salt": 1}
+
+        async def in_thread() -> Theirs:
+            return await self._tokenize_prompt_async(prompt, params)
+
+        made = asyncio.run(in_thread())
+        assert made == self._tokenize_prompt(prompt, params), "as in a thread"
+        assert (made["prompt"], made["salt"]) == (text, 1), "what came with it stays with it"
+        ids: list[int] = made["prompt_token_ids"]
+        return ids
+
+
+def test_vllm_is_left_what_wants_places_and_what_is_too_long() -> None:
+    tokenizer = made()
+    renderer = Renderer(tokenizer)
+    assert tokenize_quickly(renderer) is not None
+    assert renderer.ask("a text") == tokenizer("a text").input_ids
+    bare = tokenizer("a text", add_special_tokens=False).input_ids
+    assert renderer.ask("a text", add_special_tokens=False) == bare
+    at_any_length = renderer.ask("a text", truncation=False, max_length=None)
+    assert at_any_length == tokenizer("a text").input_ids
+    assert renderer.plainly == []
+    renderer.ask("too long", max_length=3)
+    renderer.ask("with places", offsets=True)
+    assert set(renderer.plainly) == {"too long", "with places"}
+
+
+def test_a_renderer_whose_tokenizer_is_not_for_it_stays_as_it_is() -> None:
+    renderer = Renderer(Foreign())
+    assert tokenize_quickly(renderer) is None
+    assert vars(renderer).keys() == {"tokenizer", "_executor", "plainly"}
