@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -16,7 +17,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from vllm.tokenizers.hf import get_cached_tokenizer, maybe_make_thread_pool
 
 from baton.engine.tiny_model import write_tiny_model
-from baton.engine.vllm.quick_tokens import quick_encoder, tokenize_quickly
+from baton.engine.vllm.quick_tokens import (
+    SHORT_CHARS,
+    quick_encoder,
+    short_here,
+    tokenize_quickly,
+)
 
 Theirs: TypeAlias = Any
 """What vLLM and transformers make, which is not followed."""
@@ -128,6 +134,8 @@ def test_one_whose_ids_turn_out_to_be_others_is_left_alone(monkeypatch: pytest.M
 class Renderer:
     """As much of vLLM's as is touched."""
 
+    _tokenize_prompt_async: Theirs
+
     def __init__(self, tokenizer: Theirs) -> None:
         self.tokenizer = tokenizer
         self._executor = ThreadPoolExecutor(1)
@@ -136,8 +144,6 @@ class Renderer:
     def _tokenize_prompt(self, prompt: Theirs, _params: Theirs) -> Theirs:
         self.plainly.append(prompt["prompt"])
         return {**prompt, "prompt_token_ids": [0]}
-
-    _tokenize_prompt_async: Theirs
 
     def ask(self, text: str, *, offsets: bool = False, **wanted: Theirs) -> list[int]:
         asked = {"add_special_tokens": True, "truncation": True, "max_length": 100} | wanted
@@ -167,6 +173,20 @@ def test_vllm_is_left_what_wants_places_and_what_is_too_long() -> None:
     renderer.ask("too long", max_length=3)
     renderer.ask("with places", offsets=True)
     assert set(renderer.plainly) == {"too long", "with places"}
+
+
+async def test_only_a_long_text_is_tokenized_in_another_thread() -> None:
+    here, seen = threading.get_ident(), []
+
+    def tokenize(prompt: Theirs, more: str) -> Theirs:
+        seen.append((len(prompt["prompt"]), more, threading.get_ident() == here))
+        return prompt
+
+    with ThreadPoolExecutor(1) as executor:
+        called = short_here(tokenize, executor)
+        for length in (SHORT_CHARS, SHORT_CHARS + 1):
+            assert await called({"prompt": "a" * length}, "more") == {"prompt": "a" * length}
+    assert seen == [(SHORT_CHARS, "more", True), (SHORT_CHARS + 1, "more", False)]
 
 
 def test_a_renderer_whose_tokenizer_is_not_for_it_stays_as_it_is() -> None:

@@ -7,11 +7,15 @@ rest they take two thirds of the time, and a long prompt has its first token so 
 Whether ids alone are the same is tried on each tokenizer before it is believed, and one that does
 something of its own to a text is left to vLLM; so is whoever wants places, and what is too long,
 for the end at which it is cut off is the tokenizer's to say.
+
+A short text is tokenized where it is asked for. On its way to a thread and back it waits for Python's
+lock, beside many streams for twenty times as long as its tokens take, and makes them wait as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
 from typing import Any, TypeAlias
 
 from tokenizers import Tokenizer
@@ -33,6 +37,8 @@ SAMPLES = (
     "",
 )
 """What tokenizers are known to treat in their own way, at the ends of a text above all."""
+SHORT_CHARS = 4096
+"""A text of so many keeps the event loop for a millisecond at most."""
 _TRIED_WORDS = 16
 _VLLMS_CLASSES = "vllm.tokenizers."
 """They hold copies of a tokenizer, or remember its vocabulary; what it does stays as it was."""
@@ -102,5 +108,19 @@ def tokenize_quickly(renderer: Theirs) -> QuickEncoder | None:
         return {**prompt, "prompt_token_ids": ids}
 
     renderer._tokenize_prompt = tokenize  # noqa: SLF001
-    renderer._tokenize_prompt_async = make_async(tokenize, executor)  # noqa: SLF001
+    renderer._tokenize_prompt_async = short_here(tokenize, executor)  # noqa: SLF001
     return encode
+
+
+def short_here(
+    tokenize: Callable[..., Theirs], executor: Executor
+) -> Callable[..., Awaitable[Theirs]]:
+    """Call a function of a prompt and more in the executor, or at once where its text is short."""
+    in_thread = make_async(tokenize, executor)
+
+    async def tokenize_async(prompt: Theirs, *more: Theirs) -> Theirs:
+        if len(prompt["prompt"]) <= SHORT_CHARS:
+            return tokenize(prompt, *more)
+        return await in_thread(prompt, *more)
+
+    return tokenize_async

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from vllm.utils.async_utils import make_async
 
-from baton.engine.vllm.quick_tokens import SAMPLES
+from baton.engine.vllm.quick_tokens import SAMPLES, short_here
 
 Theirs: TypeAlias = Any
 """What vLLM and transformers make, which is not followed."""
@@ -147,7 +147,8 @@ def remember_tokens(
         return None
     # vLLM has no public place for this; a test on its real app finds out when these move.
     plain, executor = renderer._tokenize_prompt, renderer._executor  # noqa: SLF001
-    memory, encode = TokenMemory(cuts), encode or encoder(tokenizer)
+    memory, called = TokenMemory(cuts), make_async if encode is None else short_here
+    encode = encode or encoder(tokenizer)
 
     def tokenize(prompt: Theirs, params: Theirs, among: str | None) -> Theirs:
         wanted = params.get_encode_kwargs()
@@ -158,13 +159,13 @@ def remember_tokens(
             return plain(prompt, params)  # which end is cut off is the tokenizer's to say
         return {**prompt, "prompt_token_ids": ids}
 
-    in_thread, plain_in_thread = (make_async(f, executor) for f in (tokenize, plain))
+    remembering, plainly = (called(f, executor) for f in (tokenize, plain))
 
     async def tokenize_async(prompt: Theirs, params: Theirs) -> Theirs:
         among = scope()
         if isinstance(among, bool):
-            return await plain_in_thread(prompt, params)
-        return await in_thread(prompt, params, among)
+            return await plainly(prompt, params)
+        return await remembering(prompt, params, among)
 
     renderer._tokenize_prompt_async = tokenize_async  # noqa: SLF001
     return memory
