@@ -8,8 +8,8 @@ Whether ids alone are the same is tried on each tokenizer before it is believed,
 something of its own to a text is left to vLLM; so is whoever wants places, and what is too long,
 for the end at which it is cut off is the tokenizer's to say.
 
-A short text is tokenized where it is asked for. On its way to a thread and back it waits for Python's
-lock, beside many streams for twenty times as long as its tokens take, and makes them wait as well.
+A short text is tokenized where it is asked for. On its way to a thread and back it waits for the
+lock of Python, beside many streams for longer than its tokens take, and makes them wait as well.
 """
 
 from __future__ import annotations
