@@ -160,7 +160,8 @@ def test_a_trace_is_sent_at_its_own_times_or_at_a_rate(
     told = report_of(server.url, "--trace", str(file), "--warm-up", "5")
     assert (told["runs"][0]["requests"], told["runs"][0]["warm_up_requests"]) == (15, 5)
     assert told["runs"][0]["level"] == "as recorded"
-    assert [len(one.body["prompt"]) for one in server.asked] == list(range(20, 40))
+    # Who is sent 10 ms after another may be read before it, on a busy machine.
+    assert sorted(len(one.body["prompt"]) for one in server.asked) == list(range(20, 40))
     told = report_of(
         server.url, "--trace", str(file), "--rate", "200,400", "--requests", "10", "--warm-up", "0"
     )
