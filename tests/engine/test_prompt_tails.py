@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -12,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from baton.engine.tiny_model import write_tiny_model
-
 pytest.importorskip("vllm")
 
-from transformers import AutoTokenizer, TokenizersBackend
+from transformers import TokenizersBackend
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import FastIncrementalDetokenizer
@@ -59,15 +56,6 @@ def metaspace() -> Theirs:
     plain.add_special_tokens(["<s>", "</s>"])
     plain.pre_tokenizer, plain.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     return TokenizersBackend(tokenizer_object=plain)
-
-
-@pytest.fixture(scope="module")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
-    folder = tmp_path_factory.mktemp("tiny")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        write_tiny_model(folder)
-    return AutoTokenizer.from_pretrained(folder)
 
 
 def request(prompt: Sequence[int], *, skips: bool = True) -> Theirs:
@@ -114,9 +102,11 @@ stretches = st.lists(
     skips=st.booleans(),
 )
 def test_each_token_adds_the_same_text(
-    kind: str, byte_level: Theirs, prompt: list[int], tokens: list[int], *, skips: bool
+    kind: str, tiny_tokenizer: Theirs, prompt: list[int], tokens: list[int], *, skips: bool
 ) -> None:
-    tokenizer = {"llama_like": llama_like, "metaspace": metaspace}.get(kind, lambda: byte_level)()
+    tokenizer = {"llama_like": llama_like, "metaspace": metaspace}.get(
+        kind, lambda: tiny_tokenizer
+    )()
     theirs, ours = texts(tokenizer, [3, *prompt, *([2] * 300), *prompt], tokens, skips=skips)
     assert ours == theirs
 
@@ -136,18 +126,18 @@ def begun_with(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_vllm_is_made_to_decode_the_end_of_a_long_prompt_only(
-    byte_level: Theirs, begun_with: list[int]
+    tiny_tokenizer: Theirs, begun_with: list[int]
 ) -> None:
-    processor = OutputProcessor(byte_level, log_stats=False)
+    processor = OutputProcessor(tiny_tokenizer, log_stats=False)
     decode_tails_only(processor)
-    prompt = byte_level.encode("once more, " * 5000)
+    prompt = tiny_tokenizer.encode("once more, " * 5000)
     processor.add_request(request(prompt), None)
     assert begun_with == [len(prompt), 64]
     assert processor.request_states["r"].prompt_token_ids == prompt
 
 
-def test_a_short_prompt_is_left_alone(byte_level: Theirs, begun_with: list[int]) -> None:
-    processor = OutputProcessor(byte_level, log_stats=False)
+def test_a_short_prompt_is_left_alone(tiny_tokenizer: Theirs, begun_with: list[int]) -> None:
+    processor = OutputProcessor(tiny_tokenizer, log_stats=False)
     decode_tails_only(processor)
     processor.add_request(request([5] * 100), None)
     assert begun_with == [100]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -13,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from vllm.tokenizers.hf import get_cached_tokenizer, maybe_make_thread_pool
 
-from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.quick_tokens import (
     SHORT_CHARS,
     quick_encoder,
@@ -44,19 +42,10 @@ def made(kind: type = PreTrainedTokenizerFast, **said: Theirs) -> Theirs:
     return kind(tokenizer_object=inner, **said)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
-    folder = tmp_path_factory.mktemp("tiny")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        write_tiny_model(folder)
-    return AutoTokenizer.from_pretrained(folder)
-
-
 @pytest.fixture(scope="module", params=["tiny", "letters", "letters that split special tokens"])
-def tokenizer(request: pytest.FixtureRequest, tiny: Theirs) -> Theirs:
+def tokenizer(request: pytest.FixtureRequest, tiny_tokenizer: Theirs) -> Theirs:
     if request.param == "tiny":
-        return tiny
+        return tiny_tokenizer
     return made(split_special_tokens="split" in request.param)
 
 
@@ -84,8 +73,8 @@ def test_what_others_set_of_the_tokenizer_does_not_cut_anything_off() -> None:
     assert encode(["a long text"]) == [tokenizer("a long text", add_special_tokens=False).input_ids]
 
 
-def test_it_is_made_for_what_vllm_makes_of_a_tokenizer(tiny: Theirs) -> None:
-    cached = get_cached_tokenizer(tiny)
+def test_it_is_made_for_what_vllm_makes_of_a_tokenizer(tiny_tokenizer: Theirs) -> None:
+    cached = get_cached_tokenizer(tiny_tokenizer)
     assert quick_encoder(cached) is not None
     maybe_make_thread_pool(cached, 2)
     assert quick_encoder(cached) is not None

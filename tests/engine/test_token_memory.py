@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.token_memory import TokenMemory, cuts_of, encoder, remember_tokens
 
 Theirs: TypeAlias = Any
@@ -22,14 +20,8 @@ WORDS = ("<s>", "<|user|>", "<|end|>", "<|assistant|>", "<|us", "|>", " ", "\n",
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Theirs:
-    from transformers import AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("tiny")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        write_tiny_model(folder)
-    return AutoTokenizer.from_pretrained(folder)
+def tokenizer(tiny_tokenizer: Theirs) -> Theirs:
+    return tiny_tokenizer
 
 
 class Counting:
