@@ -38,7 +38,8 @@ SAMPLES = (
 )
 """What tokenizers are known to treat in their own way, at the ends of a text above all."""
 SHORT_CHARS = 4096
-"""A text of so many keeps the event loop for a millisecond at most."""
+"""Prose of so many keeps the event loop for about a millisecond; what is in no vocabulary, for some
+more."""
 _TRIED_WORDS = 16
 _VLLMS_CLASSES = "vllm.tokenizers."
 """They hold copies of a tokenizer, or remember its vocabulary; what it does stays as it was."""
