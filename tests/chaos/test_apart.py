@@ -18,7 +18,9 @@ child = subprocess.Popen(["sleep", "300"], start_new_session=True)
 print(child.pid, flush=True)
 """
 STUCK = """
-import sys, time
+import signal, sys, time
+# What a shell starts in the background is born deaf to interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     time.sleep(300)
 except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.chaos.clients import lost_with
 from tests.chaos.history import Ending, Exchange
-from tests.chaos.parts import Killed, environment, kill_to_restart, living
+from tests.chaos.parts import Killed, environment, kill_to_restart, living, until
 
 
 def exchange(
@@ -51,6 +51,7 @@ def test_a_process_that_was_killed_starts_again_as_it_was() -> None:
     second = killed.again()
     try:
         assert living([first.pid, second.pid]) == [second.pid]
+        until(lambda: bool(psutil.Process(second.pid).cmdline()), 5.0)
         assert psutil.Process(second.pid).cmdline()[-2:] == ["--name=x", "--port=7"]
     finally:
         second.kill()

@@ -190,6 +190,9 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
         # because engines that start take every core of a small machine for seconds.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "5",
+        # Nor is one that is just starting killed for it after five seconds, and Serve's start with
+        # it, which waits for the first one a minute.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
         # Who is found broken is ended at once, which frees what it holds: one that is frozen could
         # not end by itself, and what ran there goes on elsewhere. A replica that still can lets
         # its work end before it says that it is broken.
