@@ -84,11 +84,11 @@ def test_a_closed_loop_needs_no_rate(server: CompletionServer) -> None:
 def test_the_knee_of_an_endpoint_that_always_keeps_up_is_not_claimed(
     server: CompletionServer,
 ) -> None:
-    options = ("--find-knee", "--slo", "ttft=60s", "--rate", "500", "--requests", "4")
+    options = ("--find-knee", "--slo", "ttft=60s", "--rate", "4000", "--requests", "4")
     told = report_of(server.url, *options, "--output-tokens", "1", "--warm-up", "0")
     assert told["knee"]["bracketed"] is False
     assert "not bracketed" in told["knee"]["says"]
-    assert told["knee"]["probes"][0]["rate_per_s"] == 500
+    assert told["knee"]["probes"][0]["rate_per_s"] == 4000
 
 
 def test_a_chat_is_asked_in_words_that_the_endpoint_counted(server: CompletionServer) -> None:

@@ -328,7 +328,7 @@ class ServiceMachine(CoordinatorMachine):
 
 
 _SETTINGS = settings(
-    max_examples=200,
+    max_examples=100,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

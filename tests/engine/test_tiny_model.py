@@ -77,6 +77,11 @@ def greedy(model: LlamaForCausalLM, prompts: torch.Tensor) -> tuple[torch.Tensor
     return torch.cat(ids, dim=1), torch.stack(logits, dim=1)
 
 
+@pytest.fixture(scope="module")
+def decoded(model: LlamaForCausalLM, prompts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return greedy(model, prompts)
+
+
 def predicted(model: LlamaForCausalLM, prompts: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """In one pass: the best next token at every position where `ids` holds one."""
     with torch.no_grad():
@@ -156,31 +161,30 @@ def test_the_chat_template_takes_strings_and_parts_and_ends_where_the_answer_beg
     assert rendered == "<s><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"
 
 
-def close_calls(model: LlamaForCausalLM, prompts: torch.Tensor) -> float:
+def close_calls(logits: torch.Tensor) -> float:
     """The share of greedy tokens that won by less than two roundings of bfloat16."""
-    _, logits = greedy(model, prompts)
     best, second = logits.float().topk(2, dim=-1).values.unbind(-1)
     rounding = torch.finfo(torch.bfloat16).eps * best.abs()
     return float((best - second < 2 * rounding).float().mean())
 
 
 def test_the_best_token_is_nearly_always_clear_of_the_second_beyond_rounding(
-    model: LlamaForCausalLM, prompts: torch.Tensor
+    model: LlamaForCausalLM, prompts: torch.Tensor, decoded: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         plain = transformers.LlamaForCausalLM(model.config).to(torch.bfloat16).eval()
 
-    ours, usual = close_calls(model, prompts), close_calls(plain, prompts)
+    ours, usual = close_calls(decoded[1]), close_calls(greedy(plain, prompts)[1])
 
     assert ours <= 0.05
     assert ours <= usual / 4
 
 
 def test_decoding_step_by_step_agrees_with_one_pass_over_the_same_tokens(
-    model: LlamaForCausalLM, prompts: torch.Tensor
+    model: LlamaForCausalLM, prompts: torch.Tensor, decoded: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    ids, _ = greedy(model, prompts)
+    ids, _ = decoded
 
     disagreements = int((predicted(model, prompts, ids) != ids).sum())
 
@@ -197,9 +201,9 @@ def test_in_float32_rounding_decides_nothing(
 
 
 def test_a_wrong_first_block_of_the_prompt_shows_in_the_output(
-    model: LlamaForCausalLM, prompts: torch.Tensor
+    model: LlamaForCausalLM, prompts: torch.Tensor, decoded: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    ids, _ = greedy(model, prompts)
+    ids, _ = decoded
     wrong = prompts.clone()
     wrong[:, :16] = wrong[:, :16].roll(1, dims=0)
 

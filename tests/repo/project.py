@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -51,9 +52,11 @@ def texts() -> Iterator[tuple[str, str]]:
             continue
 
 
-def documents() -> dict[str, str]:
+@cache
+def documents() -> Mapping[str, str]:
     """The Markdown files."""
-    return {name: text for name, text in texts() if name.endswith(".md")}
+    found = (path for path in files() if path.suffix == ".md")
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in found}
 
 
 def code_blocks(*languages: str) -> list[CodeBlock]:
