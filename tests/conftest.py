@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 TRACES = "BATON_TRACES"
 """Names the folder of recorded traces; tests marked `data` are skipped without it."""
 
-# Whoever makes an HTTP client reads the certificates of all the world: 60 ms, longer than most tests
-# take, some thousand times. Tests talk to this machine alone.
+# Whoever makes an HTTP client reads the certificates of all the world: 60 ms, longer than most
+# tests take, some thousand times. Tests talk to this machine alone.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).with_name("no-certificates"))
 
