@@ -6,6 +6,10 @@ through them takes 0.3 to 0.7 s, in which no stream gets a token; and cycles of 
 pile up before. Set aside, what was made while it started is never looked through again, and the
 quarter is one of what was made since: collections come early, find little, and are soon done.
 
+What is new it looks through every 700 objects, which is every other token of 64 streams, and finds
+most of it in use: 4 % of an ingress' time. Ten times as many are mostly gone when their turn comes,
+and take 0.3 ms to look through.
+
 Python also keeps up to 2,000 tuples of each length for those to come, and a tuple made from a
 generator takes none of them, but becomes one. Only a collection of everything lets them go. A
 process that does little gets there in hours, and until then looks as if it leaked: it has to ask
@@ -18,9 +22,13 @@ from __future__ import annotations
 import ctypes
 import gc
 
+_THRESHOLDS = (7_000, 4, 1)
+"""To be passed by new objects, then by collections of these, then of those: what is old has its turn
+every 70,000 objects, as with Python's own 700, 10 and 10."""
+
 
 def set_heap_aside() -> None:
-    """Take everything that is there now out of every later collection.
+    """Take everything that is there now out of every later collection, and make these rarer.
 
     To be called when a process has started, and serves nobody yet: it takes up to a second.
     """
@@ -28,6 +36,7 @@ def set_heap_aside() -> None:
     gc.freeze()
     # So that Python counts what is old anew, from nothing.
     gc.collect()
+    gc.set_threshold(*_THRESHOLDS)
 
 
 def tidy_heap() -> None:
