@@ -186,6 +186,8 @@ def serve_environment(settings: FrontSettings) -> dict[str, str]:
         # Else throughput mode turns it on, and then Serve starts no proxy at all.
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1" if direct else "0",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        # As in throughput mode, whatever is set around it: an ingress and its links are one loop.
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # A dead or stuck front is noticed after three failed checks. The timeout is generous
         # because engines that start take every core of a small machine for seconds.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
