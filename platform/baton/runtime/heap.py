@@ -23,8 +23,8 @@ import ctypes
 import gc
 
 _THRESHOLDS = (7_000, 4, 1)
-"""To be passed by new objects, then by collections of these, then of those: what is old has its turn
-every 70,000 objects, as with Python's own 700, 10 and 10."""
+"""To be passed by new objects, then by collections of these, then of those: what is old has its
+turn every 70,000 objects, as with Python's own 700, 10 and 10."""
 
 
 def set_heap_aside() -> None:
