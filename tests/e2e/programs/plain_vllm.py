@@ -6,9 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from vllm import LLM, SamplingParams
-
 if __name__ == "__main__":
+    # Here alone: the processes that vLLM starts run this file too, and need none of it.
+    from vllm import LLM, SamplingParams
+
     model, max_tokens, asked, answered = sys.argv[1:5]
     engine = LLM(
         model=model,
