@@ -89,6 +89,12 @@ def test_the_json_schema_refuses_what_the_loader_refuses(wrong: dict[str, object
         checker().validate(LEAST | wrong)
 
 
+@pytest.mark.parametrize("missing", LEAST)
+def test_the_json_schema_refuses_a_file_that_lacks_what_every_one_has(missing: str) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        checker().validate({key: value for key, value in LEAST.items() if key != missing})
+
+
 def test_the_quickstart_has_one_real_prefill_and_one_real_decode_replica() -> None:
     config = load_config([CONFIGS / "quickstart.yaml"]).config
     roles = {pool.role: pool.replicas.start for pool in config.pools.values()}
