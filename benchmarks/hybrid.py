@@ -6,7 +6,8 @@ replicas prefill in chunks (the better of 512 and 2,048 tokens a step); static s
 prompt through the prefill pool (the best of 1:3 to 3:1). Hybrid is baton's placement aiming at the
 cell's objectives, with the pools of the best split of its cell, or one prefill replica fewer, or
 none at all; requests are split where that is predicted to be better. It is tried without and with
-its admission, which turns away at once who is predicted to miss: those count as missed.
+its admission, which turns away at once who is predicted to miss: those count as missed. What it
+carries without is told, too: nobody else has an admission here.
 
 Objectives are multiples of what a request alone takes: of the time to the first token of a prompt
 longer than 90 % of the trace's, and of a step at its mean context. Prints one JSON object as the
@@ -28,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
@@ -102,6 +104,7 @@ def summarize(cells: Mapping[str, Sequence[Cell]]) -> dict[str, object]:
         (name, cell) for name, grid_ in cells.items() for cell in grid_ if float(cell["better"]) > 0
     ]
     ratios = [float(cell["hybrid"]) / float(cell["better"]) for _, cell in served]
+    open_ = [float(cell["hybrid_no_admission"]) / float(cell["better"]) for _, cell in served]
     return {
         "cells": sum(len(grid_) for grid_ in cells.values()),
         "cells_that_somebody_serves": len(served),
@@ -109,6 +112,9 @@ def summarize(cells: Mapping[str, Sequence[Cell]]) -> dict[str, object]:
         "hybrid_median_ratio": quantile(ratios, 0.5),
         "share_not_2_percent_under": _share(ratios, 0.98),
         "share_a_fifth_over": _share(ratios, 1.2),
+        "no_admission_worst_ratio": min(open_, default=float("nan")),
+        "no_admission_share_not_2_percent_under": _share(open_, 0.98),
+        "no_admission_share_a_fifth_over": _share(open_, 1.2),
         "losing": [
             {"trace": name, **cell}
             for (name, cell), ratio in zip(served, ratios, strict=True)
@@ -160,6 +166,18 @@ def _climb(
 
 
 Best = tuple[float, Arm]
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """What hybrid comes to in a cell, in requests a second."""
+
+    most: float
+    without_admission: float
+    arm: Arm
+    """The one with the most."""
+
+
 Asked = tuple[Objectives, tuple[Best, Best], list[float], Load]
 
 
@@ -171,23 +189,28 @@ def _compare(asked: Asked) -> Cell:
     """One cell: both rivals, and the best of hybrid's pools."""
     cell, (colocated, static), rates, load = asked
     better = max(colocated[0], static[0])
-    arms = _arms(colocated, static)
-    found = [(sustained_by(arm, cell, load, rates, near=better), arm.name) for arm in arms]
-    return _told(cell, colocated, static, *max(found))
+    found = [
+        (sustained_by(arm, cell, load, rates, near=better), arm)
+        for arm in (*_arms(colocated, static), *_arms(colocated, static, admits=True))
+    ]
+    without = max(rate for rate, arm in found if not arm.admits)
+    most, arm = max(found, key=lambda one: one[0])
+    return _told(cell, colocated, static, Ours(most, without, arm))
 
 
 def _compare_levels(asked: Asked) -> Cell:
     """One cell, hybrid only at multiples of the better rival's rate."""
     cell, (colocated, static), _, load = asked
     better = max(colocated[0], static[0])
+    if not better:
+        return _told(cell, colocated, static, Ours(0.0, 0.0, hybrid(static[1].prefill)))
 
     def held(arm: Arm, level: float) -> bool:
         return attainment(run(arm, load.at(level * better), cell), cell) >= TARGET
 
-    level, arm = (
-        reached(_arms(colocated, static), held) if better else (0.0, hybrid(static[1].prefill))
-    )
-    return _told(cell, colocated, static, level * better, arm.name)
+    without, arm = reached(_arms(colocated, static), held)
+    level, arm = further(without, arm, _arms(colocated, static, admits=True), held)
+    return _told(cell, colocated, static, Ours(level * better, without * better, arm))
 
 
 def reached(arms: Sequence[Arm], held: Callable[[Arm, float], bool]) -> tuple[float, Arm]:
@@ -196,36 +219,37 @@ def reached(arms: Sequence[Arm], held: Callable[[Arm, float], bool]) -> tuple[fl
     The first arm is asked from 1 on, up or down; the others only whether they go beyond the best
     so far.
     """
-    best, first = -1, arms[0]
-    for level in range(LEVELS.index(1.0), -1, -1):
-        if held(first, LEVELS[level]):
-            best = level
-            break
-    name = first
-    for arm in arms:
-        if arm is first and best < LEVELS.index(1.0):
-            continue
-        while best + 1 < len(LEVELS) and held(arm, LEVELS[best + 1]):
-            best, name = best + 1, arm
-    return (LEVELS[best] if best >= 0 else 0.0), name
+    first, *others = arms
+    known = [level for level in LEVELS if level <= 1]
+    level = next((level for level in reversed(known) if held(first, level)), 0.0)
+    return further(level, first, arms if level == max(known) else others, held)
 
 
-def _arms(colocated: Best, static: Best) -> list[Arm]:
+def further(
+    level: float, arm: Arm, others: Sequence[Arm], held: Callable[[Arm, float], bool]
+) -> tuple[float, Arm]:
+    """How far others get beyond the level that one has reached, and the one that gets furthest."""
+    for other in others:
+        for higher in [one for one in LEVELS if one > level]:
+            if not held(other, higher):
+                break
+            level, arm = higher, other
+    return level, arm
+
+
+def _arms(colocated: Best, static: Best, *, admits: bool = False) -> list[Arm]:
     """Hybrid's pools for a cell, the likeliest first."""
     split, together = static[1], colocated[1]
-    fewer = [hybrid(split.prefill - 1)] if split.prefill > 1 else []
-    return [
-        hybrid(split.prefill),
-        hybrid(split.prefill, admits=True),
-        hybrid(0, together.budget),
-        hybrid(0, together.budget, admits=True),
-        *fewer,
-    ]
+    found = [hybrid(split.prefill, admits=admits), hybrid(0, together.budget, admits=admits)]
+    return found + ([hybrid(split.prefill - 1, admits=admits)] if split.prefill > 1 else [])
 
 
-def _told(cell: Objectives, colocated: Best, static: Best, most: float, name: str) -> Cell:
+def _told(cell: Objectives, colocated: Best, static: Best, ours: Ours) -> Cell:
     better = max(colocated[0], static[0])
-    say(f"  {cell.ttft_s:.2f} s, {cell.tpot_s:.3f} s: {better:.2f} -> {most:.2f} by {name}")
+    say(
+        f"  {cell.ttft_s:.2f} s, {cell.tpot_s:.3f} s: {better:.2f} ->"
+        f" {ours.without_admission:.2f}, {ours.most:.2f} by {ours.arm.name}"
+    )
     return {
         "ttft_s": cell.ttft_s or 0.0,
         "tpot_s": cell.tpot_s or 0.0,
@@ -234,8 +258,9 @@ def _told(cell: Objectives, colocated: Best, static: Best, most: float, name: st
         "static": static[0],
         "static_best": static[1].name,
         "better": better,
-        "hybrid": most,
-        "hybrid_best": name,
+        "hybrid": ours.most,
+        "hybrid_best": ours.arm.name,
+        "hybrid_no_admission": ours.without_admission,
     }
 
 
