@@ -101,6 +101,30 @@ def test_what_was_planned_is_what_is_loaded(
         assert got.engine.max_num_seqs == QUESTION.space.max_running_requests
 
 
+def test_the_deployment_promises_what_the_plan_was_made_for(tmp_path: Path) -> None:
+    classes = (
+        SloClass(objectives=Objectives(ttft_s=0.75, tpot_s=0.03), attainment=0.95),
+        SloClass(name="batch", objectives=Objectives(ttft_s=10), attainment=0.8),
+        SloClass(name="whenever", objectives=Objectives()),
+    )
+    plan, chosen = planned(Kind.HYBRID, replace(QUESTION, classes=classes))
+    slo = loaded(emit(plan, chosen, source=MODEL, stored=None), tmp_path).config.slo
+
+    default, batch = slo.default, slo.classes["batch"]
+    assert (default.ttft_s, default.tpot_s, default.attainment) == (0.75, 0.03, 0.95)
+    assert (batch.ttft_s, batch.tpot_s, batch.attainment) == (10, None, 0.8)
+    assert slo.classes["whenever"].ttft_s is None  # who asks for it is let in all the same
+
+
+def test_a_plan_without_promises_makes_none(tmp_path: Path) -> None:
+    classes = (SloClass(objectives=Objectives()),)
+    plan, chosen = planned(Kind.COLOCATED, replace(QUESTION, classes=classes))
+    text = emit(plan, chosen, source=MODEL, stored=None)
+
+    assert "slo:" not in text
+    assert loaded(text, tmp_path).config.slo.default.ttft_s is None
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 @pytest.mark.parametrize("kv", [Dtype.BF16, Dtype.FP8])
 def test_the_simulator_takes_the_planned_engines_from_it(

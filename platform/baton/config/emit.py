@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from baton.config.units import Unit, format_quantity
 from baton.perf.hardware import Accelerator, Dtype
 from baton.planner.answer import Candidate, Plan
 from baton.planner.fleets import Pool
+from baton.planner.question import SloClass
 from baton.planner.verify import DISAGGREGATE
 
 _CPUS = 4
@@ -52,16 +53,35 @@ def _lines(plan: Plan, chosen: Candidate, *, source: str, stored: Dtype | None) 
     for pool in fleet.pools:
         yield from _pool(pool)
     yield ""
-    aims = question.objectives
-    limits = {"ttft": aims.ttft_s, "tpot": aims.tpot_s}
-    given = ", ".join(
+    yield from _promises(question.classes)
+    yield f"router: {{policy: predicted, disaggregate: {DISAGGREGATE[fleet.kind]}}}"
+
+
+def _promises(classes: Sequence[SloClass]) -> Iterator[str]:
+    """What the plan was made for: the deployment admits by it, and scales itself to keep it."""
+    promises = {one.name: _promise(one) for one in classes}
+    default = promises.pop(None, "{}")
+    if default != "{}" or promises:
+        yield "slo:"
+    if default != "{}":
+        yield f"  default: {default}"
+    if promises:
+        yield "  classes:"
+    for name, promise in promises.items():
+        yield f"    {json.dumps(name)}: {promise}"
+
+
+def _promise(one: SloClass) -> str:
+    """Its objectives, and the share of requests that is to meet them."""
+    limits = {"ttft": one.objectives.ttft_s, "tpot": one.objectives.tpot_s}
+    given = [
         f"{name}: {format_quantity(limit, Unit.SECONDS)}"
         for name, limit in limits.items()
         if limit is not None
-    )
+    ]
     if given:
-        yield f"slo: {{default: {{{given}}}}}"
-    yield f"router: {{policy: predicted, disaggregate: {DISAGGREGATE[fleet.kind]}}}"
+        given.append(f"attainment: {one.attainment:g}")
+    return f"{{{', '.join(given)}}}"
 
 
 def _extra(weights: Dtype, kv: Dtype, stored: Dtype | None) -> dict[str, str]:

@@ -20,7 +20,7 @@ class StepsUp:
     cooldown_s: Annotated[float, _Pause] = _OPTIONS.up.cooldown_s
     """Since its last change."""
     max_step: Annotated[int, Positive] = _OPTIONS.up.max_step
-    """Replicas at a time."""
+    """Replicas at a time; half of the pool where that is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class StepsDown:
     cooldown_s: Annotated[float, _Pause] = _OPTIONS.down.cooldown_s
     """Since the pool's last change."""
     max_step: Annotated[int, Positive] = _OPTIONS.down.max_step
-    """Replicas at a time."""
+    """Replicas at a time; half of the pool where that is more."""
     headroom: Annotated[float, Bounds(low=0, high=0.9)] = _OPTIONS.down.headroom_fraction
     """What must be left free afterwards, so that the step need not be taken back."""
 
