@@ -8,6 +8,7 @@ from dataclasses import replace
 from baton.control.limits import CoordinatorLimits, RecoveryOptions
 from baton.domain.commands import SubmitLeg
 from baton.domain.errors import EngineFailed, RetriesSpent
+from baton.domain.events import TimePassed
 from baton.domain.fleet import Load, LossReason, Role, Standing, StepTotals
 from baton.domain.handoff import LegFailure
 from baton.domain.leg_story import LegEnd
@@ -552,3 +553,13 @@ def test_other_rules_hold_for_what_comes() -> None:
     assert world.aborting == []
     fail_all(world, "m1")
     assert world.machine.circuits(world.now_s)["m1"] is Circuit.OPEN
+
+
+def test_a_silence_is_noticed_though_other_options_came_while_all_was_well() -> None:
+    world = mixed(2)
+    arrive(world, 2)
+    world.live(0.5)
+    world.machine.reconfigure(limits=QUICK)
+    world.tell(TimePassed())  # as whoever reconfigures it does
+    world.live(2.0, frozen={"m0"})
+    assert len(legs_on(world, "m1")) == 2

@@ -38,6 +38,7 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm import seam as seam_module
     from baton.engine.vllm.seam import Seam
+    from baton.engine.vllm.wire import pack_frames
 
 FACTS = FleetFacts(
     max_len_tokens=512,
@@ -244,6 +245,31 @@ async def test_deliveries_of_one_step_are_one_message(seam: Seam, frontend: Fron
     assert first.prefill_stats.num_cached_tokens == 2
     assert (second.request_id, second.new_token_ids) == ("b", [7])
     assert (second.finish_reason, second.stop_reason) == (EngineFinishReason.STOP, 7)
+    assert seam.open_requests == 1
+
+
+async def test_an_output_that_cannot_be_read_ends_its_own_request_only(
+    seam: Seam, frontend: Frontend, told: Told
+) -> None:
+    """An engine of another vLLM has written it, as in the midst of an upgrade."""
+    for request_id in "abc":
+        await frontend.add(request_id)
+    assert await frontend.nothing_more()
+    unreadable = pack_frames([msgspec.msgpack.encode(["", "a field more", [], None])])
+    seam.deliver(
+        [
+            Delivery("a", (5,)),
+            Delivery("b", (6,), detail=unreadable),
+            Delivery("c", (7,), FinishReason.STOP),
+        ]
+    )
+    outputs = {one.request_id: one for one in (await frontend.receive()).outputs}
+    if "b" not in outputs:  # behind sockets it comes in a message of its own
+        outputs |= {one.request_id: one for one in (await frontend.receive()).outputs}
+    assert (outputs["a"].new_token_ids, outputs["c"].new_token_ids) == ([5], [7])
+    assert outputs["c"].finish_reason == EngineFinishReason.STOP
+    assert outputs["b"].finish_reason == EngineFinishReason.ERROR
+    assert told.aborts == [("b",)]
     assert seam.open_requests == 1
 
 

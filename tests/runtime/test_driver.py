@@ -6,14 +6,22 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
 from baton.domain.cache import CacheUpdate
 from baton.domain.commands import Delivery, RequestRecord
-from baton.domain.errors import BatonError, NoCapacity, QueueFull
-from baton.domain.events import CacheChanged, LoadReported, ReplicaJoined, StepProduced
-from baton.domain.fleet import Load, Role
+from baton.domain.errors import BatonError, LinkFailed, NoCapacity, QueueFull
+from baton.domain.events import (
+    CacheChanged,
+    LoadReported,
+    ReplicaJoined,
+    ReplicaLost,
+    StepProduced,
+)
+from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 from baton.domain.request import FinishReason, Phase, Request
 from baton.policy.placement import Disaggregate
@@ -104,6 +112,37 @@ async def test_a_request_becomes_a_leg_and_its_tokens_reach_the_frontend() -> No
     assert [d.token_ids for d in outside.delivered] == [(1, 2)]
     assert outside.records[0].outcome is Phase.FINISHED
     driver.close()
+
+
+async def test_what_one_command_fails_in_is_raised_once_all_others_are_carried_out() -> None:
+    driver, outside = rig()
+    driver.on_event(ReplicaJoined(facts=replica_facts("m0")))
+    for name in ("r", "s"):
+        driver.on_request(request(name))
+    (_, first), (_, second) = outside.submitted
+
+    def deliver(_: Sequence[Delivery]) -> None:
+        raise LinkFailed("frontend", "nobody reads it")
+
+    outside.deliver = deliver  # type: ignore[method-assign]
+    ends = [LegOutput(leg.leg_id, (1, 2), FinishReason.LENGTH) for leg in (first, second)]
+    with pytest.raises(LinkFailed):
+        driver.on_event(StepProduced(replica_id="m0", outputs=tuple(ends)))
+    assert [record.request_id for record in outside.records] == ["r", "s"]
+    driver.close()
+
+
+async def test_a_driver_that_is_closed_wakes_up_no_more_whatever_it_is_told() -> None:
+    driver, outside = rig(CoordinatorLimits(total_s=0.02))
+    driver.on_event(ReplicaJoined(facts=replica_facts("m0")))
+    driver.on_request(request("r"))
+    driver.close()
+    driver.on_event(ReplicaLost(replica_id="m0", reason=LossReason.LEFT))
+    told = len(outside.submitted), dict(outside.failed)
+    passed = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.05, passed.set)
+    await passed.wait()
+    assert (len(outside.submitted), outside.failed) == told
 
 
 async def test_a_link_that_refuses_a_leg_sends_the_request_elsewhere() -> None:

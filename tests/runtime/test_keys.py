@@ -9,7 +9,7 @@ import os
 import random
 import string
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -235,6 +235,36 @@ def test_a_file_that_is_replaced_within_one_tick_of_its_clock_is_read_again(
     new.replace(path)
     files.poll()
     assert files.ring.tenant_of(token, NOW) == "acme"
+
+
+def test_a_poll_under_way_brings_no_key_back_of_a_tenant_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme, beta = tmp_path / "acme.keys", tmp_path / "beta.keys"
+    (key, token), (other, _) = mint("acme", now=NOW), mint("beta", now=NOW)
+    put(acme, key)
+    put(beta, other)
+    files = KeyFiles({"acme": acme, "beta": beta})
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(found: Iterator[ApiKey]) -> KeyRing:
+        ring = KeyRing(found)
+        if threading.current_thread() is polling:
+            begun.set()
+            assert go_on.wait(10)
+        return ring
+
+    monkeypatch.setattr(key_files, "KeyRing", slow)
+    polling = threading.Thread(target=files.poll)
+    polling.start()
+    assert begun.wait(10)
+    watching = threading.Thread(target=files.watch, args=({"beta": beta},))
+    watching.start()
+    watching.join(0.1)  # it is over by then, or waits for the ring that is being made
+    go_on.set()
+    for thread in (polling, watching):
+        thread.join(10)
+    assert files.ring.tenant_of(token, NOW) is None
 
 
 def _break(path: Path) -> None:

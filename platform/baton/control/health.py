@@ -149,6 +149,8 @@ class Health:
         if self._paused_until_s is not None and now_s >= self._paused_until_s:
             self._plan(now_s)
             self._judge_all(now_s)
+        if self._fleet.has_work:
+            self._silences.wake(now_s)  # other options have ended the looks that were arranged
         if not self._silences.look(now_s, runs=self._fleet.has_work):
             return ()
         self._judge_all(now_s)

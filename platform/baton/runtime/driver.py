@@ -67,6 +67,7 @@ class Driver:
         self._handling = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = float("inf")
+        self._closed = False
 
     def on_request(self, request: Request) -> None:
         """A client's request reached this ingress."""
@@ -77,19 +78,31 @@ class Driver:
         self.on_event(RequestsCancelled(request_ids=request_ids))
 
     def on_event(self, event: Event) -> None:
-        """Handle one event and whatever it leads to. Safe to call from within itself."""
+        """Handle one event and whatever it leads to. Safe to call from within itself.
+
+        Raises:
+            Exception: what the first command raised that could not be carried out; all the others
+                were, for the coordinator counts on each of them.
+        """
         self._events.append(event)
         if self._handling:
             return
         self._handling = True
+        failure: Exception | None = None
         try:
             while self._events:
                 commands = self._coordinator.handle(self._events.popleft(), self._clock.now_s())
                 for command in commands:
-                    self._carry_out(command)
+                    try:
+                        self._carry_out(command)
+                    except Exception as error:  # noqa: BLE001 - raised again at the end
+                        _LOG.exception("a %s was not carried out", type(command).__name__)
+                        failure = failure or error
         finally:
             self._handling = False
             self._set_timer()
+        if failure is not None:
+            raise failure
 
     def refuse(
         self, requests: int, *, tenant: str, slo_class: str | None = None
@@ -126,7 +139,8 @@ class Driver:
         return self._coordinator.phases()
 
     def close(self) -> None:
-        """Stop the timer. Idempotent."""
+        """Stop the timer, for good. Idempotent."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -176,7 +190,7 @@ class Driver:
                 return
             self._timer.cancel()
             self._timer = None
-        if at_s is not None:
+        if at_s is not None and not self._closed:  # links part after it was closed
             delay_s = max(0.0, at_s - self._clock.now_s())
             self._timer_at_s = at_s
             self._timer = self._loop.call_later(delay_s, self._on_timer)

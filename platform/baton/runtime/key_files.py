@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -59,6 +60,8 @@ class KeyFiles:
     def __init__(self, files: Mapping[str, Path] | None = None) -> None:
         self._watched: dict[Path, _Watched] = {}
         self._ring = KeyRing()
+        self._joining = threading.Lock()
+        """Held while a ring is made: whoever makes the last one has seen the last files."""
         self.watch(files or {})
 
     @property
@@ -125,7 +128,8 @@ class KeyFiles:
         return KeyNotice(path=str(path), keys=len(keys)) if changed or first else None
 
     def _join(self) -> None:
-        self._ring = KeyRing(key for file in self._watched.values() for key in file.keys)
+        with self._joining:
+            self._ring = KeyRing(key for file in self._watched.values() for key in file.keys)
 
 
 def load_ring(files: Mapping[str, Path]) -> KeyRing:

@@ -168,20 +168,39 @@ class Seam:
         """
         self._check_read()
         gathered, open_requests = self._gathered, self._prompt_tokens
-        output_of = self._wire.from_delivery
+        output_of, unreadable = self._wire.from_delivery, []
         for delivery in deliveries:
             request_id = delivery.request_id
             prompt_tokens = open_requests.get(request_id)
             if prompt_tokens is None:
                 continue  # its client has gone
+            try:
+                output = output_of(delivery, prompt_tokens=prompt_tokens)
+            except (ValueError, msgspec.MsgspecError) as error:
+                unreadable.append((request_id, error))
+                continue
             if request_id in gathered:
                 self._flush()
                 gathered = self._gathered
             if not gathered:
                 self._loop.call_soon(self._flush)
-            gathered[request_id] = output_of(delivery, prompt_tokens=prompt_tokens)
+            gathered[request_id] = output
             if delivery.finish is not None:
                 del open_requests[request_id]
+        for request_id, error in unreadable:
+            self._give_up(request_id, error)
+
+    def _give_up(self, request_id: str, error: Exception) -> None:
+        """End one request, for an engine has said of it what cannot be read: one of another vLLM.
+
+        The others of its step have theirs.
+        """
+        log_event(
+            logger, logging.ERROR, "output_unreadable", {"request_id": request_id}, error=error
+        )
+        why = f"what its engine said cannot be read: {error}"
+        self.fail(request_id, EngineFailed(request_id, why))
+        self._hooks.on_abort((request_id,))
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, {}
