@@ -12,13 +12,15 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
+_MEASURED = ("platform", "benchmarks", ":(exclude)benchmarks/results")
+"""What a figure hangs on; not the results, which a benchmark of several parts writes amid them."""
 
 
 def provenance(packages: Iterable[str] = ()) -> dict[str, object]:
     """The commit, the versions of Python and of the packages that are installed, the machine."""
     return {
         "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--", "platform", "benchmarks")),
+        "git_dirty": bool(_git("status", "--porcelain", "--", *_MEASURED)),
         "versions": {"python": platform.python_version()}
         | {name: version for name in packages if (version := _version(name))},
         "machine": {

@@ -103,8 +103,11 @@ def summarize(cells: Mapping[str, Sequence[Cell]]) -> dict[str, object]:
     served = [
         (name, cell) for name, grid_ in cells.items() for cell in grid_ if float(cell["better"]) > 0
     ]
-    ratios = [float(cell["hybrid"]) / float(cell["better"]) for _, cell in served]
-    open_ = [float(cell["hybrid_no_admission"]) / float(cell["better"]) for _, cell in served]
+    # Rounded: of 0.98 times a rate, that rate is 0.98 again.
+    ratios, open_ = (
+        [round(float(cell[key]) / float(cell["better"]), 6) for _, cell in served]
+        for key in ("hybrid", "hybrid_no_admission")
+    )
     return {
         "cells": sum(len(grid_) for grid_ in cells.values()),
         "cells_that_somebody_serves": len(served),
