@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -284,6 +285,40 @@ def test_a_policy_that_raises_or_wants_nonsense_makes_it_hold() -> None:
     tick = Autoscaler(Asks(prefill=-1), options()).tick(seen(0.0, prefill(2)))
     assert tick.held == "policy 'asks' wants -1 replicas of 'prefill'"
     assert tick.actions == ()
+
+
+class Answers:
+    """A policy of the user's own that answers what no policy should."""
+
+    name = "mine"
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    def wants(self, seen: Observation) -> Mapping[str, Want]:
+        return cast(Mapping[str, Want], self._answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "answers NoneType, wanted a Want for each pool"),
+        ([("prefill", 3)], "answers list, wanted a Want for each pool"),
+        ({"prefill": None}, "answers NoneType for 'prefill', wanted a Want"),
+        ({"prefill": 3}, "answers int for 'prefill', wanted a Want"),
+    ],
+)
+def test_a_policy_that_answers_no_wants_makes_it_hold_and_say_so(answer: object, why: str) -> None:
+    scaler = Autoscaler(Answers(answer), options())
+    scaler.override("decode", 4, until_s=None, now_s=0.0)
+    tick = scaler.tick(seen(0.0, prefill(2), decode(2)))
+    assert tick.held == f"policy 'mine' {why}"
+    assert tick.actions == (StartReplicas(pool="decode", replicas=2),), "an operator's word counts"
+
+
+def test_what_a_policy_answers_for_pools_that_are_not_there_is_no_matter() -> None:
+    tick = Autoscaler(Answers({"nobody": None}), options()).tick(seen(0.0, prefill(2)))
+    assert tick.held == ""
 
 
 def test_a_pool_without_bounds_or_wants_is_left_as_it_is() -> None:

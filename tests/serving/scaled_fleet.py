@@ -100,6 +100,7 @@ class Memory:
         self.overrides: dict[str, Override] = {}
         self.saves = 0
         self.fails: Exception | None = None
+        self.save_fails: Exception | None = None
         self.asked = asyncio.Semaphore(0)
         """Released once a turn."""
 
@@ -127,6 +128,8 @@ class MemoryOf:
         return dict(self._memory.overrides)
 
     async def save(self, overrides: Mapping[str, Override]) -> None:
+        if self._memory.save_fails is not None:
+            raise self._memory.save_fails
         self._memory.saves += 1
         self._memory.overrides = dict(overrides)
 

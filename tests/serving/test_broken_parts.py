@@ -154,6 +154,29 @@ async def test_what_runs_where_it_is_dead_ends_before_serve_ends_the_replica() -
         await client.close()
 
 
+async def test_a_replica_that_drains_for_it_stays_broken_though_it_answers_again() -> None:
+    engine = ScriptedEngine(replace(make_facts(), side_channel="127.0.0.1:1"))
+    async with hosting(engine) as (host, _):
+        log = EventLog()
+        client = LinkClient("ingress-1", log, options=FAST)
+        client.connect("decode-1", host.address)
+        await log.wait_joined()
+        assert client.submit("decode-1", make_leg("leg-1", max_tokens=1)) is None
+        await engine.watch.until(lambda: "leg-1" in engine.running)
+        body = Body(host, await dead(engine))
+        await body.check_health()  # type: ignore[misc]
+        engine.unreachable.clear()
+        await body._side_channel.look()
+        assert body._side_channel.trouble == ""
+        engine.step_all()
+        async with asyncio.timeout(5):
+            await host.drained.wait()
+        with pytest.raises(Broken, match="its thread hangs"):
+            await body.check_health()  # type: ignore[misc]
+        await body._side_channel.close()
+        await client.close()
+
+
 async def test_serve_hears_of_an_engine_that_died() -> None:
     engine = ScriptedEngine()
     async with hosting(engine) as (host, _):

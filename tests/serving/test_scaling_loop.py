@@ -39,7 +39,20 @@ class FlipOne:
         }
 
 
+class Forgets:
+    """A policy that forgets to answer."""
+
+    name = "forgets"
+
+    def __init__(self, _options: AutoscalerOptions) -> None:
+        pass
+
+    def wants(self, seen: Observation) -> None:
+        pass
+
+
 FLIP_ONE = f"{__name__}:FlipOne"
+FORGETS = f"{__name__}:Forgets"
 
 
 async def test_a_pool_is_told_exactly_how_many_replicas_to_have() -> None:
@@ -296,6 +309,29 @@ async def test_what_failed_once_is_no_trouble_when_the_pool_has_what_it_should()
     assert world.memory.overrides == {}
 
 
+async def test_an_override_in_a_turn_that_fails_is_not_said_to_be_done() -> None:
+    world = World()
+    await world.settle()
+    world.memory.fails = TimeoutError("GCS")
+    with pytest.raises(ScalingRefused, match=r"'decode' may not have been scaled yet.*GCS.*again"):
+        await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=None)))
+    world.memory.fails = None
+    await world.turn()
+    assert world.fleet.targets["decode"] == 6
+    await world.told(asyncio.ensure_future(world.loop.override("decode", 5, for_s=None)))
+
+
+async def test_an_override_of_a_pool_that_serve_says_nothing_of_is_not_said_to_be_done() -> None:
+    world = World()
+    world.fleet.serve_fails = TimeoutError("busy")
+    with pytest.raises(ScalingRefused, match="Serve does not say how many replicas it has"):
+        await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=None)))
+    world.fleet.serve_fails = None
+    await world.turn()
+    assert world.fleet.targets["decode"] == 6
+    await world.told(asyncio.ensure_future(world.loop.override("decode", 5, for_s=None)))
+
+
 @pytest.mark.parametrize(("pool", "replicas"), [("decode", 9), ("decode", -1), ("nobody", 1)])
 async def test_what_a_pool_cannot_have_is_refused(pool: str, replicas: int) -> None:
     world = World()
@@ -354,6 +390,40 @@ async def test_the_way_back_is_tried_until_it_succeeds() -> None:
     assert world.memory.overrides == {}
 
 
+async def test_the_way_back_waits_until_serve_says_how_many_there_are() -> None:
+    world = World(plan(rule="static"))
+    await world.settle()
+    await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=5.0)))
+    world.fleet.serve_fails = TimeoutError("Serve's controller is starting again")
+    await world.turn(4)
+    world.fleet.serve_fails = None
+    del world.fleet.targets["decode"]  # it does not know every pool yet
+    await world.turn()
+    world.fleet.targets["decode"] = 6
+    await world.turn()
+    assert world.fleet.targets["decode"] == 2
+    assert world.memory.overrides == {}
+
+
+async def test_an_override_taken_back_while_serve_is_away_holds_no_more_for_a_new_controller() -> (
+    None
+):
+    world = World(plan(rule="static"))
+    await world.settle()
+    await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=None)))
+    world.fleet.serve_fails = TimeoutError("Serve's controller is starting again")
+    with pytest.raises(ScalingRefused, match="Serve does not say how many replicas it has"):
+        await world.told(asyncio.ensure_future(world.loop.release("decode")))
+    saves = world.memory.saves
+    await world.turn(3)
+    assert world.memory.saves == saves, "it is written down once"
+    world.another_loop(plan(rule="static"))
+    world.fleet.serve_fails = None
+    await world.turn()
+    assert world.fleet.targets["decode"] == 2
+    assert world.loop.overrides() == world.memory.overrides == {}
+
+
 # ----------------------------------------------------------------------- the task
 
 
@@ -396,3 +466,19 @@ async def test_others_hear_the_reports_even_when_they_fail() -> None:
     await world.turn(2)
     assert [len(looks.reports) for looks in world.reader.seen] == [1, 1]
     assert world.loop.counters.failed_calls == 2
+
+
+async def test_others_hear_the_reports_even_when_pools_cannot_be_scaled() -> None:
+    world = World()
+    world.memory.overrides = {"decode": Override(replicas=99)}  # impossible: it is to be forgotten
+    world.memory.save_fails = TimeoutError("GCS")
+    with pytest.raises(TimeoutError):
+        await world.turn()
+    assert [len(looks.reports) for looks in world.reader.seen] == [1]
+
+
+async def test_others_hear_the_reports_though_a_policy_answers_nothing() -> None:
+    world = World(plan(rule=FORGETS))
+    await world.turn(2)
+    assert "policy 'forgets' answers NoneType" in world.loop.history()[-1].held
+    assert len(world.reader.seen) == 2

@@ -183,14 +183,18 @@ class Autoscaler:
     def _ask(self, seen: Observation) -> tuple[Mapping[str, Want], list[str]]:
         name = self._policy.name
         try:
-            wants = self._policy.wants(seen)
+            told: object = self._policy.wants(seen)
+            if not isinstance(told, Mapping):
+                got = type(told).__name__
+                return {}, [f"policy {name!r} answers {got}, wanted a Want for each pool"]
+            wants = {pool: told[pool] for pool in sorted(seen.pools.keys() & told.keys())}
+            wrong = [
+                f"policy {name!r} {why}"
+                for pool, want in wants.items()
+                if (why := _nonsense(pool, want))
+            ]
         except Exception as error:  # noqa: BLE001 - a user's own code; the pools must not suffer
             return {}, [f"policy {name!r} raised {type(error).__name__}: {error}"]
-        wrong = [
-            f"policy {name!r} wants {wants[pool].replicas!r} replicas of {pool!r}"
-            for pool in sorted(seen.pools.keys() & wants.keys())
-            if type(wants[pool].replicas) is not int or wants[pool].replicas < 0
-        ]
         return wants, wrong
 
     def _watch(self, seen: Observation) -> None:
@@ -288,6 +292,15 @@ class Autoscaler:
         for action in tick.actions:
             if not isinstance(action, FlipReplicas):
                 self._pools[action.pool].changed(tick.at_s)
+
+
+def _nonsense(pool: str, want: object) -> str:
+    """What is wrong with a policy's answer for a pool; empty when nothing is."""
+    if not isinstance(want, Want):
+        return f"answers {type(want).__name__} for {pool!r}, wanted a Want"
+    if type(want.replicas) is not int or want.replicas < 0:
+        return f"wants {want.replicas!r} replicas of {pool!r}"
+    return ""
 
 
 def _overridden(name: str, have: int, override: Override, at_s: float) -> ScalingDecision:

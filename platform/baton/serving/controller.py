@@ -184,7 +184,10 @@ class ControllerBody:
         told = {"pool": pool, "replicas": replicas, "for_s": for_s}
         event = "override_released" if replicas is None else "override_set"
         log_event(_LOGGER, logging.INFO, event, told)
-        after = self._loop.states[pool]
+        after = self._loop.states.get(pool)
+        if after is None:
+            why = f"Ray Serve has not said yet how many replicas pool {pool!r} has"
+            return {"refused": why, "remedy": "what was asked for holds; see 'baton status'"}
         override = self._loop.overrides().get(pool)
         now_s = self._clock.now_s()
         return {

@@ -51,12 +51,18 @@ class OwnSideChannel:
         self._timing = timing or OwnCheckTiming()
         self._failures = 0
         self._why = ""
+        self._given_up = ""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def trouble(self) -> str:
         """Why it is to be given up; empty while it is not."""
         return self._why if self._failures >= self._timing.failures else ""
+
+    def give_up(self) -> str:
+        """As `trouble`, but for good: what was given up once stays so, though it answers again."""
+        self._given_up = self._given_up or self.trouble
+        return self._given_up
 
     def start(self) -> None:
         """Begin to ask. Idempotent."""

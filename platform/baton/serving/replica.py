@@ -131,7 +131,8 @@ class EngineReplica:
         host = self._started()
         if host.failed.done():
             raise host.failed.result()
-        if trouble := self._side_channel.trouble:
+        # For good, as draining is: a replica that drains and lives on would do nothing for ever.
+        if trouble := self._side_channel.give_up():
             host.drain(deadline_s=self._config.admission.timeouts.total_s)
             if host.drained.is_set():
                 raise Broken(f"replica {self._facts.replica_id}", trouble)

@@ -12,7 +12,8 @@ unless that turn wants otherwise; since counts are exact, making one twice does 
 exception ends the task. Nothing is remembered that a new controller could not find again: Serve
 knows the counts, replicas their roles, and an operator's overrides are in a store. The store also
 names the loop that may act: a loop that reads another's name there stops for good, and one that
-takes over from another holds still until it has watched for a whole window (`takeover`).
+takes over from another holds still until it has watched for a whole window (`takeover`). Whoever
+reads reports hears of them in a turn whose scaling fails, too.
 
 An operator's word counts at once and without any report. Where nothing is scaled automatically
 (`ScalingPlan.automatic`), nothing else is ever done: pools that were overridden go back to the size
@@ -42,6 +43,7 @@ from baton.telemetry.logs import log_event
 from baton.telemetry.scaling_counters import ScalingCounters
 
 _LOGGER = logging.getLogger(__name__)
+_AGAIN = "it is tried again with every turn; see 'baton status'"
 _TURN_S = 20.0
 """A turn takes less, or something hangs that should not; whoever waits for one waits no longer."""
 
@@ -77,11 +79,14 @@ class ScalingLoop:
         """Overrides as the store has them; None until they were read."""
         self._failed: dict[str, str] = {}
         """Pools for which the last call failed, and why."""
+        self._unknown: frozenset[str] = frozenset()
+        """Pools on which an operator's word waits until Serve says how many replicas they have."""
         self._held = ""
         self._decided = False
         self._takeover = Takeover()
         self._wake = asyncio.Event()
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[asyncio.Future[str]] = []
+        """Each hears why the turn failed that it waited for; nothing when it did not."""
         self._task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ what the controller calls
@@ -122,7 +127,7 @@ class ScalingLoop:
         """Have exactly so many replicas of a pool; returns when that was carried out.
 
         Raises:
-            ScalingRefused: the pool cannot have so many, or the call for them failed.
+            ScalingRefused: the pool cannot have so many, or they could not be asked for.
             TimeoutError: the loop did not get to it in time.
         """
         now_s = self._clock.now_s()
@@ -139,7 +144,7 @@ class ScalingLoop:
         """Take an override back; returns when what follows from that was carried out.
 
         Raises:
-            ScalingRefused: there is no such pool, or the call failed.
+            ScalingRefused: there is no such pool, or what follows could not be carried out.
             TimeoutError: the loop did not get to it in time.
         """
         if pool not in self._plan.options.bounds:
@@ -152,9 +157,7 @@ class ScalingLoop:
         """Those that hold now, by pool."""
         now_s = self._clock.now_s()
         return {
-            pool: one
-            for pool, one in self._machine.overrides().items()
-            if one.until_s is None or one.until_s > now_s
+            pool: one for pool, one in self._machine.overrides().items() if not _is_over(one, now_s)
         }
 
     @property
@@ -193,6 +196,16 @@ class ScalingLoop:
             raise Superseded
         await self._remember()
         looks = await self._look()
+        try:
+            tick, looks = await self._scale_by(looks)
+        except Exception:
+            await self._tell(looks)  # quotas and usage have no part in what failed
+            raise
+        await self._tell(looks)
+        self.counters.turned(tick)
+
+    async def _scale_by(self, looks: Looks) -> tuple[Tick, Looks]:
+        """Decide and act; also what was seen, as it is after an operator's word was kept."""
         if await self._keep_word(looks.states):
             looks = replace(looks, states=await self._fleet.states())
         tick = self._machine.tick(self._seen(looks))
@@ -200,9 +213,11 @@ class ScalingLoop:
         self._say_held(tick)
         if self._plan.automatic:
             await self._carry_out(tick, looks)
+        return tick, looks
+
+    async def _tell(self, looks: Looks) -> None:
         for reader in self._readers:
             await self._guarded("", f"{type(reader).__name__} take reports", reader.take(looks))
-        self.counters.turned(tick)
 
     async def _run(self) -> None:
         """Take turns until another loop has begun, or this one is cancelled."""
@@ -210,6 +225,7 @@ class ScalingLoop:
         while True:
             self._wake.clear()
             waiting, self._waiting = self._waiting, []
+            failed = ""
             due_at_s = self._clock.now_s() + self._plan.options.interval_s
             try:
                 if not claimed:
@@ -220,12 +236,13 @@ class ScalingLoop:
                 log_event(_LOGGER, logging.WARNING, "scaling_superseded", {})
                 return
             except Exception as error:  # the supervised boundary: logged, counted, gone on
+                failed = _text(error)
                 self.counters.failed_turns += 1
                 self.counters.last_failure = f"{type(error).__name__}: {error}"
                 _LOGGER.exception("scaling_turn_failed")
             for future in waiting:
                 if not future.done():
-                    future.set_result(None)
+                    future.set_result(failed)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due_at_s - self._clock.now_s())):
                     await self._wake.wait()
@@ -236,12 +253,14 @@ class ScalingLoop:
         self._waiting.append(turned)
         self._wake.set()
         async with asyncio.timeout(_TURN_S):
-            await turned
-        if (why := self._failed.get(pool)) is not None:
-            raise ScalingRefused(
-                f"pool {pool!r} could not be scaled yet: {why}",
-                "it is tried again with every turn; see 'baton status'",
-            )
+            failed = await turned
+        if failed:
+            why = f"the controller's turn failed: {failed}"
+            raise ScalingRefused(f"pool {pool!r} may not have been scaled yet: {why}", _AGAIN)
+        unknown = "Ray Serve does not say how many replicas it has"
+        why = unknown if pool in self._unknown else self._failed.get(pool, "")
+        if why:
+            raise ScalingRefused(f"pool {pool!r} could not be scaled yet: {why}", _AGAIN)
 
     # ------------------------------------------------------------------ look
 
@@ -288,8 +307,7 @@ class ScalingLoop:
             return
         kept, now_s = await self._memory.load(), self._clock.now_s()
         for pool, one in kept.items():
-            over = one.until_s is not None and one.until_s <= now_s
-            if over or pool in self._machine.overrides():
+            if _is_over(one, now_s) or pool in self._machine.overrides():
                 continue
             try:
                 self._machine.override(pool, one.replicas, until_s=one.until_s, now_s=now_s)
@@ -315,8 +333,10 @@ class ScalingLoop:
         for pool, replicas in sorted(wanted.items()):
             if pool in states:
                 acted |= await self._reach(states[pool], replicas, "operator")
-        undone = {pool for pool in ended & wanted.keys() if pool in self._failed}
-        keep = overrides | {pool: kept[pool] for pool in undone}
+        self._unknown = frozenset(wanted.keys() - states.keys())
+        undone = ended & wanted.keys() & (self._failed.keys() | self._unknown)
+        now_s = self._clock.now_s()
+        keep = overrides | {pool: _ended(kept[pool], now_s) for pool in undone}
         if keep != kept:
             await self._memory.save(keep)
             self._kept = keep
@@ -391,6 +411,15 @@ class ScalingLoop:
                 log_event(_LOGGER, level, "scaling_held", {"why": tick.held})
             else:
                 log_event(_LOGGER, logging.INFO, "scaling_goes_on", {})
+
+
+def _is_over(one: Override, now_s: float) -> bool:
+    return one.until_s is not None and one.until_s <= now_s
+
+
+def _ended(one: Override, now_s: float) -> Override:
+    """An override that was taken back, as a new controller must read it: it holds no more."""
+    return one if _is_over(one, now_s) else replace(one, until_s=now_s)
 
 
 def _text(error: BaseException) -> str:
