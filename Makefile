@@ -18,7 +18,7 @@ demo: install ## start a prefill and a decode engine on this machine, ask them, 
 demo-once: install ## the same, but end; the last line of stdout is one JSON object
 	@.venv/bin/baton demo --once $(ARGS)
 
-test: install ## every test whose needs are met here; ARGS="-m 'not real and not slow'" for the quick ones
+test: install ## every test whose needs are met here; ARGS="-m 'not real and not slow and not thorough'" for the quick ones
 	@scripts/test $(ARGS)
 
 check: install ## format, lint, types, layers, files
