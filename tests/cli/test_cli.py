@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -83,6 +83,11 @@ class ScriptedCommands:
     def apply(self, config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
         progress("asking")
         return self._answer("apply", config=config, options=options)
+
+    def join_script(
+        self, *, labels: Sequence[str], node_address: str | None, address: str | None
+    ) -> Report:
+        return self._answer("join_script", labels=labels, node_address=node_address)
 
     def down(self, *, timeout_s: float, address: str | None = None) -> Report:
         return self._answer("down", timeout_s=timeout_s)

@@ -1,12 +1,13 @@
 """A baton over several Ray nodes on this machine: one that `baton up` starts, others that join it.
 
 Every node has a network namespace, a raylet, a folder for temporary files and a label
-(`baton/node: NAME`) of its own. Nodes that join have the environment of the first one's raylet,
-which is how Serve's settings and the cluster's token reach their workers.
+(`baton/node: NAME`) of its own. Nodes that join have the environment that `baton join` tells, which
+is how Serve's settings and the cluster's token reach their workers.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -72,12 +73,10 @@ def cluster(config: str, folder: Path, *, joining: tuple[str, ...]) -> Iterator[
         process = _started((*baton, "up", *options), log, dict(os.environ) | {"NO_COLOR": "1"})
         ends.callback(_end, process)
         state = _state_of(process, log)
-        raylet = _first_raylet(process, log)
         nodes = {}
         for name in joining:
-            nodes[name] = ends.enter_context(
-                _joined(at[name], state, psutil.Process(raylet).environ(), folder)
-            )
+            told = _told(baton, name)
+            nodes[name] = ends.enter_context(_joined(at[name], state, told, folder))
         _await(lambda: "Ctrl-C ends it" in _text(log), process, log, within_s=_SERVING_S)
         deployment = Deployment(
             url=f"http://{head.address}:{_PORT}",
@@ -154,10 +153,12 @@ def _state_of(process: subprocess.Popen[bytes], log: Path) -> ClusterState:
     return found[0]
 
 
-def _first_raylet(process: subprocess.Popen[bytes], log: Path) -> int:
-    raylets = [one.pid for one in descendants(process.pid) if one.name() == "raylet"]
-    assert raylets, f"no raylet below {process.pid}:\n{_text(log)}"
-    return raylets[0]
+def _told(baton: tuple[str, ...], name: str) -> dict[str, str]:
+    """The environment of a machine that has none of the first one's, with what it is told."""
+    command = (*baton, "join", "--label", f"{LABEL}={name}", "-o", "json")
+    done = subprocess.run(command, check=True, capture_output=True, timeout=_START_S, cwd=_ROOT)
+    told: dict[str, str] = json.loads(done.stdout)["environment"]
+    return {name: value for name, value in os.environ.items() if "RAY" not in name} | told
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

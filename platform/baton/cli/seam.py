@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
@@ -187,6 +187,17 @@ class Commands(Protocol):
 
         Raises:
             NotRunning: there is no deployment here, or there are several and none was named.
+        """
+        ...
+
+    def join_script(
+        self, *, labels: Sequence[str], node_address: str | None, address: str | None
+    ) -> Report:
+        """What another machine runs to join: `environment`, `command`, both as a `script`.
+
+        Raises:
+            NotRunning: there is no deployment here, or there are several and none was named.
+            OperatorError: none can join.
         """
         ...
 

@@ -43,6 +43,9 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
                 "Replace every process by one that runs this version of baton.", "upgrade:upgrade"
             ),
             "scale": Verb("Set a pool's replicas, whatever the autoscaler wants.", "scale:scale"),
+            "join": Verb(
+                "Print what another machine runs to join the deployment's cluster.", "join:join"
+            ),
             "down": Verb("Drain and stop the deployment that runs here.", "down:down"),
         },
         "Look at it": {

@@ -52,6 +52,7 @@ from baton.serving.data_path import (
     serve_environment,
 )
 from baton.serving.front_guard import guard_front, unguard_front
+from baton.serving.joining import keep
 from baton.serving.public_port import hold_port
 from baton.serving.ray_messages import ray_messages_to_stderr
 
@@ -205,12 +206,12 @@ class LocalCluster:
         token_file = run_dir / "token"
         token_file.touch(mode=0o600)
         token_file.write_text(secrets.token_hex(32))
-        os.environ.update(
-            serve_environment(front)
-            | ray_environment(token_file, loopback=is_loopback(self._settings.node_address))
-            | self._guard(front)
-            | dict(self._settings.environment)
+        told = serve_environment(front) | ray_environment(
+            token_file, loopback=is_loopback(self._settings.node_address)
         )
+        more = dict(self._settings.environment)
+        os.environ.update(told | self._guard(front) | more)
+        keep(run_dir, told | more)
         _refuse_late_environment()
 
     def _guard(self, front: FrontSettings) -> dict[str, str]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +33,7 @@ from baton.serving.cluster_state import ClusterState, running_clusters, state_fo
 from baton.serving.deployment import LocalDeployment, Progress, say_where_to_look
 from baton.serving.doctor import examined
 from baton.serving.joined import Joined, join, local_state
+from baton.serving.joining import joining
 from baton.serving.live_config import Fate, Kept
 from baton.serving.log_files import LogFiles, LogLine, LogOrder, followed, printed
 from baton.serving.preflight import check_machine
@@ -210,6 +211,11 @@ def _start_again(
             f"what ran before runs again, for the new does not start: {error}",
             "correct the configuration and apply it again",
         ) from error
+
+
+def join_script(*, labels: Sequence[str], node_address: str | None, address: str | None) -> Report:
+    """What another machine runs to join the cluster of the deployment that runs here."""
+    return joining(local_state(address), labels=labels, node_address=node_address)
 
 
 def down(*, timeout_s: float, address: str | None = None) -> Report:

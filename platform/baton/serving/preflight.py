@@ -104,7 +104,7 @@ def await_nodes(
         if time.monotonic() > until_s:
             raise CannotStart(missing)
         if missing != told:
-            tell(f"waiting for nodes: {'; '.join(missing)}")
+            tell(f"waiting for nodes ('baton join' says how one joins): {'; '.join(missing)}")
             told = missing
         pause(_POLL_S)
 

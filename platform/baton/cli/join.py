@@ -1,0 +1,59 @@
+"""`baton join`: what another machine runs to become a node of a deployment's cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from baton.cli.options import Json, LocalAddress, Output, seam_of, wanted_format
+from baton.cli.output import OutputFormat, print_report, reported_errors
+
+
+def _label(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value) or "," in text:
+        raise typer.BadParameter(f"got {text!r}, wanted KEY=VALUE, as baton/node=prefill")
+    return text
+
+
+def join(
+    context: typer.Context,
+    *,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="KEY=VALUE",
+            parser=_label,
+            help="What that node is, as placement.labels names it; repeatable.",
+        ),
+    ] = None,
+    node_address: Annotated[
+        str | None,
+        typer.Option(
+            "--node-address",
+            metavar="ADDRESS",
+            help="Where others reach that node, if it has several addresses.",
+        ),
+    ] = None,
+    address: LocalAddress = None,
+    output: Output = OutputFormat.TEXT,
+    as_json: Json = False,
+) -> None:
+    """Print what another machine runs to join the deployment's cluster.
+
+    It is a shell script that holds the cluster's token: pipe it, as in
+    `baton join --label baton/node=decode | ssh NODE sh`.
+    """
+    with reported_errors():
+        report = (
+            seam_of(context)
+            .commands()
+            .join_script(labels=label or [], node_address=node_address, address=address)
+        )
+    output = wanted_format(output, as_json=as_json)
+    if output is OutputFormat.TEXT:
+        typer.echo(report["script"])
+    else:
+        print_report(report, output)
