@@ -10,13 +10,13 @@ import pytest
 import baton
 from baton.config import DeploymentConfig, load_config
 from baton.control.rollout import RolloutRules, Tally
-from baton.domain.errors import ApplyRefused
+from baton.domain.errors import ApplyRefused, ClusterFailed
 from baton.runtime.link.frames import PROTOCOL
 from baton.serving.built import Build, Builds, Built, Mark, decoded, encoded
 from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.rolling import Course, Manner, Sight, ordered_back, rolled
 from baton.serving.upgrade import upgrade
-from tests.serving.test_apply import Fleet, Make, make
+from tests.serving.test_apply import BOTH, Fleet, Make, make
 
 __all__ = ["make"]  # the fixture
 GOOD, BAD = Tally(200, 0, 200, 200), Tally(200, 60, 200, 200)
@@ -114,6 +114,21 @@ def test_who_was_told_to_end_has_not_died(
     assert (not rolled(script, course(config, ("d",)), script.manner()).failed) is ok
 
 
+def test_who_was_told_to_end_has_not_died_when_another_is_started_later(
+    config: DeploymentConfig,
+) -> None:
+    fewer_and_more = [
+        sight("a", "b"),
+        sight("a", "n", "m", done=False, target=3),
+        sight("a", "n", done=False, target=2),
+        sight("n", "k", "o", target=3),
+    ]
+    lived = Script(list(fewer_and_more))
+    assert not rolled(lived, course(config, ("d",)), lived.manner()).failed
+    died = Script([*fewer_and_more, sight("n", "k", target=3)])
+    assert "1 new replicas ended" in rolled(died, course(config, ("d",)), died.manner()).failed
+
+
 def test_one_that_was_starting_before_is_an_old_one(config: DeploymentConfig) -> None:
     before = replace(sight("a"), starting=frozenset({"b"}))
     script = Script([before, sight("a", "b", done=False), sight("n", "m")])
@@ -138,6 +153,26 @@ def test_what_bakes_is_not_late(config: DeploymentConfig) -> None:
     assert not rolled(script, course(config, ("d",)), script.manner(bake_s=90)).failed
 
 
+@pytest.mark.parametrize("meanwhile", [None, sight("n", "m", done=False)])
+def test_what_bakes_past_the_deadline_is_not_late_by_one_look(
+    config: DeploymentConfig, meanwhile: Sight | None
+) -> None:
+    """It fails, or finds one more replica on its way."""
+    slow, done = [sight("a", "n", done=False)] * 118, sight("n", "m")
+    script = Script([sight("a", "b"), *slow, done, meanwhile, meanwhile, done])
+    assert not rolled(script, course(config, ("d",)), script.manner()).failed
+    assert script.now_s > 60
+
+
+def test_what_has_baked_while_nobody_said_how_it_is_has_a_deadline(
+    config: DeploymentConfig,
+) -> None:
+    script = Script([sight("a"), sight("n"), None])
+    outcome = rolled(script, course(config, ("d",)), script.manner(bake_s=5))
+    assert outcome.failed == "d: nobody has said for 60 s how they fare"
+    assert script.now_s == pytest.approx(5 + 60)
+
+
 def test_serve_s_own_word_ends_it_and_the_way_back_is_waited_for(config: DeploymentConfig) -> None:
     way = course(config, ("d",))
     script = Script([sight("a"), Sight(failed="no such option"), Sight(), sight("a")])
@@ -147,6 +182,33 @@ def test_serve_s_own_word_ends_it_and_the_way_back_is_waited_for(config: Deploym
     stuck = Script([Sight()])
     (why,) = ordered_back(stuck, way, way.old, stuck.manner())
     assert "not back after 60 s" in why
+
+
+@dataclass
+class Refusing(Script):
+    """Takes no order the next few times."""
+
+    refused: int = 0
+
+    def order(self, builds: Builds) -> None:
+        if self.refused:
+            self.refused -= 1
+            raise ClusterFailed("Ray Serve took no order", "look")
+        super().order(builds)
+
+
+def test_the_way_back_is_ordered_again_where_serve_does_not_take_it(
+    config: DeploymentConfig,
+) -> None:
+    way = course(config, ("d",))
+    script = Refusing([sight("a")], refused=4)
+    outcome = rolled(script, way, script.manner())
+    assert (outcome.failed, script.orders) == ("ClusterFailed: Ray Serve took no order; look", [])
+    assert ordered_back(script, way, way.old, script.manner()) == ()
+    assert (script.orders, script.notes[-1]["state"]) == ([{"d": "old"}], "done")
+    never = Refusing([sight("a")], refused=9999)
+    assert ordered_back(never, way, way.old, never.manner()) == ("Ray Serve took no order",)
+    assert never.notes[-1]["state"] == "failed"
 
 
 # ------------------------------------------------------------------ another version of baton
@@ -189,6 +251,48 @@ def test_code_in_place_that_is_interrupted_does_not_go_on_to_what_was_not_begun(
     with pytest.raises(ApplyRefused, match="interrupted"):
         upgrade(fleet, fleet.manner(by="upgrade"))
     assert fleet.marks == fleet.began_with
+
+
+@dataclass
+class Disturbed(Fleet):
+    """Something happens when the prefill pool is looked at; once."""
+
+    by: BaseException | None = None
+
+    def look(self, names: Sequence[str]) -> Sight | None:
+        if "p" in names and self.by is not None:
+            by, self.by = self.by, None
+            raise by
+        return super().look(names)
+
+
+def test_who_is_interrupted_between_two_stages_takes_the_first_back(make: Make) -> None:
+    fleet = Disturbed(make(), code="0.0.9", python="/new/bin/python", by=KeyboardInterrupt())
+    with pytest.raises(ApplyRefused, match="interrupted; the old code runs again"):
+        upgrade(fleet, fleet.manner(by="upgrade"))
+    assert [{n for n, python in one.items() if python} for one in fleet.pythons] == [{"d"}, set()]
+    assert not fleet.signed
+
+
+def test_code_in_place_that_is_interrupted_between_two_stages_keeps_both(make: Make) -> None:
+    fleet = Disturbed(make(), code="0.0.9", by=KeyboardInterrupt())
+    with pytest.raises(ApplyRefused, match="interrupted; this code lies where"):
+        upgrade(fleet, fleet.manner(by="upgrade"))
+    replaced = {name for name, mark in fleet.marks.items() if mark != fleet.began_with[name]}
+    assert replaced == {"d"}
+
+
+def test_what_somebody_else_is_changing_now_is_not_taken_back(make: Make) -> None:
+    lost = ApplyRefused("b:2 has begun to change what runs", "look")
+    fleet = Disturbed(make(), code="0.0.9", python="/new/bin/python", by=lost)
+    with pytest.raises(ApplyRefused, match="b:2 has begun"):
+        upgrade(fleet, fleet.manner(by="upgrade"))
+    fleet_too = Disturbed(make(), by=lost)
+    with pytest.raises(ApplyRefused, match="b:2 has begun"):
+        fleet_too.apply(make(*BOTH))
+    assert (len(fleet.orders), len(fleet_too.orders)) == (1, 1)
+    assert fleet_too.history()[-1].why == "b:2 has begun to change what runs"
+    assert fleet_too.fates() == ["started", "left as it is"]
 
 
 def test_code_that_speaks_another_protocol_is_refused_before_anything_changes(make: Make) -> None:

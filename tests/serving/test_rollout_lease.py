@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
+from baton.domain.errors import ApplyRefused
 from baton.serving.rollout_lease import RolloutLease
 from tests.fakes.head_store import HeadStore
 
@@ -48,3 +53,79 @@ def test_it_is_renewed_now_and_then_only() -> None:
     wall.now_s += 4
     lease.renew()
     assert list(shelf.kept.values()) == [kept]
+
+
+def test_who_slept_past_its_lease_neither_renews_nor_drops_another_s() -> None:
+    shelf, wall = HeadStore(), Wall()
+    first, second, third = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2", "c:3"))
+    first.take()
+    wall.now_s += 61
+    assert second.take() == ""
+    for _ in range(2):
+        with pytest.raises(ApplyRefused, match="not heard of for 61 s, and b:2 has begun"):
+            first.renew()
+    first.drop()
+    assert third.take() == "b:2"
+
+
+def test_who_slept_while_another_came_and_went_has_lost_it_too() -> None:
+    shelf, wall = HeadStore(), Wall()
+    first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
+    first.take()
+    wall.now_s += 61
+    second.take()
+    second.drop()
+    with pytest.raises(ApplyRefused, match="somebody else has begun"):
+        first.renew()
+    assert shelf.kept == {}
+
+
+def test_two_of_one_name_are_told_apart() -> None:
+    shelf, wall = HeadStore(), Wall()
+    first, second = (RolloutLease("pod, process 1", shelf, now_s=wall) for _ in range(2))
+    first.take()
+    wall.now_s += 61
+    assert second.take() == ""
+    with pytest.raises(ApplyRefused):
+        first.renew()
+
+
+def test_who_slept_and_was_missed_by_nobody_goes_on() -> None:
+    shelf, wall = HeadStore(), Wall()
+    first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("a:1", "b:2"))
+    first.take()
+    wall.now_s += 61
+    first.renew()
+    assert second.take() == "a:1"
+
+
+class Crowded(HeadStore):
+    """Somebody else does something as soon as the next key was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then: Callable[[], object] = lambda: None
+
+    def put(self, key: str, value: bytes, *, overwrite: bool) -> bool:
+        written = super().put(key, value, overwrite=overwrite)
+        if written:
+            then, self.then = self.then, lambda: None
+            then()
+        return written
+
+
+def test_of_two_who_find_the_same_old_lease_one_hears_of_it() -> None:
+    shelf, wall = Crowded(), Wall()
+    gone, first, second = (RolloutLease(who, shelf, now_s=wall) for who in ("z:0", "a:1", "b:2"))
+    gone.take()
+    wall.now_s += 61
+
+    def deleted_for_the_old_one() -> None:
+        shelf.delete("lease/rollout")
+        assert second.take() == ""
+
+    shelf.then = deleted_for_the_old_one
+    assert first.take() == "somebody who was quicker"
+    first.drop()
+    wall.now_s += 6
+    second.renew()

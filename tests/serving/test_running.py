@@ -1,14 +1,22 @@
-"""Whether replicas can be replaced where the cluster is full."""
+"""Whether replicas can be replaced where the cluster is full, and what Ray's errors come to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from ray.exceptions import ActorUnavailableError, RpcError
 
 from baton.config import DeploymentConfig, load_config
-from baton.serving.running import cramped, fits, wants
+from baton.domain.errors import ApplyRefused, ClusterFailed
+from baton.serving.live_config import Fate, LiveConfig
+from baton.serving.rollout_lease import RolloutLease
+from baton.serving.running import ServeRunning, cramped, fits, wants
+from tests.fakes.head_store import HeadStore
+from tests.serving.test_apply import Fleet
 
 BASE = (
     "version: 1\nmodel: {source: tiny, max_len: 4096}\n"
@@ -55,3 +63,93 @@ def test_replicas_that_take_more_than_before_need_room_beside(make: Make) -> Non
     assert why.startswith("pool d asks for more than before")
     assert cramped(less, make(), {"p": 2, "d": 2}, ["d"]) == []
     assert cramped(more, make(), {"p": 2, "d": 2}, []) == []
+
+
+# ------------------------------------------------------------------ Ray's errors
+
+
+def silent(*_: object, **__: object) -> NoReturn:
+    raise RpcError("Deadline Exceeded", 4)
+
+
+def restarting(*_: object, **__: object) -> NoReturn:
+    raise ActorUnavailableError("the Serve controller is restarting", b"0" * 16)
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServeRunning]:
+    """On a cluster whose head is silent, and whose Serve controller is just starting again."""
+    monkeypatch.setattr("ray.experimental.internal_kv.internal_kv_get_gcs_client", silent)
+    monkeypatch.setattr("ray.get_actor", restarting)
+    with asyncio.Runner() as runner:
+        yield ServeRunning(runner)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda running, _live: running.resize("d", 4),
+        lambda running, _live: running.sizes(),
+        lambda running, live: running.commit(live, "apply"),
+        lambda running, _live: running.find(1),
+        lambda running, _live: running.history(),
+        lambda running, _live: running.built(),
+        lambda running, _live: running.sign(),
+        lambda running, _live: running.alone().__enter__(),
+    ],
+)
+def test_whatever_ray_raises_is_an_error_of_ours(
+    make: Make, running: ServeRunning, ask: Callable[[ServeRunning, LiveConfig], object]
+) -> None:
+    with pytest.raises(ClusterFailed, match=r"RpcError|ActorUnavailableError"):
+        ask(running, LiveConfig(generation=2, config=make()))
+
+
+def test_a_size_that_serve_cannot_take_now_is_taken_back(make: Make, running: ServeRunning) -> None:
+    fleet = Fleet(make())
+    fleet.resize = running.resize  # type: ignore[method-assign]
+    with pytest.raises(ApplyRefused, match=r"taken back, generation 2 .* ActorUnavailableError"):
+        fleet.apply(make("pools.d.replicas={min: 1, start: 4, max: 6}"))
+    assert fleet.fates() == ["started", "taken back", "applied"]
+    assert fleet.current().config == make()
+
+
+def test_what_only_says_how_it_stands_is_missed_and_stops_nothing(
+    running: ServeRunning, caplog: pytest.LogCaptureFixture
+) -> None:
+    running.note({"state": "under way"})
+    running.settle(3, Fate.APPLIED)
+    assert [one.getMessage().partition(":")[0] for one in caplog.records] == [
+        "'baton status' will not say how far it is",
+        "'baton history' will not say that generation 3 is applied",
+    ]
+
+
+def test_who_has_lost_the_right_to_change_anything_changes_nothing(
+    make: Make, running: ServeRunning
+) -> None:
+    shelf, now_s = HeadStore(), [0.0]
+    ours, theirs = (RolloutLease(who, shelf, now_s=lambda: now_s[0]) for who in ("a:1", "b:2"))
+    running._lease = ours
+    with running.alone():
+        now_s[0] = 61.0
+        assert theirs.take() == ""
+        live = LiveConfig(generation=2, config=make())
+        for change in (
+            lambda: running.commit(live, "apply"),
+            lambda: running.order({}),
+            lambda: running.look(["d"]),
+        ):
+            with pytest.raises(ApplyRefused, match="b:2 has begun to change what runs"):
+                change()
+    assert RolloutLease("c:3", shelf, now_s=lambda: now_s[0]).take() == "b:2"
+
+
+def test_what_was_done_stands_where_the_lease_cannot_be_dropped(
+    running: ServeRunning, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shelf = HeadStore()
+    running._lease = RolloutLease("a:1", shelf)
+    with running.alone():
+        monkeypatch.setattr(shelf, "get", silent)
+    assert "is kept for another minute" in caplog.text

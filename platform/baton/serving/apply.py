@@ -45,7 +45,7 @@ def apply_config(running: Running, new: DeploymentConfig, manner: Manner) -> App
 
     Raises:
         ApplyRefused: it cannot, and nothing has changed; or it did not work out, and went back or,
-            where that is not wanted, stays as it is.
+            where that is not wanted or somebody else is changing what runs now, stays as it is.
     """
     began_s = manner.now_s()
     plan = _planned(running, new)
@@ -157,11 +157,15 @@ def _make(running: Running, plan: _Plan, manner: Manner) -> Outcome:
     if not running.commit(live, manner.by):
         what = f"generation {live.generation} was applied by somebody else at the same time"
         raise ApplyRefused(what, "nothing of yours has changed; look at --diff and apply again")
-    running.settle(live.generation, Fate.UNDER_WAY)
     try:
+        running.settle(live.generation, Fate.UNDER_WAY)
         outcome = _carried_out(running, plan, live, manner)
     except KeyboardInterrupt:
         outcome = Outcome(reached=0, failed="interrupted")
+    except ApplyRefused as error:
+        # Somebody else is changing what runs now, and whatever was taken back would be theirs.
+        running.settle(live.generation, Fate.LEFT, error.why)
+        raise
     except (BatonError, OSError) as error:
         outcome = Outcome(reached=0, failed=f"{type(error).__name__}: {error}")
     if outcome.failed:

@@ -4,10 +4,13 @@ Theory of operation. Each stage is one order to Serve: these deployments have th
 now on, all others what they had. Serve starts a new replica, stops an old one when the new one
 serves, and goes on; it gives up by itself when a new one does not start three times in a row, and
 then keeps the old ones. Meanwhile the fleet is looked at twice a second, and judged
-(`control.rollout`). The next stage begins when this one is good. Nothing is taken back here:
-whoever asked for the rollout decides that, and knows by `Outcome.reached` how far it came.
+(`control.rollout`). The next stage begins when this one is good. Whatever else ends it, Ctrl-C
+among it, ends it as a stage that is no good does. Nothing is taken back here: whoever asked for the
+rollout decides that, and knows by the `Outcome` how far it came. Only who has lost the right to
+change anything hears of it by an error, for what runs is somebody else's to decide then.
 
-A look may fail, for whoever is asked may just be replaced; only the deadline ends that.
+A look may fail, for whoever is asked may just be replaced; only the deadline ends that. So may an
+order on the way back.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from baton.control.rollout import NOTHING, RolloutRules, Step, Tally, Trial, Verdict, judge
-from baton.domain.errors import BatonError
+from baton.domain.errors import ApplyRefused, BatonError, ClusterFailed
 from baton.serving.built import Builds
 
 _LOOK_S = 0.5
@@ -50,11 +53,20 @@ class Rolled(Protocol):
         ...
 
     def order(self, builds: Builds) -> None:
-        """Have everything built so, from now on; returns at once."""
+        """Have everything built so, from now on; returns at once.
+
+        Raises:
+            ClusterFailed: Serve did not take it.
+            ApplyRefused: somebody else is changing it now.
+        """
         ...
 
     def look(self, pools: Sequence[str]) -> Sight | None:
-        """How far it is, and how these pools fare; None when nobody could say."""
+        """How far it is, and how these pools fare; None when nobody could say.
+
+        Raises:
+            ApplyRefused: somebody else is changing it now.
+        """
         ...
 
 
@@ -108,7 +120,11 @@ class Outcome:
 def rolled(
     fleet: Rolled, course: Course, manner: Manner, *, generation: int | None = None
 ) -> Outcome:
-    """Go through the stages until one is no good, and write down how far it is."""
+    """Go through the stages until one is no good, and write down how far it is.
+
+    Raises:
+        ApplyRefused: somebody else is changing it now, so that nothing must be taken back.
+    """
     about = {"what": manner.by, "generation": generation}
 
     def tell(line: str) -> None:
@@ -131,8 +147,8 @@ def ordered_back(fleet: Rolled, course: Course, builds: Builds, manner: Manner) 
     about = {"what": f"{manner.by}, taken back"}
     fleet.note({**about, "state": "under way", "why": f"replacing {', '.join(names)}"})
     until_s = manner.now_s() + manner.stage_s
-    fleet.order(builds)
-    why = f"the old replicas were not back after {manner.stage_s:.0f} s"
+    why = ordered(fleet, builds, manner)
+    why = why or f"the old replicas were not back after {manner.stage_s:.0f} s"
     while manner.now_s() < until_s:
         sight = fleet.look(names)
         if sight is not None and (sight.done or sight.failed):
@@ -143,21 +159,49 @@ def ordered_back(fleet: Rolled, course: Course, builds: Builds, manner: Manner) 
     return (why,) if why else ()
 
 
+def ordered(fleet: Rolled, builds: Builds, manner: Manner) -> str:
+    """Have everything built so, asked for again where Serve does not take it; why it never did.
+
+    What kept it from going on, as Serve's controller that starts again, keeps it from going back
+    for a moment, too.
+    """
+    until_s = manner.now_s() + manner.stage_s
+    while True:
+        try:
+            fleet.order(builds)
+        except ClusterFailed as error:
+            if manner.now_s() >= until_s:
+                return error.why
+            manner.sleep(_LOOK_S)
+        else:
+            return ""
+
+
 def _roll_out(fleet: Rolled, course: Course, manner: Manner) -> Outcome:
-    """Go through the stages until one is no good."""
+    """Go through the stages until one is no good, or something or somebody ends it."""
+    reached, failed = 0, ""
     why: list[str] = []
-    for number, stage in enumerate(course.stages, start=1):
-        manner.tell(f"replacing {', '.join(stage)} ({number} of {len(course.stages)})")
-        until_s = manner.now_s() + manner.stage_s
-        before = _first_look(fleet, stage, until_s, manner)
-        if before is None:
-            return Outcome(reached=number - 1, failed="nobody says what runs", why=tuple(why))
-        verdict = _replaced(fleet, course.builds(number), _Watch(stage, before, manner), until_s)
-        if verdict.step is Step.ROLL_BACK:
-            return Outcome(reached=number, failed=verdict.why, why=tuple(why))
-        why.append(f"{', '.join(stage)}: {verdict.why}")
-        manner.tell(why[-1])
-    return Outcome(reached=len(course.stages), why=tuple(why))
+    try:
+        for number, stage in enumerate(course.stages, start=1):
+            manner.tell(f"replacing {', '.join(stage)} ({number} of {len(course.stages)})")
+            until_s = manner.now_s() + manner.stage_s
+            before = _first_look(fleet, stage, until_s, manner)
+            if before is None:
+                return Outcome(reached=reached, failed="nobody says what runs", why=tuple(why))
+            reached = number
+            fleet.order(course.builds(number))
+            verdict = _watched(fleet, _Watch(stage, before, manner), until_s)
+            if verdict.step is Step.ROLL_BACK:
+                return Outcome(reached=reached, failed=verdict.why, why=tuple(why))
+            why.append(f"{', '.join(stage)}: {verdict.why}")
+            manner.tell(why[-1])
+    except KeyboardInterrupt:
+        failed = "interrupted"
+    except ApplyRefused:
+        raise
+    except (BatonError, OSError) as error:
+        failed = f"{type(error).__name__}: {error}"
+    return Outcome(reached=reached, failed=failed, why=tuple(why))
 
 
 class _Watch:
@@ -167,8 +211,10 @@ class _Watch:
         self.stage = stage
         self.manner = manner
         self._old = before.ready | before.starting
-        self._most = dict(before.targets)
-        """The most replicas that each pool was to have: who is fewer was told to end."""
+        self._targets = dict(before.targets)
+        """How many replicas each pool was to have when it was looked at last."""
+        self._told_to = 0
+        """Replicas that were told to end so far: whoever is started later is another."""
         self._born: set[str] = set()
         self._done_at_s: float | None = None
 
@@ -180,15 +226,27 @@ class _Watch:
             self._done_at_s = now_s
         self._born |= sight.ready - self._old
         for pool, target in sight.targets.items():
-            self._most[pool] = max(target, self._most.get(pool, 0))
-        told_to = sum(most - sight.targets.get(pool, most) for pool, most in self._most.items())
+            self._told_to += max(0, self._targets.get(pool, target) - target)
+            self._targets[pool] = target
         trial = Trial(
             old=_sum(sight.tallies, self._old),
             new=_sum(sight.tallies, self._born),
-            deaths=max(0, len(self._born - sight.ready) - told_to),
+            deaths=max(0, len(self._born - sight.ready) - self._told_to),
             baked_s=None if self._done_at_s is None else now_s - self._done_at_s,
         )
         return judge(trial, self.manner.rules)
+
+    def late(self, now_s: float, until_s: float) -> str:
+        """Why it is waited for no longer; empty while it is.
+
+        What was done once bakes, and is not late; when it has baked, any look brings a verdict.
+        """
+        stage_s = self.manner.stage_s
+        why = f"not replaced after {stage_s:.0f} s; see --timeout"
+        if self._done_at_s is not None:
+            until_s = self._done_at_s + self.manner.rules.bake_s + stage_s
+            why = f"nobody has said for {stage_s:.0f} s how they fare"
+        return f"{', '.join(self.stage)}: {why}" if now_s >= until_s else ""
 
 
 def _first_look(
@@ -200,17 +258,6 @@ def _first_look(
     return sight
 
 
-def _replaced(fleet: Rolled, builds: Builds, watch: _Watch, until_s: float) -> Verdict:
-    """Give the order, and what the stage came to then: good, or to be taken back."""
-    try:
-        fleet.order(builds)
-        return _watched(fleet, watch, until_s)
-    except KeyboardInterrupt:
-        return Verdict(step=Step.ROLL_BACK, why="interrupted")
-    except (BatonError, OSError) as error:
-        return Verdict(step=Step.ROLL_BACK, why=f"{type(error).__name__}: {error}")
-
-
 def _watched(fleet: Rolled, watch: _Watch, until_s: float) -> Verdict:
     """What a stage comes to, by looking again and again."""
     manner = watch.manner
@@ -220,9 +267,8 @@ def _watched(fleet: Rolled, watch: _Watch, until_s: float) -> Verdict:
             verdict = watch.judged(sight, now_s)
             if verdict.step is not Step.HOLD:
                 return verdict
-        if now_s >= until_s and (sight is None or not sight.done):
-            why = f"{', '.join(watch.stage)}: not replaced after {manner.stage_s:.0f} s"
-            return Verdict(step=Step.ROLL_BACK, why=f"{why}; see --timeout")
+        if why := watch.late(now_s, until_s):
+            return Verdict(step=Step.ROLL_BACK, why=why)
         manner.sleep(_LOOK_S)
 
 

@@ -44,8 +44,35 @@ _TOLD = (INGRESS, CONTROLLER)
 """Who works by the configuration."""
 
 
+@contextlib.contextmanager
+def _asking(what: str) -> Iterator[None]:
+    """Do what Ray may refuse, be too late for or not be there for; `what` says what that comes to.
+
+    Raises:
+        ClusterFailed: so it was.
+    """
+    from ray import exceptions
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        yield
+    except (exceptions.RayError, RayServeException, TimeoutError, OSError) as error:
+        why = f"{what}: {type(error).__name__}: {error}".partition("\n")[0]
+        raise ClusterFailed(why, "look at 'baton status', then try again") from error
+
+
+@contextlib.contextmanager
+def _if_possible(what: str) -> Iterator[None]:
+    """Do what nothing depends on: where Ray does not do it, it is said, and all else goes on."""
+    try:
+        with _asking(what):
+            yield
+    except ClusterFailed as error:
+        _LOGGER.warning("%s", error.why)
+
+
 class ServeRunning:
-    """A `Running` on Ray Serve."""
+    """A `Running` on Ray Serve; whatever Ray raises is a `ClusterFailed` to whoever asks."""
 
     def __init__(self, runner: asyncio.Runner, app: str = APP) -> None:
         self._runner = runner
@@ -63,7 +90,9 @@ class ServeRunning:
         Raises:
             ApplyRefused: somebody else is at it.
         """
-        if who := self._lease.take():
+        with _asking("the cluster's store does not answer"):
+            who = self._lease.take()
+        if who:
             raise ApplyRefused(
                 f"somebody else is changing it: {who}",
                 "nothing of yours has changed; 'baton status' shows how far they are; a command"
@@ -72,8 +101,10 @@ class ServeRunning:
         try:
             yield
         finally:
-            self._lease.drop()
+            with _if_possible("the right to change what runs is kept for another minute"):
+                self._lease.drop()
 
+    @_asking("it cannot be told what holds")
     def current(self) -> LiveConfig:
         """What holds now: as the store has it, or else as the controller was started.
 
@@ -101,16 +132,24 @@ class ServeRunning:
                 wrong.append(f"{deployment}: there is none")
         return list(dict.fromkeys(wrong))
 
+    @_asking("the next generation may not have been kept")
     def commit(self, live: LiveConfig, by: str) -> bool:
-        """Keep it as the next generation; False: somebody else's is."""
+        """Keep it as the next generation; False: somebody else's is.
+
+        Raises:
+            ApplyRefused: somebody else is changing what runs now.
+        """
+        self._lease.renew()
         if live.generation == 1 and self._config is not None:
             self._generations.add_first(self._config)
         return self._generations.add(live, by=by)
 
+    @_asking("the cluster's store does not answer")
     def find(self, generation: int) -> DeploymentConfig | None:
         """The configuration of a generation; None when it is not kept."""
         return self._generations.find(generation)
 
+    @_asking("the cluster's store does not answer")
     def history(self) -> Sequence[Kept]:
         """Every generation that is kept, oldest first."""
         return self._generations.history()
@@ -135,6 +174,7 @@ class ServeRunning:
         unwell = [f"{ailing} of {len(answers.given)} ingresses cannot serve"] if ailing else []
         return [*answers.missing, *unwell]
 
+    @_asking("Ray Serve does not say how many replicas there are")
     def sizes(self) -> Mapping[str, int]:
         """How many replicas each pool is to have at present."""
         pools = self._config.pools if self._config is not None else ()
@@ -143,12 +183,14 @@ class ServeRunning:
         )
         return {name: state.target for name, state in states.items()}
 
+    @_asking("Ray Serve took no new size")
     def resize(self, pool: str, replicas: int) -> None:
         """Have exactly so many replicas of a pool, from now on."""
         self._runner.run(
             serve_control.scale_soon(self._app, pool, replicas=replicas, timeout_s=_ACT_S)
         )
 
+    @_asking("Ray does not say what is free")
     def cannot_replace(self, config: DeploymentConfig, pools: Sequence[str]) -> Sequence[str]:
         """Why replicas of these pools cannot be replaced one by one.
 
@@ -163,6 +205,7 @@ class ServeRunning:
         self._surge = not tight
         return cramped(config, self._config, self.sizes(), tight)
 
+    @_asking("the cluster's store does not answer")
     def built(self) -> Built:
         """What runs was built from what.
 
@@ -177,25 +220,19 @@ class ServeRunning:
             )
         return decoded(data)
 
+    @_asking("Ray Serve took no order")
     def order(self, builds: Builds) -> None:
         """Have everything built so, from now on, at its present size; returns at once.
 
+        Serve begins within a tenth of a second and calls the application `DEPLOYING` at once.
+
         Raises:
             ClusterFailed: Serve did not take it.
+            ApplyRefused: somebody else is changing what runs now.
         """
-        from ray import exceptions
-        from ray.serve.exceptions import RayServeException
-
-        try:
-            self._order(builds)
-        except (exceptions.RayError, RayServeException, TimeoutError, OSError) as error:
-            why = f"Ray Serve took no order: {type(error).__name__}: {error}".partition("\n")[0]
-            raise ClusterFailed(why, "look at 'baton status', then try again") from error
-
-    def _order(self, builds: Builds) -> None:
-        """Serve begins within a tenth of a second and calls the application `DEPLOYING` at once."""
         from ray import serve
 
+        self._lease.renew()
         config = builds[CONTROLLER].config
         app = build_app(config, builds=builds, sizes=self.sizes(), surge=self._surge)
         target = serve.RunTarget(
@@ -210,28 +247,33 @@ class ServeRunning:
         )
 
     def look(self, names: Sequence[str]) -> Sight | None:
-        """How far a rollout is, and how these deployments fare; None when nobody could say."""
-        from ray import exceptions
-        from ray.serve.exceptions import RayServeException
+        """How far a rollout is, and how these deployments fare; None when nobody could say.
 
+        Raises:
+            ApplyRefused: somebody else is changing what runs now.
+        """
         try:
-            self._lease.renew()
-            return self._look(names)
-        except (exceptions.RayError, RayServeException, TimeoutError, OSError) as error:
-            _LOGGER.debug("cannot look at %s: %s", names, error)
+            with _asking(f"cannot look at {', '.join(names)}"):
+                self._lease.renew()
+                return self._look(names)
+        except ClusterFailed as error:
+            _LOGGER.debug("%s", error.why)
             return None
 
     def settle(self, generation: int, fate: Fate, why: str = "") -> None:
-        """Write down what became of a generation."""
-        self._generations.settle(generation, fate, why)
+        """Write down what became of a generation; one that cannot be goes on as `under way`."""
+        with _if_possible(f"'baton history' will not say that generation {generation} is {fate}"):
+            self._generations.settle(generation, fate, why)
 
+    @_asking("it is not kept that this version runs")
     def sign(self) -> None:
         """Write down that all of it runs the code of this process."""
         save(BUILT, encoded(of_this_code(self.built())))
 
     def note(self, told: Mapping[str, object]) -> None:
-        """Write down how far a rollout is, for whoever asks."""
-        save(ROLLOUT, json.dumps({**told, "at_s": wall_s()}).encode())
+        """Write down how far a rollout is, for whoever asks; it goes on all the same where not."""
+        with _if_possible("'baton status' will not say how far it is"):
+            save(ROLLOUT, json.dumps({**told, "at_s": wall_s()}).encode())
 
     def _look(self, names: Sequence[str]) -> Sight:
         from ray import serve

@@ -18,7 +18,7 @@ from baton.runtime.link.frames import PROTOCOL
 from baton.serving.apply_ports import Applied, Running
 from baton.serving.built import Built, of_this_code
 from baton.serving.names import CONTROLLER, INGRESS
-from baton.serving.rolling import Course, Manner, Outcome, ordered_back, rolled
+from baton.serving.rolling import Course, Manner, Outcome, ordered, ordered_back, rolled
 
 
 def upgrade(running: Running, manner: Manner) -> Applied:
@@ -28,7 +28,8 @@ def upgrade(running: Running, manner: Manner) -> Applied:
     that may not be. The configuration stays.
 
     Raises:
-        ApplyRefused: it cannot, and nothing has changed; or it did not work out.
+        ApplyRefused: it cannot, and nothing has changed; or it did not work out, and went back as
+            far as that goes; or somebody else is changing what runs now.
     """
     began_s = manner.now_s()
     live, built = running.current(), running.built()
@@ -69,12 +70,11 @@ def _code_taken_back(running: Running, course: Course, outcome: Outcome, manner:
         wrong = ordered_back(running, course, course.old, manner)
         return "; the old code runs again" + (f", but {'; '.join(wrong)}" if wrong else "")
     # Whatever starts now starts with the new code: there is no way back but to keep what still
-    # runs, which is all of the old that this stage had not replaced.
-    still = course.builds(max(0, outcome.reached - 1))
-    running.order(still)
+    # runs, which is all of the old that no stage had replaced: those that were good say why.
+    refused = ordered(running, course.builds(len(outcome.why)), manner)
     return (
         "; this code lies where the old code lay, so that what was replaced cannot go back:"
-        " install the old version again and upgrade with it"
+        " install the old version again and upgrade with it" + (f"; {refused}" if refused else "")
     )
 
 
