@@ -187,19 +187,18 @@ class Seam:
             gathered[request_id] = output
             if delivery.finish is not None:
                 del open_requests[request_id]
-        for request_id, error in unreadable:
-            self._give_up(request_id, error)
+        for request_id, why in unreadable:
+            self._give_up(request_id, why)
 
-    def _give_up(self, request_id: str, error: Exception) -> None:
+    def _give_up(self, request_id: str, why: Exception) -> None:
         """End one request, for an engine has said of it what cannot be read: one of another vLLM.
 
         The others of its step have theirs.
         """
-        log_event(
-            logger, logging.ERROR, "output_unreadable", {"request_id": request_id}, error=error
-        )
-        why = f"what its engine said cannot be read: {error}"
-        self.fail(request_id, EngineFailed(request_id, why))
+        told = {"request_id": request_id}
+        log_event(logger, logging.ERROR, "output_unreadable", told, error=why)
+        error = EngineFailed(request_id, f"what its engine said cannot be read: {why}")
+        self.fail(request_id, error)
         self._hooks.on_abort((request_id,))
 
     def _flush(self) -> None:
