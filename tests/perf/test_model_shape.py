@@ -407,6 +407,14 @@ def test_a_senseless_value_is_refused_with_what_it_is(value: object) -> None:
         from_config({**LLAMA_8B, "num_hidden_layers": value}, name="mine")
 
 
+def test_heads_of_latent_attention_need_not_share_out_the_hidden_size() -> None:
+    """Their size is that of what is unpacked; 2,048 cannot be shared out among 20."""
+    config = {**LLAMA_8B, "hidden_size": 2048, "num_attention_heads": 20, "kv_lora_rank": 512}
+    config |= {"qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256}
+    config.pop("head_dim", None)
+    assert from_config(config, name="mine").head_dim == 256
+
+
 @pytest.mark.parametrize("key", ["qk_rope_head_dim", "v_head_dim", "num_experts_per_tok"])
 def test_half_a_latent_attention_or_mixture_is_refused(key: str) -> None:
     config = {name: value for name, value in DEEPSEEK_V3.items() if name != key}
@@ -502,6 +510,25 @@ def test_dense_layers_are_the_first_the_listed_and_those_between() -> None:
             },
             Dtype.FP8,
         ),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "format": "nvfp4-pack-quantized",
+                    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float"}}},
+                }
+            },
+            Dtype.FP4,
+        ),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+            Dtype.INT4,
+        ),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+            Dtype.INT8,
+        ),
+        ({"quantization_config": {"quant_method": "auto-round", "bits": 4}}, Dtype.INT4),
         ({"text_config": {"model_type": "llama", "torch_dtype": "float16"}}, Dtype.FP16),
     ],
 )

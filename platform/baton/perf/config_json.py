@@ -63,6 +63,7 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 _QUANTIZED = {
     "fp8": Dtype.FP8,
     "fbgemm_fp8": Dtype.FP8,
+    "fp4": Dtype.FP4,
     "mxfp4": Dtype.FP4,
     "nvfp4": Dtype.FP4,
     "modelopt_fp4": Dtype.FP4,
@@ -273,7 +274,8 @@ _WINDOW_PERIODS: Mapping[str, int] = {
     "gemma3_text": 6,
 }
 """One layer in so many attends to everything, where older configs do not list them."""
-_BITS_OF_INT8 = 8
+_INTEGERS: Mapping[int, Dtype] = {4: Dtype.INT4, 8: Dtype.INT8}
+"""By their bits; of weights that are packed as whole numbers."""
 _LEAST_LEN = 2048
 """What models without a key for it (BLOOM, early Falcon) were trained with."""
 
@@ -281,8 +283,11 @@ _LEAST_LEN = 2048
 def _quantized_dtype(quantized: Mapping[str, object]) -> Dtype:
     method = str(quantized.get("quant_method", "")).lower()
     algorithm = str(quantized.get("quant_algo", "")).lower()
-    if quantized.get("bits", quantized.get("w_bit")) == _BITS_OF_INT8:
-        return Dtype.INT8
+    bits = quantized.get("bits", quantized.get("w_bit"))
+    for loaded, those in (("load_in_4bit", 4), ("load_in_8bit", 8)):  # bitsandbytes
+        bits = those if quantized.get(loaded) else bits
+    if isinstance(bits, int) and bits in _INTEGERS:
+        return _INTEGERS[bits]
     for said in (algorithm, method):
         if said in _QUANTIZED:
             return _QUANTIZED[said]

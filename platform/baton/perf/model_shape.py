@@ -230,14 +230,14 @@ def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
     layers = read.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     latent = _latent(read)
     window_tokens, windowed_layers = read.windows(layers)
-    head_dim = read.head_dim(hidden, heads)
+    head_dim = latent.nope_dim + latent.rope_dim if latent else read.head_dim(hidden, heads)
     return ModelShape(
         name=name,
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=1 if latent else read.kv_heads(heads),
-        head_dim=latent.nope_dim + latent.rope_dim if latent else head_dim,
+        head_dim=head_dim,
         ffn_width=read.ffn_width(hidden),
         vocab=read.count("vocab_size", "padded_vocab_size"),
         gated_ffn=read.gated_ffn,
