@@ -42,6 +42,14 @@ def test_lines_with_prompts_say_how_long_their_answers_shall_be() -> None:
     assert [(one.text, one.output_tokens) for one in rows] == [("a b", 7), ("c", 2)]
 
 
+@pytest.mark.parametrize("inside", ["\u2028", "\u2029", "\x85"])
+def test_only_newlines_end_a_line(inside: str) -> None:
+    prompts = [f"two{inside}lines", "one"]
+    lines = [json.dumps({"prompt": one}, ensure_ascii=False) for one in prompts]
+    rows, skipped = read_rows("\r\n".join(lines), "p.jsonl")
+    assert ([one.text for one in rows], skipped) == (prompts, 0)
+
+
 def test_messages_keep_what_stands_before_the_first_prompt() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},

@@ -169,6 +169,30 @@ def test_a_trace_is_sent_at_its_own_times_or_at_a_rate(
     assert [one["requests"] for one in told["runs"]] == [10, 10]
 
 
+def test_the_first_so_much_of_a_trace_counts_from_its_first_arrival(
+    server: CompletionServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "piece.jsonl"
+    line = '{{"at_s": {at}, "input_length": 20, "output_length": 2}}\n'
+    file.write_text("".join(line.format(at=3600 + n / 100) for n in range(20)))
+    told = report_of(server.url, "--trace", str(file), "--duration", "95ms", "--warm-up", "0")
+    assert told["runs"][0]["requests"] == 10
+
+
+def test_a_closed_loop_over_a_trace_keeps_what_its_prompts_share(
+    server: CompletionServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    line = '{{"timestamp": {at}, "input_length": 600, "output_length": 2, "hash_ids": [7, {at}]}}\n'
+    file.write_text("".join(line.format(at=n) for n in range(100, 104)))
+    closed = ("--concurrency", "1", "--requests", "4", "--warm-up", "0")
+    report_of(server.url, "--trace", str(file), *closed)
+    prompts = [tuple(one.body["prompt"]) for one in server.asked]
+    assert {len(one) for one in prompts} == {600}
+    assert len({one[:512] for one in prompts}) == 1
+    assert len(set(prompts)) == 4
+
+
 def test_a_workload_needs_no_file(server: CompletionServer) -> None:
     options = ("--workload", "sharegpt", "--rate", "300", "--requests", "6", "--warm-up", "2")
     assert report_of(server.url, *options)["runs"][0]["requests"] == 6
@@ -196,6 +220,13 @@ def test_a_key_is_sent_and_never_shown(server: CompletionServer, tmp_path: Path)
         told = json.dumps(report_of(server.url, *QUICK, *options, environ=environ))
         assert server.asked[-1].headers["authorization"].lower() == f"bearer {wanted}"
         assert wanted not in told
+
+
+def test_a_header_whose_value_holds_a_quote_is_not_shown_either(server: CompletionServer) -> None:
+    told = report_of(server.url, *QUICK, "--header", "X-Key: it's-secret")
+    assert server.asked[-1].headers["x-key"] == "it's-secret"
+    assert "--header 'X-Key: ...'" in told["provenance"]["command"]
+    assert "s-secret" not in json.dumps(told)
 
 
 def test_files_are_written(server: CompletionServer, tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_one_reason_for_many_rows_is_said_once(tmp_path: Path) -> None:
     assert [name.rsplit(" ", 1)[-1] for name in group["rows"]] == ["c40", "c50"]
 
 
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    asked = tmp_path / "asked.csv"
+    asked.write_text("\n".join([HEADER, POSSIBLE]), encoding="utf-8-sig")
+    found = judged_rows(asked, Calibrating(), skip_bad=False, on_progress=lambda _: None)
+    assert found["in_the_means"] == 1
+
+
 def test_in_short_no_row_is_named_that_needs_no_look(tmp_path: Path) -> None:
     short: dict[str, Any] = in_short(report(tmp_path, [POSSIBLE, *FAR]))
     assert "judged" not in short

@@ -119,6 +119,30 @@ def test_what_a_reader_must_know_is_in_the_notes(server: CompletionServer, tmp_p
         assert said in notes
 
 
+def test_a_header_is_sent_and_its_value_is_never_shown(
+    server: CompletionServer, trace: Path
+) -> None:
+    headers = ("--header", "Authorization: Bearer sk-one", "--header", 'X-Key: it\'s "sk-two"')
+    report = report_of(str(trace), "--url", server.url, "--limit", "2", *headers)
+    assert server.asked[0].headers["authorization"].lower() == "bearer sk-one"
+    assert server.asked[0].headers["x-key"] == 'it\'s "sk-two"'
+    assert "--header 'Authorization: ...' --header 'X-Key: ...'" in report["provenance"]["command"]
+    assert "sk-" not in json.dumps(report)
+
+
+def test_the_first_so_much_of_a_trace_counts_from_its_first_arrival(
+    server: CompletionServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "piece.jsonl"
+    line = '{{"at_s": {at}, "input_length": 40, "output_length": 3}}\n'
+    file.write_text("".join(line.format(at=3600 + number / 100) for number in range(20)))
+    report_of(str(file), "--url", server.url, "--duration", "95ms")
+    assert len(server.asked) == 10
+    server.asked.clear()
+    report_of(str(file), "--url", server.url, "--speed", "2", "--duration", "48ms")
+    assert len(server.asked) == 10
+
+
 def test_where_nothing_runs_the_status_says_so(trace: Path) -> None:
     result = replay(str(trace), "--url", "http://127.0.0.1:1")
     assert result.exit_code == 3

@@ -122,6 +122,25 @@ def test_only_the_first_so_many_and_so_long_are_served(trace: Path) -> None:
     assert report_of("--trace", str(trace), "--duration", "1s")["results"][0]["requests"] == 4
 
 
+def test_the_first_so_much_of_a_trace_counts_from_its_first_arrival(tmp_path: Path) -> None:
+    file = tmp_path / "piece.jsonl"
+    line = '{{"at_s": {at}, "input_length": 60, "output_length": 3}}\n'
+    file.write_text("".join(line.format(at=3600 + number) for number in range(20)))
+    assert report_of("--trace", str(file), "--duration", "5s")["results"][0]["requests"] == 5
+
+
+def test_a_sweep_leaves_out_objectives_that_cannot_be_configured_and_says_so() -> None:
+    limits = ("--ttft", "200ms", "--tpot", "1500us")
+    swept = report_of(*SMALL, *limits, "--slo-scale-sweep")
+    (curve,) = swept["attainment_by_slo_scale"]
+    assert [scale for scale, _ in curve["scale_and_attainment"]] == [
+        *(0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
+    ]
+    (note,) = (one for one in swept["notes"] if "sweep" in one)
+    assert "0.25, 0.5" in note
+    assert "at least 1ms, at most" in note
+
+
 def test_a_sweep_of_objectives_is_a_run_for_each_that_the_policy_knows_of() -> None:
     busy = ("--workload", "conv", "--rate", "60", "--requests", "60")
     limits = ("--ttft", "60ms", "--tpot", "11ms")

@@ -74,6 +74,7 @@ def test_an_azure_trace_begins_with_its_first_arrival_to_the_tenth_of_a_microsec
         ("2024-03-01T01:30:00+01:30", 1709251200),
         ("2024-02-29 19:00:00-05:00", 1709251200),
         ("2024-03-01 00:00:00Z", 1709251200),
+        ("2016-12-31 23:59:60", 1483228800),
     ],
 )
 def test_a_date_counts_from_1970(date: str, seconds: float) -> None:
@@ -86,8 +87,11 @@ def test_a_date_counts_from_1970(date: str, seconds: float) -> None:
         ("2023-11-16 18:17:05,12", "2 cells, wanted 3"),
         ("2023-11-16 18:17:05,1,2,3", "4 cells, wanted 3"),
         ("2023-13-16 18:17:05,12,1", "month"),
-        ("2023-11-16 24:17:05,12,1", "no such hour"),
-        ("2023-11-16 12:17:61,12,1", "no such hour, minute or second"),
+        ("2023-11-16 24:17:05,12,1", "no such day, hour"),
+        ("2023-11-16 12:17:61,12,1", "no such day, hour, minute or second"),
+        ("2023-11-16 12:60:00,12,1", "no such day, hour, minute or second"),
+        ("2023-02-31 12:00:00,12,1", "no such day"),
+        ("2023-11-00 12:00:00,12,1", "no such day"),
         ("yesterday,12,1", "wanted a date"),
         ("2023-11-16 18:17:05,0,1", "contexttokens is '0'"),
         ("2023-11-16 18:17:05,12.5,1", "contexttokens is '12.5'"),
@@ -128,6 +132,12 @@ def test_a_bad_json_line_is_named_too(line: str, what: str) -> None:
         read_trace("t.jsonl", [*MOONCAKE, line])
     assert what in found.value.what
     assert read_trace("t.jsonl", [*MOONCAKE, line], skip_bad=True).skipped_lines == 1
+
+
+@pytest.mark.parametrize("lines", [MOONCAKE, LOG, AZURE, RATES])
+def test_a_mark_of_the_byte_order_loses_no_line(lines: list[str]) -> None:
+    marked = ["\ufeff" + lines[0], *lines[1:]]
+    assert read_trace("f", marked) == read_trace("f", lines)
 
 
 def test_a_trace_of_nothing_but_bad_lines_is_refused_even_when_they_may_be_skipped() -> None:
@@ -183,6 +193,21 @@ def test_windows_count_as_long_as_they_are() -> None:
     windows, _ = rate_series.read([RATES[0], *rows], "r")
     assert rate_series.duration_s(windows) == 1500
     assert rate_series.mean_rate(windows) == pytest.approx(1.2)
+
+
+def test_windows_that_all_begin_at_one_time_are_refused() -> None:
+    with pytest.raises(BadTrace, match="all 2 windows begin at 5 s") as found:
+        read_trace("r", [RATES[0], "5,1,1,10,10", "5,1,1,10,10"])
+    assert found.value.name == "r"
+    assert len(rate_series.read([RATES[0], "5,1,1,10,10"], "r")[0]) == 1
+
+
+def test_a_series_in_which_nothing_arrives_cannot_be_scaled() -> None:
+    nothing = [RATES[0], "0,0,0,,", "60,0,0,,"]
+    assert len(read_trace("r", nothing)) == 0
+    with pytest.raises(BadTrace, match="every window asks for 0 requests") as found:
+        read_trace("r", nothing, rate_per_s=5.0)
+    assert found.value.name == "r"
 
 
 def test_a_series_that_asks_for_more_than_memory_holds_says_at_what_rate_it_would_do() -> None:

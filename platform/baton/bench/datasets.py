@@ -70,7 +70,8 @@ def _entries(text: str, name: str) -> Iterator[tuple[int, object]]:
             raise BadTrace(name, 1, f"not JSON: {wrong}") from wrong
         yield from enumerate(whole, start=1)
         return
-    for number, line in numbered(text.splitlines()):
+    # Not splitlines(): JSON text may hold other marks that end a line, such as U+2028.
+    for number, line in numbered(text.split("\n")):
         if line.strip():
             try:
                 yield number, json.loads(line.lstrip("\ufeff"))

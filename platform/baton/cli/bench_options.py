@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -163,7 +164,6 @@ def header_of(text: str) -> tuple[str, str]:
 
 def command_of(context: typer.Context, headers: list[str]) -> str:
     """The command line, without what headers may keep secret."""
-    text = command_line(context)
-    for one in headers:
-        text = text.replace(header_of(one)[1], "...") if header_of(one)[1] else text
-    return text
+    shown = {one: f"{header_of(one)[0]}: ..." for one in headers}
+    # By whole words: a value that holds a quote is spelt otherwise in the line.
+    return shlex.join(shown.get(word, word) for word in shlex.split(command_line(context)))

@@ -149,10 +149,12 @@ def _sources(order: Order, known: Known) -> Callable[[str, str], Source]:
 
     def make(seed: str, texts: str) -> Source:
         what: MadeUp | Recorded | Rows
+        block_tokens = asked.shared_tokens or 16
         if known.rows:
             what = Rows(tuple(shuffled(known.rows, texts)))
         elif order.paced.streams and (asked.trace or asked.workload):
-            what = Recorded(_trace(order, Length(requests=_PLENTY), 1.0, 0).requests)
+            trace = _trace(order, Length(requests=_PLENTY), 1.0, 0)
+            what, block_tokens = Recorded(trace.requests), trace.block_tokens
         else:
             what = MadeUp(
                 prompt=asked.prompt,
@@ -166,7 +168,7 @@ def _sources(order: Order, known: Known) -> Callable[[str, str], Source]:
             api=order.endpoint.api,
             seed=seed,
             texts=texts,
-            block_tokens=asked.shared_tokens or 16,
+            block_tokens=block_tokens,
             vocabulary=asked.vocabulary,
             words=known.words,
             classes=tuple(sorted(names)),
@@ -194,12 +196,13 @@ def _trace(order: Order, length: Length, rate: float | None, repeat: int) -> Tra
         )
     assert asked.trace is not None, "neither a trace nor a workload"
     trace, paced = load_or_pace(asked.trace, skip_bad=asked.skip_bad, rate_per_s=rate, seed=seed)
+    begins_s = trace.requests[0].at_s if trace.requests else 0.0
     if rate is not None and not paced and not order.paced.streams:
         if not trace.rate_per_s:
             raise TraceUnusable(f"{asked.trace}: has no rate to scale", "leave out --rate")
         trace = scaling.at_rate(trace, rate, Random(seed))  # noqa: S311 - a seed
     if until_s is not None:
-        trace = scaling.cut(trace, 0.0, until_s)
+        trace = scaling.cut(trace, until_s=begins_s + until_s)
     return trace if most is None else scaling.first(trace, most)
 
 

@@ -97,7 +97,7 @@ def _read(path: Path, *, skip_bad: bool) -> tuple[list[MeasuredRow], int]:
 
     remedy = "correct the line, or leave out all that are bad with --skip-bad"
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:  # as spreadsheets write CSV
             return read_rows(lines, path.name, skip_bad=skip_bad)
     except BadTrace as error:
         raise TraceUnusable(str(error), remedy) from error

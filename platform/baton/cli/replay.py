@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.options import Output, command_line, seconds
+from baton.cli.bench_options import command_of, header_of
+from baton.cli.options import Output, seconds
 from baton.cli.output import ExitCode, OutputFormat, complain, print_report, reported_errors
 from baton.cli.simulate import progress_bar
 from baton.cli.traces import TraceUnusable, load_or_pace, make_workload
@@ -128,8 +129,8 @@ def replay(  # noqa: PLR0913 - each is an option
         attainment=attainment,
         skip_bad=skip_bad,
         seed=seed,
-        headers=dict(_header(one) for one in header or ()),
-        command=command_line(context),
+        headers=dict(header_of(one) for one in header or ()),
+        command=command_of(context, header or []),
     )
     _run(order, output=output, report=report)
 
@@ -226,6 +227,8 @@ def _recorded(order: _Order, path: Path) -> Trace:
     trace, paced = load_or_pace(
         path, skip_bad=order.skip_bad, rate_per_s=rate_per_s, seed=order.seed
     )
+    # A piece of a longer trace begins later than at 0, but it is sent at once.
+    trace = scaling.cut(trace, trace.requests[0].at_s if trace.requests else 0.0)
     if rate_per_s is None or paced:
         return trace
     if not trace.rate_per_s:
@@ -319,12 +322,3 @@ def _positive(number: float | None, option: str) -> float | None:
 
 def _duration(text: str | None, option: str) -> float | None:
     return None if text is None else seconds(text, option)
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, found, value = text.partition(":")
-    if not found or not name.strip():
-        raise typer.BadParameter(
-            f"got {text!r}, wanted NAME:VALUE such as X-Team:search", param_hint="--header"
-        )
-    return name.strip(), value.strip()

@@ -12,6 +12,7 @@ from baton.bench.report import Curve, Evidence, Moment, Result, Scaling, Study
 from baton.bench.report.summary import SCALES, scaled, tail_notes
 from baton.bench.words import number_text, seconds_text
 from baton.cli.traces import load_or_pace, make_workload
+from baton.config.bounds import Wait
 from baton.config.load import load_config
 from baton.config.scenario import Simulated, simulated
 from baton.config.schema import DeploymentConfig
@@ -136,10 +137,11 @@ def study_of(order: Order, *, command: str, on_progress: Progress = lambda _: No
             "--slo-scale-sweep needs objectives, and slo.default has none",
             "give --ttft or --tpot, or set slo.default in the configuration",
         )
-    runs = len(arms) * (len(traces) + (len(SCALES) if order.scale_sweep else 0))
+    swept = arms if order.scale_sweep else []
+    runs = len(arms) * len(traces) + sum(len(_scales(arm)) for arm in swept)
     done = _Counter(runs, on_progress)
     results = tuple(_result(arm, trace, done) for arm in arms for trace in traces)
-    scales = tuple(_sweep(arm, order, traces[0], done) for arm in arms if order.scale_sweep)
+    scales = tuple(_sweep(arm, order, traces[0], done) for arm in swept)
     return Study(
         title=f"{', '.join(file.name for file in order.files)} on {traces[0].name}",
         evidence=Evidence.SIMULATED,
@@ -149,6 +151,7 @@ def study_of(order: Order, *, command: str, on_progress: Progress = lambda _: No
             *first.deployment.notes,
             *_trace_notes(first, traces),
             *_service_notes(arms),
+            *_sweep_notes(swept),
             *tail_notes(results),
         ),
         objectives=objectives,
@@ -257,13 +260,19 @@ def _traces(wanted: Requests) -> list[Trace]:
         rates: Sequence[float | None] = wanted.scales or (wanted.rate_per_s,)
         return [_limited(_workload(wanted, rate), wanted) for rate in rates]
     read, scales = _recorded(wanted, wanted.file)
+    # Of the file, so that the time is the same one however many requests a scale leaves out.
+    begins_s = read.requests[0].at_s if read.requests else 0.0
     if not scales:
-        return [_limited(read, wanted)]
+        return [_limited(read, wanted, begins_s)]
     if not read.rate_per_s:
         what = f"{wanted.file}: its requests have no rate that could be changed"
         raise CannotSimulate(what, "leave out --rate and --scale")
     return [
-        _limited(scaling.at_rate(read, rate, Random(wanted.seed)), wanted)  # noqa: S311 - a seed
+        _limited(
+            scaling.at_rate(read, rate, Random(wanted.seed)),  # noqa: S311 - a seed
+            wanted,
+            begins_s,
+        )
         for rate in scales
     ]
 
@@ -291,9 +300,9 @@ def _workload(wanted: Requests, rate_per_s: float | None) -> Trace:
     )
 
 
-def _limited(trace: Trace, wanted: Requests) -> Trace:
+def _limited(trace: Trace, wanted: Requests, begins_s: float = 0.0) -> Trace:
     if wanted.duration_s is not None:
-        trace = scaling.cut(trace, 0.0, wanted.duration_s)
+        trace = scaling.cut(trace, until_s=begins_s + wanted.duration_s)
     if wanted.most is not None:
         trace = scaling.first(trace, wanted.most)
     if not len(trace):
@@ -361,11 +370,21 @@ def _by_role(sample: Sample) -> dict[str, int]:
     return counts
 
 
+def _scales(arm: _Arm) -> list[float]:
+    """The scales of the objectives at which these may still be configured."""
+    objectives = _objectives(arm.config)
+    return [scale for scale in SCALES if _may_be_configured(scaled(objectives, scale))]
+
+
+def _may_be_configured(limits: Objectives) -> bool:
+    return all(limit is None or Wait.hold(limit) for limit in (limits.ttft_s, limits.tpot_s))
+
+
 def _sweep(arm: _Arm, order: Order, trace: Trace, done: _Counter) -> Curve:
     """Attainment by scale of the objectives, which the policy knows of in each run."""
     objectives = _objectives(arm.config)
     points = []
-    for scale in SCALES:
+    for scale in _scales(arm):
         limits = scaled(objectives, scale)
         known = replace(order, sets=[*order.sets, *_slo_sets(limits)])
         there = _arm(known, arm.change).deployment.scenario
@@ -428,6 +447,18 @@ def _service_notes(arms: Sequence[_Arm]) -> Iterator[str]:
             f"Limits hold for tenants ({limited}): what is beyond them is refused and counts as"
             " failed. Requests of a trace that name no tenant are of 'default'."
         )
+
+
+def _sweep_notes(arms: Sequence[_Arm]) -> Iterator[str]:
+    """Of each configuration whose sweep is not whole."""
+    bounds = Wait.describe(lambda limit_s: format_quantity(limit_s, Unit.SECONDS))
+    for arm in arms:
+        kept = _scales(arm)
+        if left_out := ", ".join(f"{scale:g}" for scale in SCALES if scale not in kept):
+            yield (
+                f"The sweep of objectives of {arm.name} leaves out {left_out} times: each is a"
+                f" duration{bounds}."
+            )
 
 
 def _limited_tenants(arms: Sequence[_Arm]) -> str:

@@ -38,9 +38,12 @@ def date_ns(text: str) -> int:
     if found is None:
         raise ValueError(f"time is {text!r}, wanted a date such as 2023-11-16 18:17:03.9799600")
     year, month, day, hour, minute, second = (int(found[i]) for i in range(1, 7))
-    if (hour, minute, second) > (23, 59, 60) or max(minute, second) > _LEAP_SECOND:
-        raise ValueError(f"time is {text!r}: there is no such hour, minute or second")
-    # Raises ValueError where there is no such month.
+    # Both calls of `calendar` raise ValueError where there is no such month or year; a day too many
+    # would be one of the next month.
+    last_day = calendar.monthrange(year, month)[1]
+    limits = ((day, last_day), (hour, 23), (minute, 59), (second, _LEAP_SECOND))
+    if not day or any(got > most for got, most in limits):
+        raise ValueError(f"time is {text!r}: there is no such day, hour, minute or second")
     seconds = calendar.timegm((year, month, day, hour, minute, second))
     if found[8]:
         ahead = int(found[9]) * 3600 + int(found[10]) * 60

@@ -88,13 +88,13 @@ def nanoseconds(seconds: float) -> int:
 
 
 def mapping(line: str) -> dict[str, object]:
-    """The JSON object on a line.
+    """The JSON object on a line; the first of a file may begin with a mark of the byte order.
 
     Raises:
         ValueError: it is none.
     """
     try:
-        value = json.loads(line)
+        value = json.loads(line.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as wrong:
         raise ValueError(f"not JSON: {wrong}") from wrong
     if isinstance(value, dict):

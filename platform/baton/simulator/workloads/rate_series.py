@@ -48,7 +48,8 @@ def read(
     """The windows of a CSV file with a row for each, in order; and how many lines were left out.
 
     Raises:
-        BadTrace: a line is bad, unless `skip_bad`; other columns; no rows; not in order.
+        BadTrace: a line is bad, unless `skip_bad`; other columns; no rows; not in order; several
+            windows, all of no length.
     """
     rows = header_and_rows(lines, name)
     header = next(rows)[1]
@@ -70,6 +71,10 @@ def read(
     windows, skipped = parsed(rows, name, parse, skip_bad=skip_bad)
     if not windows or out_of_order([one.from_s for one in windows]):
         raise BadTrace(name, 0, f"wanted windows in order, got {len(windows)}, out of order if any")
+    first_s = windows[0].from_s
+    if len(windows) > 1 and windows[-1].from_s == first_s:
+        what = f"all {len(windows)} windows begin at {first_s:g} s: correct t_s, or leave one row"
+        raise BadTrace(name, 0, what)
     return tuple(windows), skipped
 
 
@@ -99,9 +104,13 @@ def generated(
     Inside a window arrivals are Poisson and lengths lognormal around the window's means.
 
     Raises:
-        BadTrace: there would be too many requests for the memory of this machine.
+        BadTrace: there would be too many requests for the memory of this machine; or none, which
+            cannot be scaled.
     """
     whole_s, native_per_s = duration_s(windows), mean_rate(windows)
+    if rate_per_s is not None and not native_per_s:
+        what = f"every window asks for 0 requests, which is not scaled to {rate_per_s:g}/s"
+        raise BadTrace(name, 0, f"{what}: correct req_per_s")
     scale = 1.0 if rate_per_s is None else rate_per_s / native_per_s
     wanted = native_per_s * scale * whole_s
     if wanted > _MOST_REQUESTS:
