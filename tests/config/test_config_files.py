@@ -11,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from baton.config import DeploymentConfig, load_config, render, schema
+from baton.config.checks import OWN_NAMES
 from baton.config.fields import Nested, fields_of, not_yet_of
 from baton.config.schema import (
     EngineConfig,
@@ -21,6 +22,7 @@ from baton.config.schema import (
 )
 from baton.domain.fleet import Role
 from baton.engine.vllm.frontend_gate import ROUTES
+from baton.serving.names import CONTROLLER, INGRESS
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -129,6 +131,7 @@ def test_names_that_two_packages_share_are_the_same_in_both() -> None:
     on_failure = fields_of(DeploymentConfig)["transfer"].kind
     assert isinstance(on_failure, Nested)
     assert {"recompute", "fail"} == {str(member) for member in OnTransferFailure}
+    assert {INGRESS, CONTROLLER} == OWN_NAMES
 
 
 def all_sections(of: type) -> set[type]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from baton.config import LoadedConfig, load_config
 from baton.config.emit import accelerator_name, emit
 from baton.config.scenario import simulated
+from baton.domain.errors import OperatorError
 from baton.domain.fleet import Role
 from baton.perf.catalogue import accelerator
 from baton.perf.hardware import Dtype
@@ -147,6 +149,88 @@ def test_weights_that_are_stored_so_are_not_quantized_again(tmp_path: Path) -> N
 
     assert not stored.pools["decode"].engine.extra
     assert wide.pools["decode"].engine.extra == {"quantization": "fp8"}
+
+
+@pytest.mark.parametrize(
+    ("weights", "stored"),
+    [
+        (Dtype.INT4, Dtype.BF16),
+        (Dtype.INT4, None),
+        (Dtype.INT8, Dtype.FP16),
+        (Dtype.FP4, Dtype.FP8),
+        (Dtype.FP8, Dtype.INT4),
+        (Dtype.BF16, Dtype.FP8),
+    ],
+)
+def test_weights_that_vllm_cannot_make_of_those_stored_are_refused(
+    weights: Dtype, stored: Dtype | None
+) -> None:
+    plan, chosen = planned(Kind.HYBRID, replace(QUESTION, weights=weights))
+    with pytest.raises(OperatorError, match=f"name a model whose weights are stored as {weights}"):
+        emit(plan, chosen, source=MODEL, stored=stored)
+
+
+@pytest.mark.parametrize(
+    ("weights", "stored"),
+    [(Dtype.INT4, Dtype.INT4), (Dtype.FP16, Dtype.BF16), (Dtype.FP8, Dtype.FP16)],
+)
+def test_weights_that_are_stored_so_or_made_so_are_written(
+    weights: Dtype, stored: Dtype, tmp_path: Path
+) -> None:
+    plan, chosen = planned(Kind.HYBRID, replace(QUESTION, weights=weights))
+    config = loaded(emit(plan, chosen, source=MODEL, stored=stored), tmp_path).config
+    assert list(config.pools) == ["prefill", "decode"]
+
+
+@pytest.mark.parametrize("kv", [Dtype.INT8, Dtype.FP32])
+def test_a_kv_cache_that_no_configuration_asks_for_is_refused(kv: Dtype) -> None:
+    plan, chosen = planned(Kind.HYBRID, replace(QUESTION, kv=kv))
+    with pytest.raises(OperatorError, match="plan with --kv-dtype bf16 or fp8"):
+        emit(plan, chosen, source=MODEL, stored=None)
+
+
+def test_a_model_given_by_its_config_json_is_written_as_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps({"model_type": "llama"}))
+    plan, chosen = planned(Kind.HYBRID)
+    config = loaded(emit(plan, chosen, source="config.json", stored=None), tmp_path).config
+
+    assert config.models[config.model_name].source == str(tmp_path)
+
+
+def test_a_model_given_by_a_file_that_no_folder_is_read_by_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "llama.json"
+    file.write_text("{}")
+    plan, chosen = planned(Kind.HYBRID)
+    with pytest.raises(OperatorError, match=r"call the file config\.json"):
+        emit(plan, chosen, source=str(file), stored=None)
+
+
+@pytest.mark.parametrize("name", ["default", "Chat", "two words"])
+def test_a_class_that_no_configuration_may_call_so_is_refused(name: str) -> None:
+    named = SloClass(name=name, objectives=Objectives(ttft_s=1))
+    question = replace(QUESTION, classes=(*QUESTION.classes, named))
+    plan, chosen = planned(Kind.HYBRID, question)
+    with pytest.raises(OperatorError, match=f"a class called '{name}' cannot be written"):
+        emit(plan, chosen, source=MODEL, stored=None)
+
+
+def test_it_is_said_where_rays_name_is_also_that_of_another_accelerator() -> None:
+    said = {}
+    for gpu in ("a100_40gb", "A100"):
+        small = replace(
+            QUESTION,
+            offers=(Offer(accelerator=accelerator(gpu)),),
+            model=shape_of("meta-llama/Llama-3.1-8B"),
+        )
+        plan, chosen = planned(Kind.HYBRID, small)
+        said[gpu] = emit(plan, chosen, source=MODEL, stored=None)
+
+    assert said["a100_40gb"].count("# Planned for a100_40gb, which Ray calls A100") == 1
+    assert "takes it for a100_sxm" in said["a100_40gb"]
+    assert "# Planned for" not in said["A100"]
 
 
 def test_a_fleet_on_processors_asks_for_no_gpus(tmp_path: Path) -> None:

@@ -159,6 +159,58 @@ def test_later_layers_win_key_by_key_and_lists_are_replaced(load: Load) -> None:
     assert loaded.origins["router.disaggregate"] == "default"
 
 
+def test_a_section_with_everything_commented_out_keeps_what_pools_inherit(load: Load) -> None:
+    text = (
+        "version: 1\n"
+        "model: {source: tiny, max_len: 64, engine: {dtype: float16, extra: {seed: 1}}}\n"
+        "pools:\n  main:\n    role: mixed\n    engine:\n      # max_num_seqs: 8\n"
+    )
+    engine = load(text).config.pools["main"].engine
+    assert engine.dtype == "float16"
+    assert engine.extra == {"seed": 1}
+
+
+@pytest.mark.parametrize(
+    "overlay",
+    [
+        "slo:\n  # default: {ttft: 2s}\n",
+        "slo: {default: }\n",
+        "slo: {classes: {batch: }}\n",
+        "model:\n  # revision: main\n",
+        "model: {engine: }\n",
+        "model: {engine: {extra: }}\n",
+        "pools:\n",
+        "pools: {main: }\n",
+        "pools: {main: {env: , placement: {labels: }}}\n",
+    ],
+)
+def test_an_overlay_with_everything_commented_out_changes_nothing(load: Load, overlay: str) -> None:
+    base = (
+        "version: 1\n"
+        "model: {source: tiny, max_len: 64, engine: {dtype: float16, extra: {seed: 1}}}\n"
+        "pools: {main: {role: mixed, env: {A: b}, placement: {labels: {rack: r}}}}\n"
+        "slo: {default: {ttft: 1s}, classes: {batch: {ttft: 9s}}}\n"
+    )
+    alone, both = load(base), load(base, overlay)
+    assert both.config == alone.config
+    assert both.origins == alone.origins
+
+
+def test_null_takes_back_what_may_be_null(load: Load) -> None:
+    base = (
+        "version: 1\n"
+        "model: {source: tiny, max_len: 64, engine: {max_num_seqs: 4, extra: {a: {b: 1}}}}\n"
+        "pools: {main: {role: mixed}}\n"
+        "autoscaler: {}\n"
+    )
+    overlay = "model: {engine: {max_num_seqs: , extra: {a: }}}\nautoscaler:\n"
+    config = load(base, overlay).config
+    assert load(base).config.autoscaler is not None
+    assert config.autoscaler is None
+    assert config.pools["main"].engine.max_num_seqs is None
+    assert config.pools["main"].engine.extra == {"a": None}
+
+
 def test_every_leaf_has_an_origin(load: Load) -> None:
     loaded = load(PD, env={"BATON__TRANSFER__ENV__UCX_TLS": "tcp"})
     assert loaded.origins["pools.p.model"] == "default (the only model)"
@@ -464,6 +516,16 @@ def model(rest: str, base: str = LEAST) -> str:
             model("engine: {block_size: 16}", decode_pool("engine: {block_size: 32}")),
             "32",
             "pools.d.engine.block_size: got 32, wanted 16 as in pool 'p': they exchange KV blocks",
+        ),
+        (
+            LEAST.replace("main", "ingress"),
+            "ingress",
+            "pools.ingress: one of baton's own deployments is called 'ingress', wanted another",
+        ),
+        (
+            LEAST.replace("main", "controller"),
+            "controller",
+            "pools.controller: one of baton's own deployments is called 'controller', wanted",
         ),
         (
             decode_pool("engine: {block_size: 32}"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from baton.config.load import load_config, load_text
+from baton.config.selectors import selects
+from baton.config.units import PATTERNS, Unit, parse_quantity
 from baton.manifests.adapted import adapted
 from baton.manifests.environment import ray_variables
 from baton.manifests.export import Target, manifest_files
@@ -22,10 +25,13 @@ AGAIN = "render them again: python -m tests.deploy.rendered --write"
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
-def config(tmp_path: Path, *more: str, pool: str = "decode", gpus: int = 1) -> Path:
+def config(
+    tmp_path: Path, *more: str, pool: str = "decode", gpus: int = 1, placement: str = "{}"
+) -> Path:
     path = tmp_path / "config.yaml"
     lines = ["version: 1", "model: {source: org/model}", "pools:"]
-    lines += [f"  {pool}: {{role: mixed, resources: {{gpus: {gpus}}}, parallel: {{tp: {gpus}}}}}"]
+    lines += [f"  {pool}: {{role: mixed, resources: {{gpus: {gpus}}}, parallel: {{tp: {gpus}}},"]
+    lines += [f"    placement: {placement}}}"]
     path.write_text("\n".join([*lines, *more]) + "\n")
     return path
 
@@ -43,6 +49,27 @@ def workers(path: Path, group: str, **settings: object) -> dict[str, object]:
     (found,) = (one for one in groups if one["groupName"] == group)
     assert isinstance(found, dict)
     return found
+
+
+def test_nodes_are_labelled_with_values_that_the_selectors_of_their_pool_choose(
+    tmp_path: Path,
+) -> None:
+    selectors = {"zone": "in(a, b)", "rack": "r7", "ray.io/market-type": "!spot", "row": "!in(x)"}
+    path = config(tmp_path, placement=json.dumps({"labels": selectors}))
+    labels = workers(path, "decode")["labels"]
+    assert labels == {"zone": "a", "rack": "r7"}
+    assert selects(selectors, labels)
+    assert "--labels=zone=a,rack=r7" in export_of(path, Target.SYSTEMD)["nodes/decode.env"]
+
+
+def test_the_chart_knows_every_unit_of_a_size() -> None:
+    helpers = (FOLDER / "gpu-example" / "helm" / "templates" / "_helpers.tpl").read_text()
+    _, _, below = helpers.partition('{{- define "baton.mib" -}}')
+    known = dict(re.findall(r'"([A-Za-z]+)" (\d+)', below.partition("{{- end }}")[0]))
+    pattern = PATTERNS[Unit.BYTES]
+    assert set(known) == set(re.findall(r"[A-Za-z]*B\b", pattern))
+    for unit, size in known.items():
+        assert parse_quantity(f"1{unit}", Unit.BYTES) == float(size)
 
 
 def test_what_is_kept_is_what_is_rendered() -> None:

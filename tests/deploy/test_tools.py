@@ -175,6 +175,39 @@ def test_the_chart_follows_its_values(tmp_path: Path) -> None:
     assert limits["rdma/hca"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("size", "mib"),
+    [
+        ("3GiB", 3072),
+        ("1TiB", 1024**2),
+        ("62500000KiB", 61036),
+        ("1TB", 953_675),
+        ("500 MB", 477),
+        ("64kB", 1),
+        ("1.5GiB", 1536),
+    ],
+)
+def test_the_chart_limits_memory_to_the_size_that_is_written(
+    tmp_path: Path, size: str, mib: int
+) -> None:
+    folder = export("gpu-example", Target.HELM, tmp_path)
+    rest = limit_of(folder, "1MiB") - 1
+    assert limit_of(folder, size) - rest == mib
+
+
+def limit_of(folder: Path, size: str) -> int:
+    """MiB of a pod whose pool has so much memory."""
+    pool = {"model": "llama-8b", "role": "decode", "resources": {"memory": size}}
+    found, made = tool_checks.helm(folder, {"config": {"pools": {"wide": pool}}})
+    assert found == []
+    (service,) = (one for one in made if one["kind"] == "RayService")
+    groups = cast("dict[str, dict[str, list[Object]]]", service["spec"])["rayClusterConfig"]
+    (wide,) = (one for one in groups["workerGroupSpecs"] if one["groupName"] == "wide")
+    pod = cast("dict[str, dict[str, list[Object]]]", wide["template"])["spec"]
+    limits = cast("dict[str, dict[str, str]]", pod["containers"][0]["resources"])["limits"]
+    return int(limits["memory"].removesuffix("Mi"))
+
+
 def test_the_chart_refuses_a_configuration_that_baton_would_refuse(tmp_path: Path) -> None:
     folder = export("gpu-example", Target.HELM, tmp_path)
     pool = {"role": "decode", "gpu": 1}

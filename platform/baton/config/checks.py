@@ -63,12 +63,16 @@ _OWN_KEYS: Mapping[str, str] = {
 }
 """vLLM engine arguments that have a key of their own, and which."""
 
+OWN_NAMES = frozenset({"ingress", "controller"})
+"""What baton's own deployments and their nodes are called."""
+
 _LAST_PORT = 65535
 
 
 def check(root: Section, builder: Builder) -> Iterator[Finding]:
     """Everything that is wrong between keys."""
     seen = Seen(builder, *(_names(root, key) for key in ("models", "pools", "tenants")))
+    yield from _pool_names(seen)
     for name, pool in seen.pools().items():
         yield from _counts(seen, name)
         yield from _pool(seen, name, pool)
@@ -94,6 +98,13 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
 def _names(root: Section, key: str) -> tuple[str, ...]:
     entry = root.entries.get(key)
     return tuple(entry.node.entries) if entry and isinstance(entry.node, Section) else ()
+
+
+def _pool_names(seen: Seen) -> Iterator[Finding]:
+    for name in seen.pool_names:
+        if name in OWN_NAMES:
+            what = f"one of baton's own deployments is called {name!r}, wanted another name"
+            yield seen.wrong(("pools", name), what)
 
 
 def _counts(seen: Seen, pool: str) -> Iterator[Finding]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton.config.layers import merge
+from baton.config.layers import merge_sections
+from baton.config.schema import EngineConfig
 from baton.config.schema_routing import Policy
 from baton.config.tree import DefaultOrigin, Entry, Finding, Node, Scalar, Section
 from baton.domain.tenant import CacheSharing
@@ -63,7 +64,10 @@ def _complete_pool(pool: Section, models: Section | None) -> Section:
     if model is not None and "engine" in model.entries:
         inherited = model.entries["engine"]
         own = pool.entries.get("engine")
-        engine = inherited if own is None else Entry(merge(inherited.node, own.node), own.origin)
+        engine = inherited
+        if own is not None:
+            merged = merge_sections(inherited.node, own.node, EngineConfig)
+            engine = Entry(merged, own.origin)
         pool = Section({**pool.entries, "engine": engine}, pool.origin)
     replicas = _section(pool, "replicas")
     if replicas is not None:

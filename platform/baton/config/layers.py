@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from baton.config.fields import Anything, Environment, Kind, Labels, Named, Nested, fields_of
 from baton.config.read import Unreadable, read_text
+from baton.config.schema import DeploymentConfig, ModelConfig
 from baton.config.tree import (
     Entry,
     EnvOrigin,
@@ -15,6 +17,7 @@ from baton.config.tree import (
     Node,
     Origin,
     Path,
+    Scalar,
     Section,
     SetOrigin,
     format_path,
@@ -22,29 +25,71 @@ from baton.config.tree import (
 
 ENV_PREFIX = "BATON__"
 _SEGMENT = re.compile(r'"([^"]+)"|([^".]+)')
+_ROOT = Nested(DeploymentConfig)
 
 
-def merge(low: Node, high: Node) -> Node:
-    """`high` over `low`: mappings key by key, anything else (lists too) replaced as a whole."""
-    if isinstance(low, Section) and isinstance(high, Section):
-        return lay_over(low, high)
-    return high
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """What may stand at a key, as far as the schema says."""
+
+    kind: Kind | None
+    optional: bool
+
+    def keeps(self, low: Node, high: Node) -> bool:
+        """Whether `high` is a section's key with everything under it commented out.
+
+        It adds nothing to the section below, unless null has a meaning of its own there.
+        """
+        if self.optional or not isinstance(low, Section):
+            return False
+        is_section = isinstance(self.kind, Nested | Named | Anything | Environment | Labels)
+        return is_section and isinstance(high, Scalar) and high.value is None
+
+
+def merge_sections(low: Node, high: Node, schema: type) -> Node:
+    """`high` over `low`, where a section of `schema` stands, which may not be null.
+
+    Mappings key by key, anything else (lists too) replaced as a whole.
+    """
+    return _merge(low, high, _Slot(Nested(schema), optional=False))
 
 
 def lay_over(low: Section, high: Section) -> Section:
-    """`merge` of two mappings."""
+    """The same of whole configurations."""
+    return _lay_over(low, high, _ROOT)
+
+
+def _merge(low: Node, high: Node, slot: _Slot) -> Node:
+    if isinstance(low, Section) and isinstance(high, Section):
+        return _lay_over(low, high, slot.kind)
+    return low if slot.keeps(low, high) else high
+
+
+def _lay_over(low: Section, high: Section, kind: Kind | None) -> Section:
     entries = dict(low.entries)
     for key, entry in high.entries.items():
         below = entries.get(key)
-        entries[key] = entry if below is None else _over(below, entry)
+        entries[key] = entry if below is None else _over(below, entry, _slot(kind, key))
     return Section(entries, low.origin)
 
 
-def _over(low: Entry, high: Entry) -> Entry:
-    node = merge(low.node, high.node)
+def _over(low: Entry, high: Entry, slot: _Slot) -> Entry:
+    node = _merge(low.node, high.node, slot)
     # A section's place is where it first stood: what is missing in it is missing there.
-    merged = isinstance(low.node, Section) and isinstance(high.node, Section)
-    return Entry(node, low.origin if merged else high.origin)
+    both = isinstance(low.node, Section) and isinstance(high.node, Section)
+    return Entry(node, low.origin if both or node is low.node else high.origin)
+
+
+def _slot(kind: Kind | None, key: str) -> _Slot:
+    match kind:
+        case Nested(schema) if (field := fields_of(schema).get(key)) is not None:
+            return _Slot(field.kind, optional=field.optional)
+        case Nested() if kind == _ROOT and key == "model":
+            return _Slot(Nested(ModelConfig), optional=False)
+        case Named(schema):
+            return _Slot(Nested(schema), optional=False)
+        case _:
+            return _Slot(None, optional=True)
 
 
 def add_env(root: Section, env: Mapping[str, str], findings: list[Finding]) -> Section:

@@ -45,7 +45,7 @@ class NodeGroup:
     resources: Mapping[str, int] = field(default_factory=dict)
     """Further resources of Ray."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of Ray's nodes."""
+    """Of Ray's nodes, as they are: values, no selectors."""
 
 
 def head_group() -> NodeGroup:
@@ -115,8 +115,17 @@ def pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings) 
         memory_limit_bytes=None if limit is None else _mib(limit) + _mib(RAY_BYTES),
         # Ray finds out which GPUs a node has; its autoscaler has to be told before there is one.
         resources={} if kind is None else {f"accelerator_type:{kind}": 1},
-        labels=dict(pool.placement.labels),
+        labels=_chosen(pool.placement.labels),
     )
+
+
+def _chosen(selectors: Mapping[str, str]) -> dict[str, str]:
+    """Labels that a node may have to be chosen; one without a label passes what negates it."""
+    return {
+        name: selector.removeprefix("in(").removesuffix(")").split(",")[0]
+        for name, selector in selectors.items()
+        if not selector.startswith("!")
+    }
 
 
 def _hosts(name: str, pool: PoolConfig, settings: ManifestSettings) -> int:

@@ -12,12 +12,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{/* A size as the configuration writes it, in whole MiB. */}}
 {{- define "baton.mib" -}}
+{{- $binary := dict "B" 1 "KiB" 1024 "MiB" 1048576 "GiB" 1073741824 "TiB" 1099511627776 -}}
+{{- $decimal := dict "kB" 1000 "KB" 1000 "MB" 1000000 "GB" 1000000000 "TB" 1000000000000 -}}
+{{- $bytes := merge $binary $decimal -}}
 {{- $text := . | toString -}}
-{{- if hasSuffix "GiB" $text -}}{{ mulf (trimSuffix "GiB" $text | float64) 1024 | ceil | int }}
-{{- else if hasSuffix "MiB" $text -}}{{ trimSuffix "MiB" $text | float64 | ceil | int }}
-{{- else if hasSuffix "GB" $text -}}{{ divf (mulf (trimSuffix "GB" $text | float64) 1000000000) 1048576 | ceil | int }}
-{{- else -}}{{ divf (trimSuffix "B" $text | float64) 1048576 | ceil | int }}
+{{- $unit := regexFind "[A-Za-z]+$" $text -}}
+{{- $number := trimSuffix $unit $text | trim -}}
+{{- if not (and (hasKey $bytes $unit) (regexMatch "^[0-9]+([.][0-9]+)?$" $number)) -}}
+{{- fail (printf "got %q, wanted a size such as 512KiB, 4MiB or 1GB" $text) -}}
 {{- end -}}
+{{- divf (mulf ($number | float64) (get $bytes $unit)) 1048576 | ceil | int -}}
 {{- end }}
 
 {{/* The probe by which a node's raylet is known to live. */}}
