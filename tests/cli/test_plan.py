@@ -28,6 +28,8 @@ def run(*arguments: str) -> Result:
         ((*CONV, "--ttft", "500"), "wanted a duration"),
         ((*CONV, "--ttft", "1s", "--tp", "two"), "wanted numbers as 1,2,4"),
         ((*CONV, "--ttft", "1s", "--price", "1", "--price", "2"), "one for each --gpu"),
+        ((*CONV, "--ttft", "1s", "--price", "0"), "got 0, wanted more than 0"),
+        ((*CONV, *("--class", "a:ttft=1s") * 2), "got 'a' twice"),
         ((*CONV, "--ttft", "1s", "--class", "batch"), "wanted a name and its objectives"),
         ((*CONV, "--ttft", "1s", "--class", "batch:tft=1s"), "wanted a name and its objectives"),
         ((*CONV, "--ttft", "1s", "--class", "b:attainment=90"), "wanted between 0 and 1"),
@@ -38,6 +40,18 @@ def test_a_question_that_is_none_is_refused(arguments: tuple[str, ...], said: st
 
     assert result.exit_code == 2
     assert said in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_planned(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    result = run(
+        *(MODEL, "--gpu", "H100", *CONV, "--ttft", "1s"),
+        *("--class", "Chat:ttft=2s", "--write", str(file)),
+    )
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "a class called 'Chat' cannot be written" in result.stderr
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(
@@ -86,6 +100,21 @@ def test_a_trace_with_a_bad_line_is_refused_with_its_place(tmp_path: Path) -> No
 
     assert result.exit_code == 1
     assert f"{trace}, line 3" in result.stderr
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+@pytest.mark.parametrize("given", [(), ("--rate", "5")])
+def test_a_trace_that_says_nothing_of_a_rate_is_refused(
+    tmp_path: Path, requests: int, given: tuple[str, ...]
+) -> None:
+    trace = tmp_path / "t.csv"
+    line = "2023-11-16 18:15:46.6805900,374,44\n"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + line * requests)
+    result = run(MODEL, "--gpu", "H100", "--trace", str(trace), "--ttft", "1s", *given)
+
+    assert result.exit_code == 1
+    assert f"{trace}: all its requests, {requests}, arrive at one time" in result.stderr
+    assert "next: name a trace" in result.stderr
 
 
 def test_where_no_configuration_can_be_written_nothing_is_planned(tmp_path: Path) -> None:

@@ -9,15 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Role
+from baton.perf.hardware import Accelerator
 from baton.planner.answer import Candidate, Constraint, Trade
 from baton.planner.binding import binding
-from baton.planner.explore import best_of
+from baton.planner.explore import best_of, cost
 from baton.planner.fleets import Fleet, Kind, Pool
 from baton.planner.measure import Measured
+from baton.planner.question import Offer
 from baton.planner.rates import Mix
 from baton.planner.trades import closed_form, front, simulated
 from baton.planner.trials import Spread, Trial
-from tests.planner.shapes import even, instance, question, shapes
+from tests.planner.shapes import GPU, even, instance, question, shapes
 
 MIX = Mix(prompt_tokens=600, output_tokens=50)
 ASKED = question(even(10.0, 600, 50))
@@ -41,12 +43,20 @@ def trial(rate: float, *, holds: bool = True, **changed: float) -> Trial:
 
 
 def candidate(
-    kind: Kind, rate: float, *, over: Trial | None = None, replicas: int = 1
+    kind: Kind,
+    rate: float,
+    *,
+    over: Trial | None = None,
+    replicas: int = 1,
+    accelerator: Accelerator = GPU,
 ) -> Candidate:
     roles = (Role.MIXED,) if kind is Kind.COLOCATED else (Role.PREFILL, Role.DECODE)
     fleet = Fleet(
         kind=kind,
-        pools=tuple(Pool(role=role, instance=instance(), replicas=replicas) for role in roles),
+        pools=tuple(
+            Pool(role=role, instance=instance(accelerator=accelerator), replicas=replicas)
+            for role in roles
+        ),
     )
     trials = tuple(one for one in (trial(rate) if rate else None, over) if one is not None)
     return Candidate(
@@ -94,6 +104,25 @@ def test_for_a_rate_the_cheapest_that_carries_it_is_taken() -> None:
     assert best_of([large, small], asked)[0] is small
     assert best_of([large, small], replace(asked, rate_per_s=9.0))[0] is large
     assert best_of([large, small], replace(asked, rate_per_s=99.0))[0] is large
+
+
+def test_dollars_are_never_compared_with_numbers_of_gpus() -> None:
+    bare = replace(GPU, name="bare", price_per_hour=None)
+    offers = (Offer(accelerator=GPU), Offer(accelerator=bare))
+    priced = candidate(Kind.COLOCATED, 9.0, replicas=3)  # $6 an hour
+    unpriced = candidate(Kind.COLOCATED, 9.0, replicas=4, accelerator=bare)
+    asked = replace(ASKED, rate_per_s=8.0, offers=offers)
+    known = replace(asked, offers=(offers[0], replace(offers[1], price_per_hour=1.0)))
+
+    assert best_of([unpriced, priced], asked)[0] is priced
+    assert cost(priced.fleet, asked) == 3
+    assert cost(priced.fleet, known) == 6
+
+
+def test_fleets_for_nothing_are_compared_by_their_gpus() -> None:
+    free = replace(ASKED, offers=(Offer(accelerator=GPU, price_per_hour=0.0),))
+
+    assert cost(candidate(Kind.COLOCATED, 9.0, replicas=3).fleet, free) == 3
 
 
 def test_a_fleet_that_carries_nothing_is_never_taken() -> None:
@@ -191,6 +220,12 @@ def test_streams_that_fill_the_cache_or_the_batch_are_told_apart() -> None:
     assert bound(Kind.DISAGGREGATED, many, long) is Constraint.KV_MEMORY
     short = Mix(prompt_tokens=10, output_tokens=250)
     assert bound(Kind.DISAGGREGATED, many, short) is Constraint.BATCH_LIMIT
+
+
+def test_a_run_without_requests_shows_nothing_that_binds() -> None:
+    empty = replace(trial(12.0, holds=False), requests=0)
+
+    assert bound(Kind.COLOCATED, empty) is Constraint.NONE
 
 
 def test_nothing_binds_that_was_not_seen() -> None:

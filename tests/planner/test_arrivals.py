@@ -11,6 +11,11 @@ from baton.simulator.workloads.presets import synthetic
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 CONV = synthetic("conv", rate_per_s=10, duration_s=200)
+PAUSED = Trace(
+    name="paused",
+    requests=tuple(TraceRequest(at_s, 100, 10) for at_s in (*(n / 100 for n in range(999)), 1e4)),
+)
+"""All but one at the beginning: about 0.1 a second in the mean."""
 
 
 @pytest.mark.parametrize("rate", [0.5, 3.0, 10.0, 47.0, 400.0])
@@ -76,6 +81,20 @@ def test_half_a_conversation_is_never_drawn() -> None:
         every = whole[session.partition("/")[0]]
         starts = range(len(every) - len(waits) + 1)
         assert any(every[at : at + len(waits)] == waits for at in starts), "a turn is missing"
+
+
+def test_where_whole_sessions_are_too_few_for_a_rate_single_requests_are_drawn() -> None:
+    three = Trace(
+        name="three",
+        requests=tuple(TraceRequest(n / 10, 100, 10, session_id=f"s{n % 3}") for n in range(3_000)),
+    )
+    samples = [Traffic(three, seed).sample(2.0, 400) for seed in range(8)]
+
+    assert all(len(sample) == pytest.approx(400, rel=0.2) for sample in samples)
+
+
+def test_a_pause_that_no_request_arrives_in_is_an_empty_sample() -> None:
+    assert not Traffic(PAUSED).sample(0.1, 20).requests
 
 
 def gaps(trace: Trace) -> dict[str, list[float]]:

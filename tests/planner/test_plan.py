@@ -86,6 +86,16 @@ def test_the_cheapest_fleet_for_a_rate_carries_it(most: Plan) -> None:
     assert cheap.best.fleet.gpus == 1
 
 
+def test_where_only_some_prices_are_known_it_is_said_that_gpus_are_compared(most: Plan) -> None:
+    bare = Offer(accelerator=replace(GPU, name="bare", price_per_hour=None))
+    asked = question(CHAT, tpot_s=0.05, gpus=2)
+    some = answered(replace(asked, offers=(*asked.offers, bare)))
+
+    assert some.verdict.endswith("(fleets are compared by GPUs: no price is known of bare)")
+    assert "per GPU (" in some.verdict
+    assert most.verdict.endswith("per dollar")
+
+
 def test_a_looser_objective_never_needs_more_gpus() -> None:
     asked = question(CHAT, tpot_s=0.02, gpus=None, rate_per_s=40.0)
     tight, loose = (

@@ -9,11 +9,15 @@ import pytest
 from baton.domain.fleet import Role
 from baton.planner.arrivals import Traffic
 from baton.planner.fleets import Fleet, Kind, Pool
+from baton.planner.measure import Task, shortened
+from baton.planner.measure import run as run_alone
 from baton.planner.question import Effort, SloClass
+from baton.planner.space import Duty
 from baton.planner.verify import FleetTask, run, verify
 from baton.simulator.outcome import Objectives
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.planner.shapes import instance
+from tests.planner.test_arrivals import PAUSED
 
 HELD = Objectives(ttft_s=1.0, tpot_s=0.05)
 EFFORT = Effort(requests=60, least_requests=20, precision=0.2, cell=2)
@@ -52,6 +56,30 @@ def test_no_rate_is_found_that_replicas_have_no_time_for(replicas: int) -> None:
     found = verify(task(replicas))
     assert 0.4 * 20 * replicas < found.rate_per_s < 20 * replicas
     assert found.beyond is not None
+
+
+def test_a_run_that_no_request_arrives_in_does_not_hold() -> None:
+    paused = Traffic(PAUSED)
+    alone = Task(
+        instance=instance(2048),
+        duty=Duty.BOTH,
+        traffic=paused,
+        classes=(SloClass(objectives=HELD),),
+        effort=EFFORT,
+        guess_per_s=0.1,
+        under_way_s=1.0,
+    )
+
+    for empty in (run_alone(alone, 0.1), run(replace(task(1), traffic=paused), 0.1)):
+        assert not empty.requests
+        assert not empty.holds
+
+
+def test_a_short_run_without_requests_does_not_stand_for_the_long_one() -> None:
+    seen = run(task(1), 2.0)
+    empty = replace(seen, requests=0, margin=-1.0)
+
+    assert shortened(lambda count: seen if count == 2_000 else empty, 2_000) is seen
 
 
 def test_a_fleet_that_is_given_far_too_much_fails() -> None:

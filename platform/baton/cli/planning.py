@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -15,8 +16,8 @@ from baton.bench.report import Curve, Evidence, Study, Table, Trade
 from baton.cli.models import dtype_of, read_model
 from baton.cli.options import seconds
 from baton.cli.planning_text import candidate_rows, facts, sensitivity_rows
-from baton.cli.traces import load_trace, make_workload
-from baton.config.emit import emit
+from baton.cli.traces import TraceUnusable, load_trace, make_workload
+from baton.config.emit import check_writable, emit
 from baton.perf.catalogue import accelerator
 from baton.perf.hardware import BYTES, Dtype
 from baton.planner import explore, plan, sensitivity
@@ -73,10 +74,13 @@ def slo_classes(
     """The class of all requests, and those with a name.
 
     Raises:
-        BadParameter: a text is none of a class, or there are no objectives at all.
+        BadParameter: a text is none of a class, two have the same name, or there are no objectives
+            at all.
     """
     default = SloClass(objectives=Objectives(ttft_s=ttft_s, tpot_s=tpot_s), attainment=attainment)
     classes = (default, *(_named(text, default) for text in named))
+    if twice := [name for name, count in Counter(one.name for one in classes).items() if count > 1]:
+        raise typer.BadParameter(f"got {twice[0]!r} twice, wanted once", param_hint="--class")
     if all(one.objectives == Objectives() for one in classes):
         raise typer.BadParameter("give --ttft, --tpot, or both", param_hint="--ttft")
     return classes
@@ -107,18 +111,19 @@ def answer(order: Order, *, on_progress: Callable[[float], None]) -> Found:
     """The planner's answer.
 
     Raises:
+        BadParameter: a type of numbers or a price is none.
         BatonError: the model, an accelerator or the trace cannot be used, or nothing fits.
     """
     shape, stored = read_model(order.model)
     weights = dtype_of(order.dtype, "--dtype") or stored or Dtype.BF16
     wide = weights if BYTES[weights] >= BYTES[Dtype.BF16] else Dtype.BF16
-    traffic = _traffic(order)
+    offers, traffic = _offers(order), _traffic(order)
     rate = order.rate_per_s
     if rate is None and order.gpus is None:
         rate = traffic.rate_per_s
     question = Question(
         model=shape,
-        offers=_offers(order),
+        offers=offers,
         traffic=traffic,
         classes=order.classes,
         rate_per_s=rate,
@@ -131,6 +136,8 @@ def answer(order: Order, *, on_progress: Callable[[float], None]) -> Found:
         effort=QUICK if order.quick else Effort(),
         seed=order.seed,
     )
+    if order.write is not None:  # before minutes are spent on what cannot be written
+        check_writable(question, source=order.model, stored=stored)
     with _processes(order.processes) as run_all:
         made = plan.plan(question, run=run_all, on_progress=lambda at: on_progress(_fraction(at)))
     return Found(plan=made, stored=stored)
@@ -138,9 +145,13 @@ def answer(order: Order, *, on_progress: Callable[[float], None]) -> Found:
 
 def _traffic(order: Order) -> Trace:
     if order.trace is not None:
-        return load_trace(
+        read = load_trace(
             order.trace, skip_bad=order.skip_bad, rate_per_s=order.rate_per_s, seed=order.seed
         )
+        if not read.span_s:
+            what = f"{order.trace}: all its requests, {len(read)}, arrive at one time"
+            raise TraceUnusable(what, "name a trace whose requests arrive one after another")
+        return read
     return make_workload(
         order.workload or "",
         rate_per_s=_WORKLOAD_RATE_PER_S,
@@ -150,6 +161,9 @@ def _traffic(order: Order) -> Trace:
 
 
 def _offers(order: Order) -> tuple[Offer, ...]:
+    for price in order.prices:
+        if not price > 0:
+            raise typer.BadParameter(f"got {price:g}, wanted more than 0", param_hint="--price")
     prices: Sequence[float | None] = order.prices or [None] * len(order.accelerators)
     return tuple(
         Offer(accelerator=accelerator(name), price_per_hour=price)

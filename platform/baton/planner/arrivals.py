@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import NamedTuple
 from zlib import crc32
 
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 _KEPT_BITS = (1 << 60) - 1
+_FAR_OFF = 0.2
+"""Of what was asked for: where whole sessions are more or fewer requests by more than that, single
+requests are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +35,18 @@ class Traffic:
 
         As many copies of the trace as the rate needs, each from a moment of its own on (behind its
         end it begins anew) and with prompts of its own; each keeps the share of its sessions that
-        makes up the rate.
+        makes up the rate. None where the stretches have none, as in a long pause.
         """
         trace, window_s = self.trace, requests / rate_per_s
         copies = max(1, ceil(rate_per_s / trace.rate_per_s))
         share = rate_per_s / trace.rate_per_s / copies
         drawn = random.Random(self.seed)  # noqa: S311 - a simulation
-        found: list[TraceRequest] = []
-        for copy in range(copies):
-            stretch = _Stretch(copy, drawn.random() * trace.span_s, drawn.getrandbits(32))
-            found.extend(_kept(trace, stretch, window_s, share))
+        stretches = [
+            _Stretch(copy, drawn.random() * trace.span_s, drawn.getrandbits(32))
+            for copy in range(copies)
+        ]
+        there = [one for each in stretches for one in _within(trace, each, window_s)]
+        found = [_own(one) for one in _kept(there, share)]
         found.sort(key=lambda one: one.at_s)
         return replace(trace, requests=tuple(found))
 
@@ -66,8 +72,18 @@ class _Stretch:
     salt: int
 
 
-def _kept(trace: Trace, stretch: _Stretch, window_s: float, share: float) -> Iterator[TraceRequest]:
-    limit = share * (1 << 32)
+class _Arrival(NamedTuple):
+    """A request of a stretch, before any are left out."""
+
+    request: TraceRequest
+    number: int
+    """In the trace."""
+    at_s: float
+    stretch: _Stretch
+    lap: int
+
+
+def _within(trace: Trace, stretch: _Stretch, window_s: float) -> Iterator[_Arrival]:
     first_s, lap_s = trace.requests[0].at_s, trace.span_s + 1 / trace.rate_per_s
     index = bisect_left(trace.requests, first_s + stretch.start_s, key=lambda one: one.at_s)
     lap = 0
@@ -78,11 +94,26 @@ def _kept(trace: Trace, stretch: _Stretch, window_s: float, share: float) -> Ite
         at_s = one.at_s - first_s - stretch.start_s + lap * lap_s
         if at_s >= window_s:
             return
-        # The thinning is by session: half a conversation would share nothing with itself.
-        who = index if one.session_id is None else one.session_id
-        if _draw(stretch.salt, who) < limit:
-            yield _own(one, at_s, stretch.copy, lap)
+        yield _Arrival(one, index, at_s, stretch, lap)
         index += 1
+
+
+def _kept(there: Sequence[_Arrival], share: float) -> list[_Arrival]:
+    """About that share of the requests.
+
+    The thinning is by session: half a conversation would share nothing with itself. But a few
+    sessions cannot make every share up: a fifth of three is none of them, or a third.
+    """
+    limit, wanted = share * (1 << 32), share * len(there)
+    whole = [one for one in there if _draw(one.stretch.salt, _session(one)) < limit]
+    if abs(len(whole) - wanted) <= _FAR_OFF * wanted:
+        return whole
+    return [one for one in there if _draw(one.stretch.salt, one.number) < limit]
+
+
+def _session(one: _Arrival) -> int | str:
+    """What it is drawn with: its session, or itself where it has none."""
+    return one.number if one.request.session_id is None else one.request.session_id
 
 
 def _draw(salt: int, who: int | str) -> int:
@@ -91,13 +122,13 @@ def _draw(salt: int, who: int | str) -> int:
     return hash((salt, number)) & 0xFFFFFFFF
 
 
-def _own(one: TraceRequest, at_s: float, copy: int, lap: int) -> TraceRequest:
+def _own(arrival: _Arrival) -> TraceRequest:
     """A request as its copy has it: nothing is shared between copies."""
-    if not copy and not lap:
-        return one._replace(at_s=at_s)
-    tag = (copy, lap)
+    one, tag = arrival.request, (arrival.stretch.copy, arrival.lap)
+    if not any(tag):
+        return one._replace(at_s=arrival.at_s)
     return one._replace(
-        at_s=at_s,
+        at_s=arrival.at_s,
         block_ids=tuple(hash((tag, block)) & _KEPT_BITS for block in one.block_ids),
-        session_id=None if one.session_id is None else f"{one.session_id}/{copy}.{lap}",
+        session_id=None if one.session_id is None else f"{one.session_id}/{tag[0]}.{tag[1]}",
     )

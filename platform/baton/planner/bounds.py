@@ -6,39 +6,47 @@ from collections.abc import Sequence
 
 from baton.perf.hardware import BYTES
 from baton.planner.answer import Bound
-from baton.planner.question import Question, SloClass
+from baton.planner.question import Question, SloClass, class_of
 from baton.planner.rates import Mix, decode_s, prefill_s
 from baton.planner.space import Instance
 from baton.simulator.outcome import quantile
 from baton.simulator.workloads.statistics import reused_tokens
-from baton.simulator.workloads.trace import Trace
+from baton.simulator.workloads.trace import Trace, TraceRequest
 
 
 def mean_mix(trace: Trace) -> Mix:
     """The mean request of a trace; what prompts share counts as cached, as if for ever."""
-    requests, count = trace.requests, len(trace)
+    return _mean(list(zip(trace.requests, reused_tokens(trace), strict=True)))
+
+
+def _mean(served: Sequence[tuple[TraceRequest, int]]) -> Mix:
+    """The mean of requests, each with how many tokens of its prompt are cached."""
+    count = len(served)
     return Mix(
-        prompt_tokens=sum(one.prompt_tokens for one in requests) / count,
-        output_tokens=max(1.0, sum(one.output_tokens for one in requests) / count),
-        cached_tokens=sum(reused_tokens(trace)) / count,
+        prompt_tokens=sum(one.prompt_tokens for one, _ in served) / count,
+        output_tokens=max(1.0, sum(one.output_tokens for one, _ in served) / count),
+        cached_tokens=sum(cached for _, cached in served) / count,
     )
 
 
 def out_of_reach(
-    question: Question, mix: Mix, prefills: Sequence[Instance], decodes: Sequence[Instance]
+    question: Question, prefills: Sequence[Instance], decodes: Sequence[Instance]
 ) -> tuple[Bound, ...]:
-    """The objectives that even the fastest shape misses, with nothing else to do."""
-    reused = reused_tokens(question.traffic)
+    """The objectives that even the fastest shape misses, with nothing else to do.
+
+    Each class is held to its own requests; one without any bounds nothing.
+    """
+    traffic = question.traffic
+    served = list(zip(traffic.requests, reused_tokens(traffic), strict=True))
     found: list[Bound | None] = []
     for one in question.classes:
-        mine = [
-            max(1, request.prompt_tokens - cached)
-            for request, cached in zip(question.traffic.requests, reused, strict=True)
-        ]
-        tokens = round(quantile(mine, one.attainment))
+        mine = [pair for pair in served if class_of(pair[0], question.classes) is one]
+        if not mine:
+            continue
+        computed = [max(1, request.prompt_tokens - cached) for request, cached in mine]
         found += [
-            _first_token(question, one, tokens, prefills),
-            _per_token(question, one, mix, decodes),
+            _first_token(question, one, round(quantile(computed, one.attainment)), prefills),
+            _per_token(question, one, _mean(mine), decodes),
         ]
     return tuple(bound for bound in found if bound is not None)
 

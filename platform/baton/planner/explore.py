@@ -86,7 +86,11 @@ class Explorer:
             stock or self.stock,
             lambda fleet: estimate(fleet, self.rates) >= rate_per_s,
         )
-        return min(ways, key=lambda one: (cost(one), one.gpus, one.replicas), default=None)
+        return min(
+            ways,
+            key=lambda one: (cost(one, self.question), one.gpus, one.replicas),
+            default=None,
+        )
 
     def _for_rate(self, work: Work, rate_per_s: float) -> list[Candidate]:
         """The cheapest fleet of each kind, its size corrected by what it was seen to carry."""
@@ -165,9 +169,17 @@ class Explorer:
         return first_s + self._e2e_s[key(Duty.DECODE, decode.instance)]
 
 
-def cost(fleet: Fleet) -> float:
-    """What a fleet is compared by: dollars an hour, or accelerators where a price is missing."""
-    price = fleet.price_per_hour
+def in_dollars(question: Question) -> bool:
+    """Whether fleets are compared by what they cost: every offer has a price, and none is free."""
+    return all(one.price for one in question.offers)
+
+
+def cost(fleet: Fleet, question: Question) -> float:
+    """What a fleet is compared by: dollars an hour, or accelerators where a price is missing.
+
+    All fleets of a question by the same: 4 accelerators without a price are not $4 an hour.
+    """
+    price = fleet.price_per_hour if in_dollars(question) else None
     return float(fleet.gpus) if price is None else price
 
 
@@ -189,7 +201,9 @@ def best_of(
     rate = question.rate_per_s
     enough = [one for one in carrying if rate is not None and one.rate_per_s >= rate]
     if enough:
-        ranked = sorted(enough, key=lambda one: (cost(one.fleet), _order(one), -one.rate_per_s))
+        ranked = sorted(
+            enough, key=lambda one: (cost(one.fleet, question), _order(one), -one.rate_per_s)
+        )
     else:
         top = max((one.rate_per_s for one in carrying), default=0.0)
         near = top * (1 - question.effort.precision)

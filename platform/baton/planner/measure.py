@@ -7,8 +7,8 @@ and placement shares the load; that is for `verify` to find out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from baton.planner.arrivals import Traffic
 from baton.planner.question import Effort, SloClass
@@ -62,8 +62,12 @@ class Measured:
 
     @property
     def beyond(self) -> Trial | None:
-        """The run at the lowest rate that was too high; None when none was."""
-        over = [one for one in self.trials if one.rate_per_s > self.rate_per_s and not one.holds]
+        """The run at the lowest rate that was seen to be too high; None when none was."""
+        over = [
+            one
+            for one in self.trials
+            if one.rate_per_s > self.rate_per_s and one.requests and not one.holds
+        ]
         return min(over, key=lambda one: one.rate_per_s, default=None)
 
 
@@ -103,21 +107,28 @@ def shortened(run_of: Callable[[int], Trial], requests: int) -> Trial:
     """
     if requests >= _LONG_REQUESTS:
         first = run_of(requests // _SHORTER)
-        if first.margin < _HOPELESS:
+        if first.requests and first.margin < _HOPELESS:
             return first
     return run_of(requests)
 
 
 def _run(task: Task, rate_per_s: float, requests: int) -> Trial:
     sample = task.traffic.sample(rate_per_s, requests)
+    held_to = HeldTo(duty=task.duty, spent_s=task.spent_s)
+    if not sample.requests:
+        return unseen(rate_per_s, task.classes, held_to)
     outcomes = serve(
         task.instance.settings,
         sample.requests,
         block_tokens=sample.block_tokens,
         phase=_SERVED[task.duty],
     )
-    held_to = HeldTo(duty=task.duty, spent_s=task.spent_s)
     return judge(rate_per_s, sample.requests, outcomes, task.classes, held_to)
+
+
+def unseen(rate_per_s: float, classes: Sequence[SloClass], held_to: HeldTo) -> Trial:
+    """A run that no request arrived in: where nothing was seen, nothing is known to hold."""
+    return replace(judge(rate_per_s, (), (), classes, held_to), attainment=0.0, margin=-1.0)
 
 
 def requests_of_a_run(under_way: float, effort: Effort) -> int:

@@ -22,7 +22,7 @@ from baton.domain.errors import DoesNotFit
 from baton.planner.answer import Candidate, Plan, Trade
 from baton.planner.binding import binding
 from baton.planner.bounds import mean_mix, out_of_reach
-from baton.planner.explore import Explorer, best_of, by_kind, cost
+from baton.planner.explore import Explorer, best_of, by_kind, cost, in_dollars
 from baton.planner.fleets import Kind, Stock
 from baton.planner.measure import Task, measure
 from baton.planner.question import Question
@@ -60,7 +60,7 @@ def plan(
     mix = mean_mix(question.traffic)
     prefills = (*found.fitting[Duty.PREFILL], *found.fitting[Duty.BOTH])
     decodes = (*found.fitting[Duty.DECODE], *found.fitting[Duty.BOTH])
-    bounds = out_of_reach(question, mix, prefills, decodes)
+    bounds = out_of_reach(question, prefills, decodes)
     if bounds:
         return Plan(
             question=question,
@@ -95,7 +95,7 @@ def _answer(explorer: Explorer, candidates: Sequence[Candidate], mix: Mix) -> Pl
         mix=mix,
         best=best,
         enough=enough,
-        verdict=_verdict(best, ranked, question),
+        verdict=_verdict(best, ranked, question) + _without_prices(best, question),
         candidates=tuple(ranked),
         binding=None if best is None else binding(best, mix),
         gpus_needed=None if enough or best is None else _needed(explorer, best),
@@ -156,14 +156,14 @@ def _verdict(best: Candidate | None, ranked: Sequence[Candidate], question: Ques
     rate = question.rate_per_s
     able = [one for one in split if rate is not None and one.rate_per_s >= rate]
     other = (
-        min(able, key=lambda one: cost(one.fleet))
+        min(able, key=lambda one: cost(one.fleet, question))
         if able
-        else max(split, key=lambda one: one.rate_per_s / cost(one.fleet), default=None)
+        else max(split, key=lambda one: one.rate_per_s / cost(one.fleet, question), default=None)
     )
     if best.fleet.kind is Kind.COLOCATED:
         if other is None:
             return "do not disaggregate: there is no room for two pools"
-        return f"do not disaggregate: {_against(best, other, rate)}"
+        return f"do not disaggregate: {_against(best, other, question)}"
     how = (
         "disaggregate"
         if best.fleet.kind is Kind.DISAGGREGATED
@@ -171,20 +171,30 @@ def _verdict(best: Candidate | None, ranked: Sequence[Candidate], question: Ques
     )
     if alone is None:
         return f"{how}: no colocated fleet meets the objectives"
-    return f"{how}: {_against(best, alone, rate)}"
+    return f"{how}: {_against(best, alone, question)}"
 
 
-def _against(best: Candidate, other: Candidate, rate_per_s: float | None) -> str:
+def _without_prices(best: Candidate | None, question: Question) -> str:
+    """That dollars are not compared although some prices are known; nothing where they are."""
+    unknown = [one.accelerator.name for one in question.offers if not one.price]
+    if best is None or len(unknown) in {0, len(question.offers)}:
+        return ""
+    return f" (fleets are compared by GPUs: no price is known of {', '.join(unknown)})"
+
+
+def _against(best: Candidate, other: Candidate, question: Question) -> str:
+    rate_per_s = question.rate_per_s
     if not other.rate_per_s:
         return f"{best.fleet.kind} carries {_carries(best)}, {other.fleet.kind} nothing in time"
+    costs, others = (cost(one.fleet, question) for one in (best, other))
     if rate_per_s is not None and min(best.rate_per_s, other.rate_per_s) >= rate_per_s:
-        simpler = cost(best.fleet) == cost(other.fleet)
+        simpler = costs == others
         return (
             f"{best.fleet.kind} carries {_carries(best)}, {other.fleet.kind} {_carries(other)}"
             + (": it costs the same, and is the more complicated" if simpler else "")
         )
-    ratio = (best.rate_per_s / cost(best.fleet)) / (other.rate_per_s / cost(other.fleet))
-    unit = "GPU" if best.fleet.price_per_hour is None else "dollar"
+    ratio = (best.rate_per_s / costs) / (other.rate_per_s / others)
+    unit = "dollar" if in_dollars(question) else "GPU"
     return (
         f"{best.fleet.kind} carries {_carries(best)}, {other.fleet.kind} {_carries(other)}:"
         f" {ratio:.2f} times as much per {unit}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from baton.planner.arrivals import Traffic
 from baton.planner.fleets import Fleet, Kind
-from baton.planner.measure import Measured, requests_of_a_run, search_rate, shortened
+from baton.planner.measure import Measured, requests_of_a_run, search_rate, shortened, unseen
 from baton.planner.question import PATIENCE, Effort, SloClass
 from baton.planner.space import Duty
 from baton.planner.trials import HeldTo, Trial, judge
@@ -67,8 +67,10 @@ def _for_all(task: FleetTask) -> Effort:
 
 def _run(task: FleetTask, rate_per_s: float, requests: int) -> Trial:
     sample = task.traffic.sample(rate_per_s, requests)
-    ran = simulate(scenario_of(task), sample, until_s=_over_s(task, sample.requests[-1].at_s))
     held_to = HeldTo(duty=Duty.BOTH)
+    if not sample.requests:
+        return unseen(rate_per_s, task.classes, held_to)
+    ran = simulate(scenario_of(task), sample, until_s=_over_s(task, sample.requests[-1].at_s))
     return judge(rate_per_s, sample.requests, ran.outcomes, task.classes, held_to)
 
 
