@@ -84,7 +84,8 @@ def test_longer_prompts_leave_room_for_fewer_requests() -> None:
 
 def test_cells_that_lose_are_shown_and_those_that_nobody_serves_are_not_counted() -> None:
     def cell(better: float, hybrid: float) -> dict[str, float | str]:
-        return {"better": better, "hybrid": hybrid}
+        without = min(better, hybrid)
+        return {"better": better, "hybrid": hybrid, "hybrid_no_admission": without}
 
     found = summarize(
         {"a": [cell(1.0, 0.9), cell(1.0, 1.3)], "b": [cell(0.0, 0.0), cell(2.0, 2.0)]}
@@ -94,7 +95,19 @@ def test_cells_that_lose_are_shown_and_those_that_nobody_serves_are_not_counted(
     assert found["hybrid_worst_ratio"] == pytest.approx(0.9)
     assert found["share_not_2_percent_under"] == pytest.approx(2 / 3)
     assert found["share_a_fifth_over"] == pytest.approx(1 / 3)
-    assert found["losing"] == [{"trace": "a", "better": 1.0, "hybrid": 0.9}]
+    assert found["no_admission_share_not_2_percent_under"] == pytest.approx(2 / 3)
+    assert found["no_admission_share_a_fifth_over"] == 0
+    assert found["losing"] == [{"trace": "a", **cell(1.0, 0.9)}]
+
+
+def test_a_level_below_the_better_rivals_rate_is_that_share_of_it_to_the_digit() -> None:
+    rates = [1.1**number for number in range(40)]
+    cells: list[dict[str, float | str]] = [
+        {"better": x, "hybrid": 0.98 * x, "hybrid_no_admission": 0.98 * x} for x in rates
+    ]
+    assert any(0.98 * x / x < 0.98 for x in rates)
+    found = summarize({"a": cells})
+    assert (found["share_not_2_percent_under"], found["losing"]) == (1.0, [])
 
 
 @pytest.mark.parametrize(("first", "second"), list(product((0.0, *LEVELS), repeat=2)))
