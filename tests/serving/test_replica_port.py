@@ -126,13 +126,18 @@ def chunk(text: str, *, more: bool = True) -> Message:
 
 
 async def refused(url: str) -> None:
-    """Wait until nobody listens there; the server looks ten times a second what it is told."""
+    """Wait until nobody listens there; the server looks ten times a second what it is told.
+
+    Who has connected as it stops listening, and was not accepted yet, is cut off: the next is told.
+    """
     while True:
         async with httpx.AsyncClient() as another:
             try:
                 await another.get(url)
             except httpx.ConnectError:
                 return
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                continue
 
 
 @asynccontextmanager
