@@ -203,10 +203,16 @@ def test_the_same_is_told_however_often_somebody_looks(kinds: list[str], looks: 
     assert told(seldom)["vllm:num_requests_running"] == running
 
 
-def test_plain_steps_are_told_together_when_somebody_looks() -> None:
+@pytest.mark.parametrize("connector", [None, PrefixCacheStats()], ids=["alone", "with NIXL"])
+def test_plain_steps_are_told_together_when_somebody_looks(
+    connector: PrefixCacheStats | None,
+) -> None:
     made = begun()
+    plain = step(output(1), output(2), running=2)
+    assert plain.scheduler_stats is not None
+    plain.scheduler_stats.connector_prefix_cache_stats = connector
     for _ in range(1000):
-        made.stepped(step(output(1), output(2), running=2))
+        made.stepped(plain)
     seen_before = list(cast("StatLogger", made._logger).seen)
     figures = told(made)
     assert seen_before == []

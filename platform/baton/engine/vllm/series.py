@@ -102,8 +102,9 @@ def _is_plain(step: EngineCoreOutputs) -> bool:
     stats = step.scheduler_stats
     if stats is None or stats.prefix_cache_stats.queries or stats.kv_cache_eviction_events:
         return False
+    fetched = stats.connector_prefix_cache_stats  # there in every step of an engine with NIXL
     if (
-        stats.connector_prefix_cache_stats is not None
+        (fetched is not None and fetched.queries)
         or stats.spec_decoding_stats is not None
         or stats.kv_connector_stats is not None
         or stats.ec_connector_stats is not None
