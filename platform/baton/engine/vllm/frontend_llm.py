@@ -34,6 +34,7 @@ from baton.engine.vllm.prompt_tails import decode_tails_only
 from baton.engine.vllm.quick_chunks import write_chunks_quickly
 from baton.engine.vllm.quick_tokens import tokenize_quickly
 from baton.engine.vllm.route_names import remember_route_names
+from baton.engine.vllm.straight_requests import go_straight
 from baton.engine.vllm.straight_streams import stream_straight
 from baton.engine.vllm.token_memory import remember_tokens
 
@@ -284,6 +285,7 @@ async def api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     await init_app_state(llm, app.state, args, _TASKS)
     bound_beam_search(app.state, lambda: llm.limits)
     stream_straight(app, middleware=bool(args.middleware))
+    go_straight(app)
     write_chunks_quickly()
     remember_route_names()
     for name in _LOUD_LOGGERS:
