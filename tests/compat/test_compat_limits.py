@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import anthropic
 import httpx
@@ -22,6 +23,7 @@ from baton.domain.errors import (
     RateLimited,
     TooLate,
 )
+from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_BODY_BYTES, MAX_LEN_TOKENS, Server, ServerThread
@@ -81,7 +83,12 @@ def test_where_engines_tell_no_log_probabilities_they_are_refused(
 def test_a_number_that_no_engine_can_be_told_is_a_bad_request(
     server: Server, fleet: EchoFleet, *, path: str
 ) -> None:
+    frontend = cast(VllmFrontend, fleet.frontend)
+    assert frontend._llm is not None
+    kept = frontend._llm.output_processor.request_states
+    before = set(kept)
     refused = post(server, path, stream=False, top_k=10**40)
+    assert set(kept) <= before, "what nobody waits for is kept"
     assert refused.status_code == 400
     assert "64 bits" in str(error_of(path, refused.content)["message"])
     assert fleet.arrived.empty()

@@ -21,6 +21,7 @@ from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.executor import Executor
@@ -159,6 +160,22 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
                 if isinstance(error.__cause__, OverflowError):
                     raise FleetError(_TOO_GREAT) from error
                 raise
+
+    async def _add_request(
+        self,
+        request: EngineCoreRequest,
+        *more: Any,  # noqa: ANN401
+        **named: Any,  # noqa: ANN401
+    ) -> None:
+        """Likewise, and keep nothing of a request that could not be handed to the fleet.
+
+        vLLM has it in its books by then, and takes it out of them for those only who wait for it.
+        """
+        try:
+            await super()._add_request(request, *more, **named)
+        except BaseException:
+            self.output_processor.abort_requests([request.request_id], internal=True)
+            raise
 
     async def aclose(self) -> None:
         """End open requests with an error and stop; unlike vLLM's shutdown, wait for its tasks."""
