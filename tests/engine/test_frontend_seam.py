@@ -99,6 +99,9 @@ class Frontend:
     async def receive(self) -> Any:  # noqa: ANN401 - vllm is not followed
         return await self._receive_message()
 
+    async def waits_for_a_message(self) -> bool:
+        return bool(await self._inbox.poll(200))
+
     async def _receive_message(self) -> Any:  # noqa: ANN401 - vllm is not followed
         assert await self._inbox.poll(5000)
         return self._decoder.decode(await self._inbox.recv_multipart(copy=False))
@@ -402,6 +405,38 @@ async def test_a_frontend_that_stops_reading_is_not_buffered_for_without_end(
     await seam.close()
 
 
+async def test_after_what_a_frontend_has_missed_it_is_told_nothing_and_is_broken(
+    told: Told, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that goes on after a hole would end as if it were whole."""
+    monkeypatch.setattr(seam_module, "_MAX_UNSENT_MESSAGES", 4)
+    slow = Frontend(tmp_path_factory.mktemp("z"))
+    seam = Seam(FACTS, told.hooks(), FixedClock())
+    await seam.start(*slow.addresses)
+    slow.bind()
+    await slow.ready()
+    seam._prompt_tokens |= {"a": 3, "b": 3}
+
+    def deliver_without_end() -> None:
+        for number in range(10_000):
+            seam.deliver([Delivery("a", (number,)), Delivery("b", (number,))])
+            seam._flush()
+
+    with pytest.raises(LinkFailed):
+        deliver_without_end()  # nobody reads meanwhile
+    assert not seam.alive
+    assert sorted(told.aborts) == [("a", "b")]
+    assert seam.open_requests == 0
+    with pytest.raises(LinkFailed):
+        seam.deliver([Delivery("a", (10_000,))])
+    received = []
+    while await slow.waits_for_a_message():
+        received += (await slow.receive()).outputs[0].new_token_ids
+    assert received == list(range(len(received))), "tokens without a hole"
+    await seam.close()
+    slow.close()
+
+
 async def test_what_a_frontend_was_too_slow_for_is_sent_in_order_once_it_reads(
     told: Told, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,3 +497,5 @@ async def test_a_client_that_is_met_and_stops_reading_is_not_buffered_for_withou
 
     with pytest.raises(LinkFailed, match="left 4 messages unread"):
         deliver_without_end()
+    assert not seam.alive
+    assert seam.open_requests == 0

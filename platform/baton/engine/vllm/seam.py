@@ -109,6 +109,8 @@ class Seam:
         self._outbox = self._context.socket(zmq.PUSH)
         self._unsent: deque[Sequence[bytes]] = deque()
         """Messages for which ZMQ has no room, as long as the other side lags."""
+        self._lost = False
+        """The other side has lagged for too long."""
         self._gathered: dict[str, EngineCoreOutput] = {}
         """Outputs of this turn of the event loop, by request."""
         self._loop = asyncio.get_running_loop()
@@ -154,11 +156,14 @@ class Seam:
 
     async def close(self) -> None:
         """Stop reading and free the sockets. Idempotent."""
+        self._stop_reading()
+        self._context.destroy(linger=0)
+
+    def _stop_reading(self) -> None:
         inbox, self._inbox = self._inbox, None
         if inbox is not None:
             inbox.close()
         self._unsent.clear()
-        self._context.destroy(linger=0)
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         """Send tokens, in one message with what else comes in this turn of the event loop.
@@ -203,11 +208,15 @@ class Seam:
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, {}
-        if gathered and not self._context.closed:
+        if gathered and not self._context.closed and not self._lost:
             self._send_now(EngineCoreOutputs(outputs=list(gathered.values())))
 
     def fail(self, request_id: str, error: BatonError) -> None:
-        """End a request with an error; what the client is told rides on the last output."""
+        """End a request with an error; what the client is told rides on the last output.
+
+        Raises:
+            LinkFailed: vLLM's client has stopped reading; this frontend is beyond repair.
+        """
         if self._prompt_tokens.pop(request_id, None) is not None:
             self._send_failure(request_id, error)
 
@@ -229,7 +238,18 @@ class Seam:
     def _check_read(self) -> None:
         unread = len(self._unsent) if self._met is None else self._met.qsize()
         if unread >= _MAX_UNSENT_MESSAGES:
-            raise LinkFailed("frontend", f"the API server left {unread} messages unread; restart")
+            self._lose()
+        if self._lost:
+            why = f"the API server left {_MAX_UNSENT_MESSAGES} messages unread; restart"
+            raise LinkFailed("frontend", why)
+
+    def _lose(self) -> None:
+        """Tell the API server nothing more: after what it missed, its streams would have a hole."""
+        self._lost = True
+        self._stop_reading()
+        self._gathered.clear()
+        self._outbox.close(linger=0)
+        self.abandon()
 
     def _send_now(self, outputs: EngineCoreOutputs) -> None:
         if self._met is not None and outputs.utility_output is None:
