@@ -254,6 +254,27 @@ async def test_a_released_ticket_is_no_lease_any_more() -> None:
             await host.drained.wait()
 
 
+async def test_a_drain_after_the_engines_death_waits_for_nothing() -> None:
+    """Neither for a leg that no coordinator owns, nor for a ticket that somebody may still use."""
+    async with hosting(options=HostOptions(lease_s=60.0)) as (host, engine):
+        async with joined(host) as (client, log):
+            engine.current_load = engine.current_load._replace(kv_used_fraction=0.4)
+            for leg_id in ("held", "orphan"):
+                client.submit("decode-1", make_leg(leg_id))
+            await engine.watch.until(lambda: {"held", "orphan"} <= engine.running.keys())
+            engine.emit(LegOutput("held", (1,), FinishReason.STOP, ticket=make_ticket()))
+            await log.until(lambda: bool(log.of(StepProduced)))
+            engine.abort_gate.clear()  # it answers no abort from now on
+        async with asyncio.timeout(10):
+            while host.coordinators:  # noqa: ASYNC110 - the host has no event for it
+                await asyncio.sleep(0.01)
+        engine.die()
+        await asyncio.wait_for(asyncio.shield(host.failed), 10)
+        assert host.live_legs + host.leases == 2
+        host.drain(deadline_s=60.0)
+        assert host.drained.is_set()
+
+
 async def test_an_engine_that_dies_while_draining_ends_the_drain() -> None:
     async with hosting() as (host, engine), joined(host) as (client, _):
         client.submit("decode-1", make_leg("a"))

@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.runtime.keys import ApiKey, KeyRing, mint
+from baton.serving import rust_gate_process
 from baton.serving.data_path import find_haproxy
 from baton.serving.rust_gate import GateSettings
 from baton.serving.rust_gate_maps import (
@@ -421,6 +423,35 @@ async def test_a_gate_that_drains_lets_streams_end_and_is_not_broken(opened: Run
     async with httpx.AsyncClient(trust_env=False) as other:
         with pytest.raises(httpx.TransportError):
             await other.get(opened.http.base_url)
+
+
+async def test_a_gate_that_is_late_to_answer_drains_until_streams_have_ended(
+    settings: GateSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rust_gate_process, "_ASK_S", 0.1)
+    asked: list[str] = []
+    under_way = 1
+
+    async def haproxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readline()).decode().strip())
+        if len(asked) in {1, 3}:
+            await reader.read()  # it says nothing until who asks has left
+        elif asked[-1] == "show stat":
+            writer.write(f"# pxname,svname,scur\nrust,BACKEND,{under_way}\n".encode())
+        writer.close()
+
+    gate = RustGate("haproxy", settings)
+    monkeypatch.setattr(gate, "_process", SimpleNamespace(alive=True))
+    async with await asyncio.start_unix_server(haproxy, str(settings.socket)):
+        draining = asyncio.create_task(gate.drain())
+        async with asyncio.timeout(20):
+            while len(asked) < 6:  # noqa: ASYNC110 - HAProxy has no event for it
+                await asyncio.sleep(0.01)
+        assert not draining.done(), "a stream is under way"
+        under_way = 0
+        await asyncio.wait_for(draining, 20)
+    assert asked[:2] == ["shutdown frontend gate"] * 2
+    assert set(asked[2:]) == {"show stat"}
 
 
 async def test_serve_is_told_that_its_replica_is_there(closed: Running) -> None:

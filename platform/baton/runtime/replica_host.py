@@ -199,11 +199,17 @@ class ReplicaHost:
         return changed
 
     def drain(self, deadline_s: float | None = None) -> None:
-        """Refuse new legs and say so in every beat; `drained` is set when nothing lives here."""
+        """Refuse new legs and say so in every beat; `drained` is set when nothing lives here.
+
+        At once where the engine has died: nothing can live here, whatever was not heard to end.
+        """
         if self._draining:
             return
         self._draining = True
         log_event(_LOG, logging.INFO, "replica_drains", {"replica_id": self._replica_id})
+        if self.failed.done():
+            self.drained.set()
+            return
         if deadline_s is not None:
             self._drain_timer = self._loop.call_later(deadline_s, self.drained.set)
         if self._server is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from baton.domain.errors import EngineStartFailed, LinkFailed
@@ -93,15 +94,17 @@ class RustGate:
     async def drain(self) -> None:
         """Take no more connections; returns when the answers that were under way have ended.
 
-        HAProxy's own way to end would wait for clients that keep a connection for later.
-
-        Raises:
-            LinkFailed: it was not heard.
+        HAProxy's own way to end would wait for clients that keep a connection for later. It may be
+        late to answer; as long as it lives, streams do, and it is asked again.
         """
-        await self._ask("shutdown frontend gate")
-        while True:
-            if self.broken or not await self._under_way():
-                return
+        told = False
+        while not self.broken:
+            with suppress(LinkFailed):
+                if not told:
+                    await self._ask("shutdown frontend gate")
+                    told = True
+                if not await self._under_way():
+                    return
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def _under_way(self) -> int:
