@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from baton.domain.errors import LinkFailed
 from baton.domain.events import Event, ReplicaDraining, ReplicaJoined, ReplicaLost
 from baton.domain.fleet import LossReason
 from baton.serving.fleet_watch import FleetWatch
@@ -71,6 +72,48 @@ def test_a_leaver_is_forgotten_when_its_link_breaks() -> None:
     follow.on_link_event(lost)
     assert links.addresses == {}
     assert events[-1] == lost
+
+
+def test_a_member_that_left_and_is_back_begins_anew() -> None:
+    """Else it would be taken to drain for as long as its link holds, and get no work."""
+
+    class Sessions(Links):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun: list[str] = []
+
+        def connect(self, replica_id: str, address: str) -> None:
+            if replica_id not in self.addresses:
+                self.begun.append(replica_id)
+            super().connect(replica_id, address)
+
+    links = Sessions()
+    follow = FleetWatch(links, lambda _event: None)
+    follow.on_members(frozenset({member("a"), member("b")}))
+    for name in "ab":
+        follow.on_link_event(joined(name))
+    follow.on_members(frozenset({member("b")}))
+    follow.on_members(frozenset({member("a"), member("b")}))
+    assert sorted(links.begun) == ["a", "a", "b"]
+    assert links.addresses.keys() == {"a", "b"}
+
+
+def test_who_is_joined_is_known_whatever_comes_of_what_was_told() -> None:
+    links = Links()
+
+    def stumble(event: Event) -> None:
+        if not isinstance(event, ReplicaDraining):
+            raise LinkFailed("frontend", "it reads no more")
+
+    follow = FleetWatch(links, stumble)
+    follow.on_members(frozenset({member("a")}))
+    with pytest.raises(LinkFailed):
+        follow.on_link_event(joined("a"))
+    follow.on_members(frozenset())
+    assert links.addresses.keys() == {"a"}, "it drains"
+    with pytest.raises(LinkFailed):
+        follow.on_link_event(ReplicaLost(replica_id="a", reason=LossReason.DISCONNECTED))
+    assert links.addresses == {}
 
 
 def test_a_member_whose_link_breaks_is_tried_again() -> None:

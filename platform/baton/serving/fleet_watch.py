@@ -50,6 +50,9 @@ class FleetWatch:
         }
         gone = self._members - addresses.keys()
         self._members = frozenset(addresses)
+        for replica_id in sorted(self._leaving & addresses.keys()):
+            # It was taken to drain, for good; nothing but a new session begins anew.
+            self._links.disconnect(replica_id)
         self._leaving -= self._members
         for replica_id, address in addresses.items():
             self._links.connect(replica_id, address)
@@ -64,7 +67,12 @@ class FleetWatch:
 
     def on_link_event(self, event: Event) -> None:
         """Pass an event of the link on; a leaver whose link breaks is forgotten."""
-        self._on_event(event)
+        try:
+            self._on_event(event)
+        finally:  # whatever came of it, who is joined is known here alone
+            self._keep_book(event)
+
+    def _keep_book(self, event: Event) -> None:
         if isinstance(event, ReplicaJoined):
             facts = event.facts
             _say("replica_joined", {"replica_id": facts.replica_id, "role": str(facts.role)})
