@@ -78,15 +78,15 @@ class KeyFiles:
         tenants: dict[Path, set[str]] = {}
         for tenant, path in files.items():
             tenants.setdefault(Path(path), set()).add(tenant)
-        old = self._watched
-        self._watched = {}
+        watched: dict[Path, _Watched] = {}
         for path, names in tenants.items():
-            before = old.get(path)
+            before = self._watched.get(path)
             if before is not None and before.tenants == names:
-                self._watched[path] = before
+                watched[path] = before
             else:
                 kept = tuple(key for key in before.keys if key.tenant in names) if before else ()
-                self._watched[path] = _Watched(tenants=frozenset(names), keys=kept)
+                watched[path] = _Watched(tenants=frozenset(names), keys=kept)
+        self._watched = watched  # as a whole: a poll in another thread may be walking through it
         self._join()
 
     def poll(self) -> tuple[KeyNotice, ...]:
