@@ -299,10 +299,29 @@ def test_a_duration_is_said_in_three_digits_with_its_unit(
 
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e9, "2.5 GB"), (7e12, "7 TB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1500, "1.5 kB"),
+        (999_499, "999 kB"),
+        (999_600, "1 MB"),
+        (2.5e9, "2.5 GB"),
+        (7e12, "7 TB"),
+        (5e15, "5000 TB"),
+    ],
 )
 def test_bytes_are_said_in_three_digits_with_their_unit(size_bytes: float, text: str) -> None:
     assert bytes_text(size_bytes) == text
+
+
+def test_a_cell_of_a_table_is_one_line_whatever_is_in_it() -> None:
+    rows = [{"fate": "taken back", "why": "two\n  lines\x1b[2J"}, {"fate": "applied", "why": "-"}]
+    assert list(text_lines({"generations": rows})) == [
+        "generations:",
+        "  fate        why",
+        "  taken back  two lines [2J",
+        "  applied     -",
+    ]
 
 
 class Terminal(io.StringIO):
@@ -510,6 +529,45 @@ def test_a_process_exits_with_the_code_of_its_error() -> None:
     assert wrong.returncode == 2
     assert "none.yaml:1:1: cannot be read: no such file or directory" in wrong.stderr
     assert wrong.stdout == ""
+
+
+READ_A_LITTLE = """
+import sys
+from baton.cli.main import build_app
+from baton.cli.seam import Seam
+
+class Commands:
+    def status(self, address):
+        return {"endpoint": "x" * 200_000}
+
+build_app()(sys.argv[1:], obj=Seam(commands=Commands, environ={}))
+"""
+
+
+def test_a_reader_that_has_enough_ends_a_verb_without_a_word() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", READ_A_LITTLE, "status"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (1, b"")
+
+
+def test_a_connection_that_breaks_is_still_an_error(run: Run) -> None:
+    result = run("status", commands=ScriptedCommands(BrokenPipeError(32, "Broken pipe")))
+    assert result.exit_code == 3
+    assert "Broken pipe" in result.stderr
+
+
+@pytest.mark.parametrize("interval", ["200000d", "9" * 400 + "s"])
+def test_a_duration_beyond_all_timers_is_a_usage_error(run: Run, interval: str) -> None:
+    result = run("status", "--watch", "--interval", interval)
+    assert result.exit_code == 2
+    assert "wanted at most 100 years" in result.stderr
 
 
 def test_environment_variables_of_the_process_are_a_layer() -> None:

@@ -47,7 +47,13 @@ VIEW: dict[str, Any] = {
     "queued_requests": 1,
     "kv_used_fraction": 0.4,
 }
-INGRESS: dict[str, Any] = {"healthy": True, "unjoined": {}, "replicas": [VIEW, VIEW], "policy": {}}
+OTHER_VIEW = VIEW | {"replica_id": "decode-2"}
+INGRESS: dict[str, Any] = {
+    "healthy": True,
+    "unjoined": {},
+    "replicas": [VIEW, OTHER_VIEW],
+    "policy": {},
+}
 STATUS: dict[str, Any] = {
     "endpoint": "http://127.0.0.1:8000",
     "model": "tiny",
@@ -88,10 +94,14 @@ STORY: dict[str, Any] = {
 
 
 def told(
-    *, links: list[dict[str, Any]] | None = None, stories: int = 1, **status: object
+    *,
+    links: list[dict[str, Any]] | None = None,
+    stories: int = 1,
+    story: dict[str, Any] = STORY,
+    **status: object,
 ) -> dict[str, Any]:
     rows = [LINK] if links is None else links
-    return top_report(STATUS | status, {"links": rows}, {"requests": [STORY] * stories})
+    return top_report(STATUS | status, {"links": rows}, {"requests": [story] * stories})
 
 
 def screen(
@@ -123,6 +133,13 @@ def test_a_pool_has_the_load_of_its_replicas_as_one_ingress_sees_them() -> None:
     (pool,) = told(ingresses=[INGRESS, INGRESS])["pools"]
     assert (pool["running_requests"], pool["queued_requests"]) == (24, 2)
     assert pool["kv_used_fraction"] == 0.4
+
+
+def test_a_replica_that_the_first_ingress_has_not_reached_counts_as_another_one_sees_it() -> None:
+    busier = VIEW | {"running_requests": 99}
+    blind, sees = INGRESS | {"replicas": [VIEW]}, INGRESS | {"replicas": [busier, OTHER_VIEW]}
+    (pool,) = told(ingresses=[INGRESS | {"replicas": []}, blind, sees])["pools"]
+    assert (pool["running_requests"], pool["queued_requests"]) == (24, 2)
 
 
 def test_the_worst_pairs_come_first_and_all_are_counted() -> None:
@@ -212,6 +229,39 @@ def test_no_deployment_is_too_large_for_a_screen(
     shown = screen(report, width=width, height=height, alarm=alarm, foot="foot")
     assert len(shown) <= height
     assert max(map(len, shown)) <= width
+
+
+def test_what_looks_like_markup_is_shown_as_it_is() -> None:
+    report = told(
+        story=STORY | {"request_id": "[/a]", "slo_class": "[red]"},
+        links=[LINK | {"source_id": "[/b]", "why": "[/c]"}],
+        classes=[CLASS | {"class": "[/d]"}],
+        pools=[POOL | {"pool": "[/e]"}],
+    )
+    shown = "\n".join(screen(report, width=160))
+    for name in ("[/a]", "[red]", "[/b]", "[/c]", "[/d]", "[/e]"):
+        assert name in shown
+
+
+def test_a_line_break_in_a_name_or_a_trouble_takes_no_line() -> None:
+    plain = told(links=[LINK | {"why": "no answer"}], autoscaler={"held": "it died"})
+    broken = told(links=[LINK | {"why": "no\nanswer"}], autoscaler={"held": "it\r\n  died"})
+    assert screen(broken, width=160) == screen(plain, width=160)
+
+
+def test_a_very_long_request_id_is_cut_and_pushes_nothing_off_the_screen() -> None:
+    shown = "\n".join(screen(told(story=STORY | {"request_id": "chatcmpl-" + "x" * 300})))
+    for word in ("chatcmpl-x", "900 ms", "3 s", "default", "missed ttft", "prefill-1"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "text"),
+    [(800, "800"), (999.6, "1k"), (12_300, "12.3k"), (999_600, "1M"), (2e9, "2000M")],
+)
+def test_rates_of_tokens_are_said_in_three_digits(tokens_per_s: float, text: str) -> None:
+    shown = "\n".join(screen(told(demand={"prompt_tokens_per_s": tokens_per_s}), width=160))
+    assert f"tokens {text} in," in shown
 
 
 def test_what_moves_now_is_told_from_two_looks_and_never_below_nothing() -> None:

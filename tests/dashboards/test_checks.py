@@ -105,7 +105,9 @@ def test_a_legend_names_only_what_its_result_has() -> None:
 
 
 def test_a_variable_that_is_not_declared_is_noticed() -> None:
-    broken = with_query(TITLE, 'sum by (slo_class) (baton_slo_target_fraction{slo_class="$clas"})')
+    broken = with_query(
+        TITLE, 'sum by (job, slo_class) (baton_slo_target_fraction{slo_class="$clas"})'
+    )
 
     assert only_problem(broken) == f"{WHERE}: query A: there is no variable $clas"
 

@@ -121,6 +121,25 @@ def test_levels_events_and_requests_narrow_what_is_shown(session: Session) -> No
     assert again.read(LogOrder(request_id="r-1")) == ["ingress-abc: w"]
 
 
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ("r-1", True),
+        ("chatcmpl-r-1~20d39a8f~my-gold-deadbeef", True),
+        ("r", True),
+        ("r-12", False),
+        ("gold", False),
+        ("20d39a8f", False),
+    ],
+)
+def test_a_request_is_found_by_its_name_before_the_words_of_the_rust_gate(
+    session: Session, named: str, *, found: bool
+) -> None:
+    request_id = "chatcmpl-r-1~20d39a8f~my-gold-deadbeef"
+    session.write("ingress", 1, event(20, "w", request_id=request_id))
+    assert session.read(LogOrder(request_id=named)) == ["ingress-abc: w"] * found
+
+
 def test_what_others_print_is_shown_on_request_beside_the_event_before_it(
     session: Session,
 ) -> None:
@@ -208,6 +227,28 @@ def test_a_report_is_flat_with_who_and_when_first() -> None:
         "event": "x",
         "pool": "decode",
     }
+
+
+def test_a_field_of_the_events_own_does_not_take_the_place_of_who_and_when() -> None:
+    fields = {"source": "prefill-1", "target": "decode-1", "text": "x"}
+    lines = [
+        parsed(event(1, "link_quarantined", **fields).strip(), "ingress-abc"),
+        parsed(
+            f"{at(1)} INFO   link_quarantined source=prefill-1 target=decode-1 text=x",
+            "ingress-abc",
+        ),
+    ]
+    for line in lines:
+        assert line is not None
+        assert line.report() == {
+            "at": at(1),
+            "level": "info",
+            "source": "ingress-abc",
+            "event": "link_quarantined",
+            "event_source": "prefill-1",
+            "target": "decode-1",
+            "event_text": "x",
+        }
 
 
 def test_many_lines_stay_in_order(session: Session) -> None:

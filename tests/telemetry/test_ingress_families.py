@@ -16,9 +16,10 @@ from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
 from baton.domain.value import evolve
+from baton.policy.links import LinkCounts, LinkState
 from baton.policy.slo_book import SloBook
 from baton.telemetry import catalogue as c
-from baton.telemetry.ingress_families import IngressCollector, IngressFacts
+from baton.telemetry.ingress_families import BrokenByTarget, IngressCollector, IngressFacts
 from baton.telemetry.ingress_metrics import IngressMetrics
 from tests.control.world import LIMITS, World, request
 
@@ -233,6 +234,34 @@ def test_broken_handoffs_are_told_by_target_and_do_not_go_down_when_a_source_lea
     assert told(c.BROKEN_HANDOFFS) == {("d0",): 3}
     at.lose("d0", LossReason.LEFT)
     assert told(c.BROKEN_HANDOFFS) == {}
+
+
+def broken(*targets: str, count: int = 1) -> list[LinkCounts]:
+    return [LinkCounts("p0", target, LinkState.OK, 0, count) for target in targets]
+
+
+def test_what_is_broken_on_the_way_to_others_does_not_go_down_when_anyone_leaves() -> None:
+    book = BrokenByTarget(most_named=2)
+    assert dict(book.totals(broken(*"bcd"))) == {"b": 1, "c": 1, c.OTHER: 1}
+    assert dict(book.totals(broken(*"abcd"))) == {"b": 1, "c": 1, c.OTHER: 2}
+    assert dict(book.totals(broken(*"acd"))) == {"c": 1, c.OTHER: 2}
+    assert dict(book.totals(broken("c", count=5))) == {"c": 5, c.OTHER: 2}
+    assert dict(book.totals(broken("c", "e", "f"))) == {"c": 6, "e": 1, c.OTHER: 3}
+
+
+def test_targets_beyond_those_that_are_named_keep_their_count_when_a_named_one_leaves() -> None:
+    at = World()
+    links = at.machine.knowledge.links
+    links.join("p0")
+    for number in range(c.MOST_VALUES + 2):
+        links.join(f"d{number:03}")
+        links.failed("p0", f"d{number:03}", 0.0)
+    told = Told(at)
+    before = told(c.BROKEN_HANDOFFS)
+    assert (len(before), before[c.OTHER,]) == (c.MOST_VALUES + 1, 2)
+    links.leave("d000")
+    after = told(c.BROKEN_HANDOFFS)
+    assert (len(after), after[c.OTHER,]) == (c.MOST_VALUES, 2)
 
 
 def test_of_very_many_pairs_all_are_counted_and_those_of_note_are_described() -> None:

@@ -54,6 +54,8 @@ Interval = Annotated[
     str, typer.Option("--interval", metavar="DURATION", help="Between two looks, as 1s or 500ms.")
 ]
 _LEAST_INTERVAL_S = 0.1
+_MOST_S = 100 * 365 * 86_400.0
+"""Python's timers end at three hundred years, and its calendar at the year 9999."""
 
 
 def interval_of(text: str) -> float:
@@ -84,13 +86,15 @@ def seconds(text: str, option: str = "--timeout") -> float:
     """A duration option in seconds.
 
     Raises:
-        BadParameter: it is none.
+        BadParameter: it is none, or too long for a timer.
     """
     from baton.config.units import Unit, parse_quantity  # here: keeps --help fast
 
     duration_s = parse_quantity(text, Unit.SECONDS)
     if not duration_s:
         raise typer.BadParameter(f"got {text!r}, wanted {Unit.SECONDS}", param_hint=option)
+    if duration_s > _MOST_S:
+        raise typer.BadParameter(f"got {text!r}, wanted at most 100 years", param_hint=option)
     return duration_s
 
 

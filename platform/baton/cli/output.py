@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import select
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum, StrEnum
 
 import typer
@@ -82,6 +84,8 @@ def reported_errors() -> Iterator[None]:
     try:
         yield
     except (BatonError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            raise  # Click ends it without a word: `baton logs | head` has what it wanted
         code = exit_code(error)
         why: object = getattr(error, "why", None)
         remedy: object = getattr(error, "remedy", None)
@@ -89,6 +93,15 @@ def reported_errors() -> Iterator[None]:
             complain(line)
         typer.echo(f"next: {remedy or _NEXT[code]}", err=True)
         raise typer.Exit(code) from error
+
+
+def _is_unread() -> bool:
+    """Whether nobody reads any more what is printed; else it was another pipe that broke."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(io.UnsupportedOperation):  # no file of the system's
+            poll.register(stream.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def complain(line: str) -> None:
@@ -150,13 +163,20 @@ def text_lines(report: Mapping[str, object], indent: str = "") -> Iterator[str]:
 
 
 def table_lines(rows: Sequence[Mapping[str, object]], indent: str = "") -> Iterator[str]:
-    """Rows as a table; its columns are all their keys, in order of appearance."""
+    """Rows as a table, a line each; its columns are all their keys, in order of appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [columns, *([_text(row.get(key)) for key in columns] for row in rows)]
+    cells = [columns, *([one_line(_text(row.get(key))) for key in columns] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     for row in cells:
         padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield indent + "  ".join(padded).rstrip()
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks and what else moves a cursor, such as why an engine has failed."""
+    if text.isprintable():
+        return text
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def duration_text(duration_s: float | None) -> str:
@@ -188,11 +208,13 @@ def share_text(share: float | None) -> str:
 
 def bytes_text(size_bytes: float) -> str:
     """`1.5 GB`, `12 MB`, `0 B`: three digits, in powers of 1000."""
+    # Rounded before a unit is chosen: 999,600 B are 1 MB, not 1e+03 kB.
+    rounded = float(f"{size_bytes:.3g}")
     for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < _KILO:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= _KILO
-    return f"{size_bytes:.3g} TB"
+        if rounded < _KILO:
+            return f"{rounded:.3g} {unit}"
+        rounded /= _KILO
+    return f"{rounded:.0f} TB" if rounded >= _KILO else f"{rounded:.3g} TB"
 
 
 def _text(value: object) -> str:

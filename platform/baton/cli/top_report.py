@@ -69,12 +69,16 @@ def _service(told: Told) -> dict[str, object]:
 
 
 def _pools(told: Told, ingresses: list[Told]) -> list[Told]:
-    views = ingresses[0]["replicas"] if ingresses else []
-    return [pool | _load(pool["pool"], views) for pool in told.get("pools") or []]
+    # As the first ingress sees a replica that has reached it: one that is new has reached none.
+    views: dict[str, Told] = {}
+    for ingress in ingresses:
+        for view in ingress["replicas"]:
+            views.setdefault(view["replica_id"], view)
+    return [pool | _load(pool["pool"], views.values()) for pool in told.get("pools") or []]
 
 
 def _load(pool: str, views: Iterable[Told]) -> Told:
-    """Every ingress sees the whole fleet: what one sees of a pool is enough."""
+    """What the replicas of a pool do; none is among the views twice."""
     own = [view for view in views if view["pool"] == pool]
     used = [view["kv_used_fraction"] for view in own]
     return {

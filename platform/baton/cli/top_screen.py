@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from baton.cli.bars import gauge, spark
-from baton.cli.output import bytes_text, duration_text, share_text
+from baton.cli.output import bytes_text, duration_text, one_line, share_text
 from baton.cli.trace import route_text
 
 Told = dict[str, Any]
+Cell = str | Text
 _SPARK = 24
 _GAUGE = 8
 _SAMPLES = 240
 _KILO = 1000.0
+_LEAST_NAME = 12
+_LEAST_LAST = 12
+"""Of a table's first and last column, however long the others are."""
 _FIXED_LINES = 10
 """Head, foot, titles and gaps between the parts."""
 _STATES = {"ok": "green", "unknown": "yellow", "quarantined": "red"}
@@ -71,11 +76,12 @@ def drawn(report: Told, history: History, frame: Frame) -> RenderableType:
         _load(report["service"]),
         *troubles[: max(1, len(troubles) if frame.height is None else 2)],
     ]
-    parts += _part(_class_table(), [_class_row(row) for row in classes], room[0])
-    parts += _part(_pool_table(), [_pool_row(row, frame) for row in pools], room[1])
+    width = frame.width
+    parts += _part(_class_table(), [_class_row(row) for row in classes], room[0], width)
+    parts += _part(_pool_table(), [_pool_row(row, frame) for row in pools], room[1], width)
     parts += [Text(""), _links_line(report["links"], history)]
-    parts += _part(_link_table(), [_link_row(row) for row in worst], room[2], gap=False)
-    parts += _part(_slowest_table(), [_slowest_row(row) for row in slowest], room[3])
+    parts += _part(_link_table(), [_link_row(row) for row in worst], room[2], width, gap=False)
+    parts += _part(_slowest_table(), [_slowest_row(row) for row in slowest], room[3], width)
     if frame.alarm:
         parts.append(_one_line(frame.alarm, "red"))
     elif frame.foot:
@@ -100,21 +106,37 @@ def _share_out(frame: Frame, wanted: Sequence[int], troubles: int) -> tuple[int,
 
 
 def _part(
-    table: Table, rows: Sequence[Sequence[RenderableType]], room: int, *, gap: bool = True
+    table: Table, rows: Sequence[Sequence[Cell]], room: int, width: int, *, gap: bool = True
 ) -> list[RenderableType]:
     """A table with as many rows as there is room for, and how many more there are."""
     if not rows:
         return []
-    for row in rows[:room]:
+    cells = [[_cell(cell) for cell in row] for row in rows[:room]]
+    for row in cells:
         table.add_row(*row)
-    for at, column in enumerate(table.columns[:-1]):
-        # Only the last one gives way where a screen is narrow.
-        header = len(str(column.header))
-        column.min_width = max([header, *(len(str(row[at])) for row in rows[:room])])
     hidden = len(rows) - room
-    if hidden > 0 and table.columns:
+    if hidden > 0:
         table.columns[0].header = f"{table.columns[0].header} (+{hidden})"
+    _fit(table, cells, width)
     return [Text(""), table] if gap else [table]
+
+
+def _cell(cell: Cell) -> Text:
+    """A table would read markup in a `str`: clients name their requests, and one may be `[/a]`."""
+    return cell if isinstance(cell, Text) else Text(one_line(cell))
+
+
+def _fit(table: Table, cells: Sequence[Sequence[Text]], width: int) -> None:
+    """Where a screen is narrow, cut the last column, then names in the first, and no number."""
+    headers = [cell_len(str(column.header)) for column in table.columns]
+    widths = [
+        max([header, *(row[at].cell_len for row in cells)]) for at, header in enumerate(headers)
+    ]
+    others = sum(widths[1:-1]) + min(widths[-1], _LEAST_LAST) + len(widths)
+    widths[0] = min(widths[0], max(width - others, headers[0], _LEAST_NAME))
+    for column, wanted in zip(table.columns[:-1], widths[:-1], strict=True):
+        column.min_width = wanted
+    table.columns[0].max_width = widths[0]
 
 
 def _table(*columns: tuple[str, bool]) -> Table:
@@ -129,7 +151,7 @@ def _table(*columns: tuple[str, bool]) -> Table:
 
 def _one_line(text: str, style: str = "") -> Text:
     """Cut where the screen ends: a line that wraps would push others off it."""
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+    return Text(one_line(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _head(report: Told) -> Text:
@@ -180,7 +202,7 @@ def _class_table() -> Table:
     )  # fmt: skip
 
 
-def _class_row(row: Told) -> list[RenderableType]:
+def _class_row(row: Told) -> list[Cell]:
     now, window, target = row["attainment"], row["window_attainment"], row["target"]
     return [
         str(row["class"]),
@@ -208,7 +230,7 @@ def _pool_table() -> Table:
     )  # fmt: skip
 
 
-def _pool_row(row: Told, frame: Frame) -> list[RenderableType]:
+def _pool_row(row: Told, frame: Frame) -> list[Cell]:
     plays = {role: row.get(role) or 0 for role in ("prefill", "decode", "mixed")}
     roles = ", ".join(f"{count} {role}" for role, count in plays.items() if count) or "-"
     short = row["ready"] < row["want"]
@@ -260,7 +282,7 @@ def _link_table() -> Table:
     )  # fmt: skip
 
 
-def _link_row(row: Told) -> list[RenderableType]:
+def _link_row(row: Told) -> list[Cell]:
     state = str(row["state"])
     return [
         str(row["source_id"]),
@@ -281,7 +303,7 @@ def _slowest_table() -> Table:
     )  # fmt: skip
 
 
-def _slowest_row(row: Told) -> list[RenderableType]:
+def _slowest_row(row: Told) -> list[Cell]:
     missed = row["missed"]
     return [
         str(row["request_id"]),
@@ -300,7 +322,12 @@ def _number(value: float | None) -> str:
 
 def _short(value: float | None) -> str:
     """`800`, `12k`, `1.2M`: three digits."""
-    if value is None or value < _KILO:
-        return "-" if value is None else f"{value:.3g}"
-    thousands = value / _KILO
-    return f"{thousands:.3g}k" if thousands < _KILO else f"{thousands / _KILO:.3g}M"
+    if value is None:
+        return "-"
+    # Rounded before a unit is chosen: 999,600 are 1M, not 1e+03k.
+    rounded = float(f"{value:.3g}")
+    for unit in ("", "k"):
+        if rounded < _KILO:
+            return f"{rounded:.3g}{unit}"
+        rounded /= _KILO
+    return f"{rounded:.0f}M" if rounded >= _KILO else f"{rounded:.3g}M"

@@ -37,6 +37,8 @@ _HEAD_BYTES = 256 * 1024
 _TAIL_BYTES = 8 * 1024 * 1024
 """What is read at most of a file that was written before: some 20,000 events."""
 _POLL_S = 0.3
+_OURS = frozenset({"at", "level", "source", "event", "text"})
+"""Names in a report that a field of the event's own does not take."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -76,11 +78,13 @@ class LogLine:
     """As it stands in the file."""
 
     def report(self) -> dict[str, object]:
-        """As one plain object."""
+        """As one plain object; a link's own `source` is its `event_source`."""
         if not self.event:
             return {"at": self.at or None, "source": self.source, "text": self.text}
         head = {"at": self.at, "level": self.level, "source": self.source, "event": self.event}
-        return head | dict(self.fields)
+        return head | {
+            f"event_{name}" if name in _OURS else name: value for name, value in self.fields.items()
+        }
 
 
 @dataclass(slots=True)
@@ -295,6 +299,10 @@ def _wanted(line: LogLine, order: LogOrder) -> bool:
 
 
 def _is_named(request_id: str, order: LogOrder) -> bool:
-    """Whether a client's name for it is part of ours: `r-1` of `cmpl-r-1-0`, not of `cmpl-r-12`."""
+    """Whether a client's name for it is part of ours: `r-1` of `cmpl-r-1-0`, not of `cmpl-r-12`.
+
+    The gate of vLLM's Rust frontend puts two words of its own behind a name:
+    `cmpl-r-1~20d39a8f~gold-0f` is called `r-1`, and not `gold`.
+    """
     named = re.escape(order.request_id or "")
-    return re.search(rf"(?:^|[-_]){named}(?:[-_]|$)", request_id) is not None
+    return re.match(rf"(?:[^~]*[-_])?{named}(?:[-_~]|$)", request_id) is not None

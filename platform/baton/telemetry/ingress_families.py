@@ -61,9 +61,7 @@ class IngressCollector:
         self._metrics = metrics
         self._facts = facts
         self._tenants = {DEFAULT_TENANT}
-        self._broken: Counter[str] = Counter()
-        """By target."""
-        self._broken_seen: dict[tuple[str, str], int] = {}
+        self._broken = BrokenByTarget()
         self.know(tenants)
 
     def know(self, tenants: Iterable[str]) -> None:
@@ -147,7 +145,7 @@ class IngressCollector:
         states = Counter(link.state for link in counts)
         for state in LinkState:
             found.add(c.LINK_PAIRS, states[state], state)
-        for target_id, broken in self._broken_by_target(counts):
+        for target_id, broken in self._broken.totals(counts):
             found.add(c.BROKEN_HANDOFFS, broken, target_id)
         told = {one[:2] for one in nlargest(c.MOST_VALUES, counts, key=_noteworthy)}
         for row in links.rows(now_s, told):
@@ -156,18 +154,49 @@ class IngressCollector:
             found.add(c.LINK_SETUP, row.setup_s, *pair)
             found.add(c.LINK_QUARANTINED, row.state is LinkState.QUARANTINED, *pair)
 
-    def _broken_by_target(self, counts: Iterable[LinkCounts]) -> Iterator[tuple[str, int]]:
-        """Totals that do not go down while their replica is there, whichever others leave."""
-        seen, self._broken_seen = self._broken_seen, {}
-        targets: set[str] = set()
+
+class BrokenByTarget:
+    """Handoffs that did not arrive, by target: totals that do not go down, whoever leaves.
+
+    The first so many targets are told by name for as long as they are there. Whoever comes while
+    there is no room is one of the others until it leaves, and what it has added stays theirs.
+    """
+
+    def __init__(self, most_named: int = c.MOST_VALUES) -> None:
+        self._most_named = most_named
+        self._named: dict[str, int] = {}
+        self._nameless: set[str] = set()
+        self._others: int | None = None
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def totals(self, counts: Iterable[LinkCounts]) -> Iterator[tuple[str, int]]:
+        """The total of each target that is there, and last that of all others, if ever any were."""
+        counts = tuple(counts)
+        self._know({link.target_id for link in counts})
+        seen, self._seen = self._seen, {}
         for link in counts:
             pair, broken = link[:2], link.broken_handoffs
             before = seen.get(pair, 0)
-            self._broken[link.target_id] += broken - before if broken >= before else broken
-            self._broken_seen[pair] = broken
-            targets.add(link.target_id)
-        self._broken = Counter({one: self._broken[one] for one in sorted(targets)})
-        yield from self._broken.items()
+            self._add(link.target_id, broken - before if broken >= before else broken)
+            self._seen[pair] = broken
+        yield from self._named.items()
+        if self._others is not None:
+            yield c.OTHER, self._others
+
+    def _know(self, present: set[str]) -> None:
+        self._named = {one: total for one, total in self._named.items() if one in present}
+        self._nameless &= present
+        for target_id in sorted(present - self._named.keys() - self._nameless):
+            if len(self._named) < self._most_named:
+                self._named[target_id] = 0
+            else:
+                self._nameless.add(target_id)
+
+    def _add(self, target_id: str, broken: int) -> None:
+        if target_id in self._named:
+            self._named[target_id] += broken
+        else:
+            self._others = (self._others or 0) + broken
 
 
 def _noteworthy(link: LinkCounts) -> tuple[bool, int]:

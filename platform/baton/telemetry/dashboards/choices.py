@@ -8,6 +8,9 @@ from baton.telemetry import catalogue as c
 from baton.telemetry.dashboards.model import Choice
 from baton.telemetry.dashboards.promql import counted, series
 
+BY_CLASS: Final = ("job", "slo_class")
+BY_POOL: Final = ("job", "pool")
+"""What numbers of classes and pools are told apart by: two deployments may call theirs the same."""
 IN_CLASS: Final = {"slo_class": "=~$class"}
 OF_MODEL: Final = {"model": "=~$model"}
 OF_TENANT: Final = {"tenant": "=~$tenant"}
@@ -17,6 +20,7 @@ JOB: Final = Choice(
     name="job", label="Deployment", of=series(c.BUILD_INFO, job="=~.*"), values="job"
 )
 CLASS: Final = Choice(name="class", label="Class", of=series(c.SLO_TARGET), values="slo_class")
-MODEL: Final = Choice(name="model", label="Model", of=series(c.BUILD_INFO), values="model")
+# Not `baton_build_info`: of several models it tells all names as one.
+MODEL: Final = Choice(name="model", label="Model", of=counted(c.REQUESTS), values="model")
 POOL: Final = Choice(name="pool", label="Pool", of=series(c.POOL_REPLICAS), values="pool")
 TENANT: Final = Choice(name="tenant", label="Tenant", of=counted(c.REQUESTS), values="tenant")

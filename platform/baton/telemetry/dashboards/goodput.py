@@ -7,7 +7,17 @@ from typing import Final
 
 from baton.telemetry import catalogue as c
 from baton.telemetry.catalogue import Metric, Objective
-from baton.telemetry.dashboards.choices import CLASS, IN_CLASS, IN_POOL, JOB, MODEL, OF_MODEL, POOL
+from baton.telemetry.dashboards.choices import (
+    BY_CLASS,
+    BY_POOL,
+    CLASS,
+    IN_CLASS,
+    IN_POOL,
+    JOB,
+    MODEL,
+    OF_MODEL,
+    POOL,
+)
 from baton.telemetry.dashboards.model import (
     FULL_IS_BAD,
     LOW_IS_BAD,
@@ -35,7 +45,6 @@ from baton.telemetry.dashboards.promql import (
 )
 from baton.telemetry.label_values import Window
 
-_CLASS: Final = "slo_class"
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 _JUDGED: Final = {**IN_CLASS, **OF_MODEL}
 
@@ -65,7 +74,10 @@ def _promise() -> Iterator[Panel]:
         shape=Shape.NUMBERS,
         runbook="BatonGoodputBurnsFast",
         queries=(
-            Query(expr=smallest(series(c.SLO_BUDGET, **IN_CLASS), _CLASS), legend="{{slo_class}}"),
+            Query(
+                expr=smallest(series(c.SLO_BUDGET, **IN_CLASS), *BY_CLASS),
+                legend="{{job}} {{slo_class}}",
+            ),
         ),
         unit=Unit.FRACTION,
         width=6,
@@ -77,7 +89,7 @@ def _promise() -> Iterator[Panel]:
         about="How far the share of good requests is above what is promised, by class. Negative:"
         " more was missed than is allowed.",
         shape=Shape.NUMBERS,
-        queries=(Query(expr=_above_target(Window.TARGET), legend="{{slo_class}}"),),
+        queries=(Query(expr=_above_target(Window.TARGET), legend="{{job}} {{slo_class}}"),),
         unit=Unit.FRACTION,
         width=6,
         lowest=None,
@@ -90,8 +102,8 @@ def _promise() -> Iterator[Panel]:
         shape=Shape.LINES,
         runbook="BatonGoodputBurnsSlowly",
         queries=(
-            Query(expr=_attainment(Objective.GOODPUT), legend="{{slo_class}}"),
-            Query(expr=_target(), legend="{{slo_class}} promised", promise=True),
+            Query(expr=_attainment(Objective.GOODPUT), legend="{{job}} {{slo_class}}"),
+            Query(expr=_target(), legend="{{job}} {{slo_class}} promised", promise=True),
         ),
         unit=Unit.FRACTION,
         width=8,
@@ -115,12 +127,18 @@ def _rates() -> Iterator[Panel]:
         title="Offered, served, good",
         about="Offered: all that knocked. Throughput: those that finished. Goodput: those that got"
         " what their class is promised; who left early and had got what was due is among them. Less"
-        " goodput than throughput is work that came too late.",
+        " goodput than throughput is work that came too late. Of all models.",
         shape=Shape.LINES,
         queries=(
             Query(expr=total(rate(c.ADMISSIONS, **IN_CLASS)), legend="offered"),
-            Query(expr=total(rate(c.REQUESTS, **_JUDGED, outcome="finished")), legend="throughput"),
-            Query(expr=total(_good(Objective.GOODPUT)), legend="goodput"),
+            # At the door a request's model is not counted: neither is it after.
+            Query(
+                expr=total(rate(c.REQUESTS, **IN_CLASS, outcome="finished")), legend="throughput"
+            ),
+            Query(
+                expr=total(rate(c.SLO_GOOD, **IN_CLASS, objective=Objective.GOODPUT)),
+                legend="goodput",
+            ),
         ),
         unit=Unit.REQUESTS_PER_S,
     )
@@ -128,7 +146,9 @@ def _rates() -> Iterator[Panel]:
         title="Goodput by class",
         about="Requests per second that met every objective of their class.",
         shape=Shape.STACK,
-        queries=(Query(expr=total(_good(Objective.GOODPUT), _CLASS), legend="{{slo_class}}"),),
+        queries=(
+            Query(expr=total(_good(Objective.GOODPUT), *BY_CLASS), legend="{{job}} {{slo_class}}"),
+        ),
         unit=Unit.REQUESTS_PER_S,
     )
     yield Panel(
@@ -138,8 +158,8 @@ def _rates() -> Iterator[Panel]:
         shape=Shape.STACK,
         queries=(
             Query(
-                expr=total(judged, _CLASS) - total(_good(Objective.GOODPUT), _CLASS),
-                legend="{{slo_class}}",
+                expr=total(judged, *BY_CLASS) - total(_good(Objective.GOODPUT), *BY_CLASS),
+                legend="{{job}} {{slo_class}}",
             ),
         ),
         unit=Unit.REQUESTS_PER_S,
@@ -165,7 +185,10 @@ def _ends() -> Iterator[Panel]:
         " miss. Many: clients give up sooner than what they are promised.",
         shape=Shape.LINES,
         queries=(
-            Query(expr=total(rate(c.SLO_EXCUSED, **_JUDGED), _CLASS), legend="{{slo_class}}"),
+            Query(
+                expr=total(rate(c.SLO_EXCUSED, **_JUDGED), *BY_CLASS),
+                legend="{{job}} {{slo_class}}",
+            ),
         ),
         unit=Unit.REQUESTS_PER_S,
     )
@@ -187,8 +210,8 @@ def _met(objective: Objective) -> Panel:
         " meet it. The lowest of the three is the one to mend.",
         shape=Shape.LINES,
         queries=(
-            Query(expr=_attainment(objective), legend="{{slo_class}}"),
-            Query(expr=_target(), legend="{{slo_class}} promised", promise=True),
+            Query(expr=_attainment(objective), legend="{{job}} {{slo_class}}"),
+            Query(expr=_target(), legend="{{job}} {{slo_class}} promised", promise=True),
         ),
         unit=Unit.FRACTION,
         lowest=None,
@@ -221,7 +244,10 @@ def _latencies() -> Iterator[Panel]:
         about="Percentiles of the gaps between tokens, by pool that decodes.",
         shape=Shape.LINES,
         queries=tuple(
-            Query(expr=quantile(q, c.ITL, "pool", **IN_POOL), legend=f"{{{{pool}}}} p{q * 100:g}")
+            Query(
+                expr=quantile(q, c.ITL, *BY_POOL, **IN_POOL),
+                legend=f"{{{{job}}}} {{{{pool}}}} p{q * 100:g}",
+            )
             for q in _QUANTILES
         ),
         unit=Unit.SECONDS,
@@ -241,8 +267,8 @@ def _latencies() -> Iterator[Panel]:
 
 def _percentiles(title: str, metric: Metric, objective: Objective, about: str) -> Panel:
     promised = Query(
-        expr=largest(series(c.SLO_OBJECTIVE, **IN_CLASS, objective=objective), _CLASS),
-        legend="{{slo_class}} promised",
+        expr=largest(series(c.SLO_OBJECTIVE, **IN_CLASS, objective=objective), *BY_CLASS),
+        legend="{{job}} {{slo_class}} promised",
         promise=True,
     )
     return Panel(
@@ -272,7 +298,7 @@ def _ttft() -> Iterator[Panel]:
         title="Mean time to first token",
         about="The same by class; percentiles are above.",
         shape=Shape.LINES,
-        queries=(Query(expr=mean(c.TTFT, _CLASS, **IN_CLASS), legend="{{slo_class}}"),),
+        queries=(Query(expr=mean(c.TTFT, *BY_CLASS, **IN_CLASS), legend="{{job}} {{slo_class}}"),),
         unit=Unit.SECONDS,
         width=6,
     )
@@ -346,7 +372,8 @@ def _waits() -> Iterator[Panel]:
 def _by_class(metric: Metric) -> Iterator[Query]:
     for q in _QUANTILES:
         yield Query(
-            expr=quantile(q, metric, _CLASS, **IN_CLASS), legend=f"{{{{slo_class}}}} p{q * 100:g}"
+            expr=quantile(q, metric, *BY_CLASS, **IN_CLASS),
+            legend=f"{{{{job}}}} {{{{slo_class}}}} p{q * 100:g}",
         )
 
 
@@ -355,13 +382,13 @@ def _good(objective: Objective) -> Expr:
 
 
 def _attainment(objective: Objective) -> Expr:
-    judged = total(rate(c.SLO_REQUESTS, **_JUDGED), _CLASS)
-    return total(_good(objective), _CLASS) / judged
+    judged = total(rate(c.SLO_REQUESTS, **_JUDGED), *BY_CLASS)
+    return total(_good(objective), *BY_CLASS) / judged
 
 
 def _target() -> Expr:
-    return largest(series(c.SLO_TARGET, **IN_CLASS), _CLASS)
+    return largest(series(c.SLO_TARGET, **IN_CLASS), *BY_CLASS)
 
 
 def _above_target(window: Window) -> Expr:
-    return smallest(series(c.SLO_ATTAINMENT, **IN_CLASS, window=window), _CLASS) - _target()
+    return smallest(series(c.SLO_ATTAINMENT, **IN_CLASS, window=window), *BY_CLASS) - _target()

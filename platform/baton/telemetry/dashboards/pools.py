@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from baton.domain.fleet import Role
 from baton.telemetry import catalogue as c
 from baton.telemetry.catalogue import TokenKind
-from baton.telemetry.dashboards.choices import IN_POOL, JOB, POOL
+from baton.telemetry.dashboards.choices import BY_POOL, IN_POOL, JOB, POOL
 from baton.telemetry.dashboards.model import (
     FULL_IS_BAD,
     NONE_IS_BAD,
@@ -35,8 +34,6 @@ from baton.telemetry.dashboards.promql import (
 )
 from baton.telemetry.label_values import PoolBound, PoolCount
 
-_POOL: Final = "pool"
-
 
 def board() -> Board:
     """Pools & autoscaler."""
@@ -62,7 +59,7 @@ def _now() -> Iterator[Panel]:
         " by nobody.",
         shape=Shape.NUMBERS,
         runbook="BatonNoDecode",
-        queries=(Query(expr=_count(PoolCount.READY), legend="{{pool}}"),),
+        queries=(Query(expr=_count(PoolCount.READY), legend="{{job}} {{pool}}"),),
         unit=Unit.COUNT,
         width=6,
         height=5,
@@ -77,7 +74,7 @@ def _now() -> Iterator[Panel]:
         queries=(
             Query(
                 expr=_count(PoolCount.WANT) - _count(PoolCount.READY) - _count(PoolCount.STARTING),
-                legend="{{pool}}",
+                legend="{{job}} {{pool}}",
             ),
         ),
         unit=Unit.COUNT,
@@ -92,7 +89,9 @@ def _now() -> Iterator[Panel]:
         " accept that the rest is refused.",
         shape=Shape.NUMBERS,
         runbook="BatonPoolAtMax",
-        queries=(Query(expr=_count(PoolCount.WANT) / _bound(PoolBound.MAX), legend="{{pool}}"),),
+        queries=(
+            Query(expr=_count(PoolCount.WANT) / _bound(PoolBound.MAX), legend="{{job}} {{pool}}"),
+        ),
         unit=Unit.FRACTION,
         width=6,
         height=5,
@@ -133,10 +132,10 @@ def _replicas() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             *(
-                Query(expr=_count(state), legend="{{pool}} " + state)
+                Query(expr=_count(state), legend="{{job}} {{pool}} " + state)
                 for state in (PoolCount.READY, PoolCount.STARTING, PoolCount.DRAINING)
             ),
-            Query(expr=_count(PoolCount.WANT), legend="{{pool}} wanted", promise=True),
+            Query(expr=_count(PoolCount.WANT), legend="{{job}} {{pool}} wanted", promise=True),
         ),
         unit=Unit.COUNT,
         width=12,
@@ -147,8 +146,8 @@ def _replicas() -> Iterator[Panel]:
         shape=Shape.STACK,
         queries=(
             Query(
-                expr=total(series(c.POOL_ROLES, **IN_POOL), _POOL, "role"),
-                legend="{{pool}} as {{role}}",
+                expr=total(series(c.POOL_ROLES, **IN_POOL), *BY_POOL, "role"),
+                legend="{{job}} {{pool}} as {{role}}",
             ),
         ),
         unit=Unit.COUNT,
@@ -161,7 +160,11 @@ def _use() -> Iterator[Panel]:
         title="Busy",
         about="Time in engine steps, of the time that there was. Near 100 % with a queue: too few.",
         shape=Shape.LINES,
-        queries=(Query(expr=average(series(c.POOL_BUSY, **IN_POOL), _POOL), legend="{{pool}}"),),
+        queries=(
+            Query(
+                expr=average(series(c.POOL_BUSY, **IN_POOL), *BY_POOL), legend="{{job}} {{pool}}"
+            ),
+        ),
         unit=Unit.FRACTION,
         highest=1.0,
     )
@@ -171,7 +174,7 @@ def _use() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=largest(series(c.KV_USED, **IN_POOL), _POOL, "replica"),
+                expr=largest(series(c.KV_USED, **IN_POOL), *BY_POOL, "replica"),
                 legend="{{replica}}",
             ),
         ),
@@ -184,8 +187,8 @@ def _use() -> Iterator[Panel]:
         shape=Shape.STACK,
         queries=(
             Query(
-                expr=total(series(c.RUNNING, **IN_POOL), _POOL, "state"),
-                legend="{{pool}} {{state}}",
+                expr=total(series(c.RUNNING, **IN_POOL), *BY_POOL, "state"),
+                legend="{{job}} {{pool}} {{state}}",
             ),
         ),
         unit=Unit.COUNT,
@@ -210,8 +213,8 @@ def _demand() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=average(series(c.POOL_CAPACITY, **IN_POOL), _POOL, "tokens"),
-                legend="{{pool}} {{tokens}}",
+                expr=average(series(c.POOL_CAPACITY, **IN_POOL), *BY_POOL, "tokens"),
+                legend="{{job}} {{pool}} {{tokens}}",
             ),
         ),
         unit=Unit.TOKENS_PER_S,
@@ -221,9 +224,10 @@ def _demand() -> Iterator[Panel]:
         about="What baton's own policy works out before bounds: for what is asked now, at the end"
         " of a cold start, for the backlog, for streams under way. The largest wins.",
         shape=Shape.LINES,
-        queries=(Query(expr=_inputs("=~need_.*"), legend="{{pool}} {{input}}"),),
+        queries=(Query(expr=_inputs("=~need_.*"), legend="{{job}} {{pool}} {{input}}"),),
         unit=Unit.COUNT,
     )
+    tokens = "=~(prompt|output)_tokens_per_s(_later)?"
     yield Panel(
         title="Forecast, prompt and output tokens",
         about="What is asked now, and what is forecast (`_later`) for when a new replica would be"
@@ -231,15 +235,8 @@ def _demand() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=largest(
-                    series(
-                        c.SCALING_INPUT,
-                        **IN_POOL,
-                        input="=~(prompt|output)_tokens_per_s(_later)?",
-                    ),
-                    "input",
-                ),
-                legend="{{input}}",
+                expr=largest(series(c.SCALING_INPUT, **IN_POOL, input=tokens), "job", "input"),
+                legend="{{job}} {{input}}",
             ),
         ),
         unit=Unit.TOKENS_PER_S,
@@ -247,16 +244,19 @@ def _demand() -> Iterator[Panel]:
 
 
 def _against(title: str, tokens: TokenKind, role: Role, about: str) -> Panel:
-    playing = total(series(c.POOL_ROLES, **IN_POOL, role=f"=~{role}|{Role.MIXED}"), _POOL)
-    each = largest(series(c.POOL_CAPACITY, **IN_POOL, tokens=tokens), _POOL)
+    # Of all pools, whichever are chosen: what is asked for is asked of no pool.
+    playing = total(series(c.POOL_ROLES, role=f"=~{role}|{Role.MIXED}"), *BY_POOL)
+    each = largest(series(c.POOL_CAPACITY, tokens=tokens), *BY_POOL)
     return Panel(
         title=f"{title}: demand against capacity",
-        about=f"{about}, against what the replicas that play {role} can do (dashed). Close to the"
-        " line there is no room for bursts.",
+        about=f"{about}, against what the replicas that play {role} in all pools can do (dashed)."
+        " Close to the line there is no room for bursts.",
         shape=Shape.LINES,
         queries=(
-            Query(expr=total(series(c.DEMAND_TOKENS, tokens=tokens)), legend="demand"),
-            Query(expr=total(each * playing), legend="capacity", promise=True),
+            Query(
+                expr=total(series(c.DEMAND_TOKENS, tokens=tokens), "job"), legend="{{job}} demand"
+            ),
+            Query(expr=total(each * playing, "job"), legend="{{job}} capacity", promise=True),
         ),
         unit=Unit.TOKENS_PER_S,
     )
@@ -270,8 +270,10 @@ def _decisions() -> Iterator[Panel]:
         shape=Shape.BARS,
         queries=(
             Query(
-                expr=total(increase(c.SCALING_DECISIONS, BAR_WINDOW, **IN_POOL), _POOL, "reason"),
-                legend="{{pool}} {{reason}}",
+                expr=total(
+                    increase(c.SCALING_DECISIONS, BAR_WINDOW, **IN_POOL), *BY_POOL, "reason"
+                ),
+                legend="{{job}} {{pool}} {{reason}}",
             ),
         ),
         unit=Unit.COUNT,
@@ -284,8 +286,8 @@ def _decisions() -> Iterator[Panel]:
         runbook="BatonPoolFlaps",
         queries=(
             Query(
-                expr=total(increase(c.SCALING_ACTIONS, BAR_WINDOW, **IN_POOL), _POOL, "action"),
-                legend="{{pool}} {{action}}",
+                expr=total(increase(c.SCALING_ACTIONS, BAR_WINDOW, **IN_POOL), *BY_POOL, "action"),
+                legend="{{job}} {{pool}} {{action}}",
             ),
         ),
         unit=Unit.COUNT,
@@ -293,12 +295,13 @@ def _decisions() -> Iterator[Panel]:
     )
     yield Panel(
         title="What the last decision was made from",
-        about="Every number of it; `baton explain scale` tells it in words.",
+        about="Every number of it; `baton explain scale` tells it in words. Of several deployments"
+        " the larger one is shown: choose one.",
         shape=Shape.MATRIX,
-        queries=(Query(expr=largest(series(c.SCALING_INPUT, **IN_POOL), _POOL, "input")),),
+        queries=(Query(expr=largest(series(c.SCALING_INPUT, **IN_POOL), "pool", "input")),),
         unit=Unit.COUNT,
         width=16,
-        matrix=("input", _POOL),
+        matrix=("input", "pool"),
         lowest=None,
     )
     yield Panel(
@@ -306,7 +309,10 @@ def _decisions() -> Iterator[Panel]:
         about="From asking for a replica to its first work: how far ahead the forecast looks.",
         shape=Shape.NUMBERS,
         queries=(
-            Query(expr=largest(series(c.POOL_COLD_START, **IN_POOL), _POOL), legend="{{pool}}"),
+            Query(
+                expr=largest(series(c.POOL_COLD_START, **IN_POOL), *BY_POOL),
+                legend="{{job}} {{pool}}",
+            ),
         ),
         unit=Unit.SECONDS,
     )
@@ -344,7 +350,7 @@ def _loop() -> Iterator[Panel]:
         about="Processes that Prometheus reaches, by what they are.",
         shape=Shape.NUMBERS,
         runbook="BatonTargetDown",
-        queries=(Query(expr=targets_up("component"), legend="{{component}}"),),
+        queries=(Query(expr=targets_up("job", "component"), legend="{{job}} {{component}}"),),
         unit=Unit.COUNT,
         width=4,
         steps=NONE_IS_BAD,
@@ -372,18 +378,19 @@ def _loop() -> Iterator[Panel]:
 
 
 def _generations() -> Iterator[Query]:
-    yield Query(expr=largest(series(c.CONFIG_GENERATION)), legend="controller")
-    yield Query(expr=largest(series(c.INGRESS_GENERATION)), legend="ingresses, highest")
-    yield Query(expr=smallest(series(c.INGRESS_GENERATION)), legend="ingresses, lowest")
+    ingresses = series(c.INGRESS_GENERATION)
+    yield Query(expr=largest(series(c.CONFIG_GENERATION), "job"), legend="{{job}} controller")
+    yield Query(expr=largest(ingresses, "job"), legend="{{job}} ingresses, highest")
+    yield Query(expr=smallest(ingresses, "job"), legend="{{job}} ingresses, lowest")
 
 
 def _count(state: PoolCount) -> Expr:
-    return largest(series(c.POOL_REPLICAS, **IN_POOL, state=state), _POOL)
+    return largest(series(c.POOL_REPLICAS, **IN_POOL, state=state), *BY_POOL)
 
 
 def _bound(bound: PoolBound) -> Expr:
-    return largest(series(c.POOL_BOUNDS, **IN_POOL, bound=bound), _POOL)
+    return largest(series(c.POOL_BOUNDS, **IN_POOL, bound=bound), *BY_POOL)
 
 
 def _inputs(which: str) -> Expr:
-    return largest(series(c.SCALING_INPUT, **IN_POOL, input=which), _POOL, "input")
+    return largest(series(c.SCALING_INPUT, **IN_POOL, input=which), *BY_POOL, "input")

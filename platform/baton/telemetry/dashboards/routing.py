@@ -7,7 +7,7 @@ from typing import Final
 
 from baton.telemetry import catalogue as c
 from baton.telemetry.catalogue import TokenKind
-from baton.telemetry.dashboards.choices import CLASS, IN_CLASS, IN_POOL, JOB, POOL
+from baton.telemetry.dashboards.choices import BY_POOL, CLASS, IN_CLASS, IN_POOL, JOB, POOL
 from baton.telemetry.dashboards.model import (
     NONE_IS_GOOD,
     Board,
@@ -28,7 +28,6 @@ from baton.telemetry.dashboards.promql import (
     total,
 )
 
-_POOL: Final = "pool"
 _STATE: Final = "state"
 
 
@@ -143,8 +142,8 @@ def _recovery() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=largest(series(c.CIRCUITS, **IN_POOL), _POOL, _STATE),
-                legend="{{pool}} {{state}}",
+                expr=largest(series(c.CIRCUITS, **IN_POOL), *BY_POOL, _STATE),
+                legend="{{job}} {{pool}} {{state}}",
             ),
         ),
         unit=Unit.COUNT,
@@ -171,7 +170,11 @@ def _predictions() -> Iterator[Panel]:
         about="Of each pool's calibrated model, on average. Above 20 %: the model does not know"
         " what this engine does.",
         shape=Shape.LINES,
-        queries=(Query(expr=average(series(c.STEP_ERROR, **IN_POOL), _POOL), legend="{{pool}}"),),
+        queries=(
+            Query(
+                expr=average(series(c.STEP_ERROR, **IN_POOL), *BY_POOL), legend="{{job}} {{pool}}"
+            ),
+        ),
         unit=Unit.FRACTION,
         width=6,
     )
@@ -187,17 +190,24 @@ def _predictions() -> Iterator[Panel]:
 
 
 def _cache() -> Iterator[Panel]:
-    prompts = total(rate(c.TOKENS, **IN_CLASS, tokens=TokenKind.PROMPT))
-    cached = total(rate(c.TOKENS, **IN_CLASS, tokens=TokenKind.CACHED))
+    # Placement does not count what it expects by class: the three are of all of them.
+    asked, found = (
+        total(rate(c.TOKENS, tokens=kind)) for kind in (TokenKind.PROMPT, TokenKind.CACHED)
+    )
+    prompts, cached = (
+        total(rate(c.TOKENS, **IN_CLASS, tokens=kind))
+        for kind in (TokenKind.PROMPT, TokenKind.CACHED)
+    )
     yield Panel(
         title="Prompt tokens that were cached",
         about="The share that no engine had to compute, and the share that placement expected. Both"
-        " fall: prompts changed, or caches are too small. Only the first does: the index is wrong.",
+        " fall: prompts changed, or caches are too small. Only the first does: the index is wrong."
+        " Of all classes.",
         shape=Shape.LINES,
         runbook="BatonHitsDropped",
         queries=(
-            Query(expr=cached / prompts, legend="cached"),
-            Query(expr=total(rate(c.HIT_TOKENS)) / prompts, legend="expected"),
+            Query(expr=found / asked, legend="cached"),
+            Query(expr=total(rate(c.HIT_TOKENS)) / asked, legend="expected"),
         ),
         unit=Unit.FRACTION,
         width=12,
@@ -231,7 +241,9 @@ def _adapters() -> Iterator[Panel]:
         about="Of all replicas of a pool; one that several have counts for each. All zero: none"
         " are configured.",
         shape=Shape.LINES,
-        queries=(Query(expr=total(series(c.ADAPTERS, **IN_POOL), _POOL), legend="{{pool}}"),),
+        queries=(
+            Query(expr=total(series(c.ADAPTERS, **IN_POOL), *BY_POOL), legend="{{job}} {{pool}}"),
+        ),
         unit=Unit.COUNT,
     )
     yield Panel(
@@ -251,7 +263,7 @@ def _adapters() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=total(rate(c.ADAPTER_TIME, **IN_POOL), _POOL, "replica"),
+                expr=total(rate(c.ADAPTER_TIME, **IN_POOL), *BY_POOL, "replica"),
                 legend="{{replica}}",
             ),
         ),
@@ -266,8 +278,8 @@ def _engines() -> Iterator[Panel]:
         shape=Shape.STACK,
         queries=(
             Query(
-                expr=total(rate(c.COMPUTED, **IN_POOL), _POOL, "phase"),
-                legend="{{pool}} {{phase}}",
+                expr=total(rate(c.COMPUTED, **IN_POOL), *BY_POOL, "phase"),
+                legend="{{job}} {{pool}} {{phase}}",
             ),
         ),
         unit=Unit.TOKENS_PER_S,
@@ -278,7 +290,7 @@ def _engines() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=largest(series(c.STEP_TIME, **IN_POOL), _POOL, "replica"),
+                expr=largest(series(c.STEP_TIME, **IN_POOL), *BY_POOL, "replica"),
                 legend="{{replica}}",
             ),
         ),
@@ -290,7 +302,7 @@ def _engines() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=total(series(c.QUEUED_TOKENS, **IN_POOL), _POOL, "replica"),
+                expr=total(series(c.QUEUED_TOKENS, **IN_POOL), *BY_POOL, "replica"),
                 legend="{{replica}}",
             ),
         ),
@@ -305,7 +317,8 @@ def _steps() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=total(rate(c.STEPS, **IN_POOL), _POOL, "phase"), legend="{{pool}} {{phase}}"
+                expr=total(rate(c.STEPS, **IN_POOL), *BY_POOL, "phase"),
+                legend="{{job}} {{pool}} {{phase}}",
             ),
         ),
         unit=Unit.PER_S,
@@ -316,7 +329,7 @@ def _steps() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=total(rate(c.BUSY, **IN_POOL), _POOL, "replica"),
+                expr=total(rate(c.BUSY, **IN_POOL), *BY_POOL, "replica"),
                 legend="{{replica}}",
             ),
         ),
@@ -344,10 +357,13 @@ def _processes() -> Iterator[Panel]:
         about="What runs on replicas for all coordinators, and how many are connected to each.",
         shape=Shape.LINES,
         queries=(
-            Query(expr=total(series(c.LIVE_LEGS, **IN_POOL), _POOL), legend="legs on {{pool}}"),
             Query(
-                expr=largest(series(c.COORDINATORS, **IN_POOL), _POOL),
-                legend="coordinators of {{pool}}",
+                expr=total(series(c.LIVE_LEGS, **IN_POOL), *BY_POOL),
+                legend="legs on {{job}} {{pool}}",
+            ),
+            Query(
+                expr=largest(series(c.COORDINATORS, **IN_POOL), *BY_POOL),
+                legend="coordinators of {{job}} {{pool}}",
             ),
         ),
         unit=Unit.COUNT,
@@ -359,7 +375,12 @@ def _processes() -> Iterator[Panel]:
         queries=(
             Query(
                 expr=total(
-                    series(c.REPLICA_INFO, **IN_POOL), _POOL, "role", "model", "engine", "version"
+                    series(c.REPLICA_INFO, **IN_POOL),
+                    *BY_POOL,
+                    "role",
+                    "model",
+                    "engine",
+                    "version",
                 ),
                 legend="replicas",
             ),

@@ -8,6 +8,7 @@ from typing import Final
 from baton.telemetry import catalogue as c
 from baton.telemetry.catalogue import Objective, TokenKind
 from baton.telemetry.dashboards.choices import (
+    BY_POOL,
     CLASS,
     IN_CLASS,
     IN_POOL,
@@ -20,7 +21,6 @@ from baton.telemetry.dashboards.model import Board, Panel, Query, Row, Shape, Un
 from baton.telemetry.dashboards.promql import Expr, increase, largest, rate, series, total
 
 _TENANT: Final = "tenant"
-_POOL: Final = "pool"
 _HOUR_S: Final = 3600.0
 _MILLION: Final = 1_000_000.0
 _SHOWN: Final = {**OF_TENANT, **IN_CLASS}
@@ -77,7 +77,11 @@ def _cost() -> Iterator[Panel]:
         title="Price of a replica",
         about="Per hour, as configured by `resources.price_per_hour`; none: costs are 0.",
         shape=Shape.NUMBERS,
-        queries=(Query(expr=largest(series(c.POOL_PRICE, **IN_POOL), _POOL), legend="{{pool}}"),),
+        queries=(
+            Query(
+                expr=largest(series(c.POOL_PRICE, **IN_POOL), *BY_POOL), legend="{{job}} {{pool}}"
+            ),
+        ),
         unit=Unit.MONEY_PER_HOUR,
         width=6,
         height=5,
@@ -184,8 +188,8 @@ def _tokens_of(kind: TokenKind) -> Expr:
 
 
 def _devices() -> Iterator[Panel]:
-    used = total(rate(c.GPU_SECONDS, **IN_POOL), _POOL)
-    paid = total(rate(c.PAID_GPU_SECONDS, **IN_POOL), _POOL)
+    used = total(rate(c.GPU_SECONDS, **IN_POOL), *BY_POOL)
+    paid = total(rate(c.PAID_GPU_SECONDS, **IN_POOL), *BY_POOL)
     yield Panel(
         title="Devices in use, by tenant",
         about="Device-seconds per second: how many devices each keeps busy.",
@@ -203,8 +207,8 @@ def _devices() -> Iterator[Panel]:
         about="Devices that are paid for (dashed), and those that tenants' requests kept busy.",
         shape=Shape.LINES,
         queries=(
-            Query(expr=used, legend="{{pool}} used"),
-            Query(expr=paid, legend="{{pool}} paid", promise=True),
+            Query(expr=used, legend="{{job}} {{pool}} used"),
+            Query(expr=paid, legend="{{job}} {{pool}} paid", promise=True),
         ),
         unit=Unit.GPUS,
     )
@@ -212,7 +216,7 @@ def _devices() -> Iterator[Panel]:
         title="Used, of what is paid",
         about="By pool. Low for long: lower `replicas.min`, or `autoscaler.down.headroom`.",
         shape=Shape.LINES,
-        queries=(Query(expr=used / paid, legend="{{pool}}"),),
+        queries=(Query(expr=used / paid, legend="{{job}} {{pool}}"),),
         unit=Unit.FRACTION,
         highest=1.0,
     )

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from baton.telemetry import catalogue as c
-from baton.telemetry.dashboards.choices import CLASS, IN_CLASS, IN_POOL, JOB, POOL
+from baton.telemetry.dashboards.choices import (
+    BY_CLASS,
+    BY_POOL,
+    CLASS,
+    IN_CLASS,
+    IN_POOL,
+    JOB,
+    POOL,
+)
 from baton.telemetry.dashboards.model import (
     NONE_IS_GOOD,
     PLAIN,
@@ -28,7 +36,6 @@ from baton.telemetry.dashboards.promql import (
     total,
 )
 
-_POOL: Final = "pool"
 _PAIR: Final = ("source", "target")
 _PULL: Final = ("source", "replica")
 
@@ -180,8 +187,8 @@ def _speed() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=tuple(
             Query(
-                expr=quantile(q, c.HANDOFF_GAP, "slo_class", **IN_CLASS),
-                legend=f"{{{{slo_class}}}} p{q * 100:g}",
+                expr=quantile(q, c.HANDOFF_GAP, *BY_CLASS, **IN_CLASS),
+                legend=f"{{{{job}}}} {{{{slo_class}}}} p{q * 100:g}",
             )
             for q in (0.5, 0.99)
         ),
@@ -195,7 +202,9 @@ def _leases() -> Iterator[Panel]:
         about="Blocks of finished prefills that nobody has pulled yet, as ingresses know it."
         " Growing: decode does not keep up, and prefill's caches fill.",
         shape=Shape.LINES,
-        queries=(Query(expr=total(series(c.LEASES, **IN_POOL), _POOL), legend="{{pool}}"),),
+        queries=(
+            Query(expr=total(series(c.LEASES, **IN_POOL), *BY_POOL), legend="{{job}} {{pool}}"),
+        ),
         unit=Unit.COUNT,
     )
     yield Panel(
@@ -206,7 +215,7 @@ def _leases() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=(
             Query(
-                expr=total(series(c.HELD_LEASES, **IN_POOL), _POOL, "replica"),
+                expr=total(series(c.HELD_LEASES, **IN_POOL), *BY_POOL, "replica"),
                 legend="{{replica}}",
             ),
         ),
@@ -219,8 +228,8 @@ def _leases() -> Iterator[Panel]:
         runbook="BatonLeasesExpire",
         queries=(
             Query(
-                expr=total(increase(c.EXPIRED_LEASES, BAR_WINDOW, **IN_POOL), _POOL),
-                legend="{{pool}}",
+                expr=total(increase(c.EXPIRED_LEASES, BAR_WINDOW, **IN_POOL), *BY_POOL),
+                legend="{{job}} {{pool}}",
             ),
         ),
         unit=Unit.COUNT,

@@ -145,13 +145,15 @@ def _handoffs() -> Iterator[Rule]:
         " request the wait, and the prompt is computed a second time.",
     )
     expired = grouped("sum", f"increase({series(EXPIRED_LEASES, '15m')})", Label.POOL)
-    handed = series(PLACEMENTS, "15m", mode=HandoffMode.PULL)
+    pulls = f"increase({series(PLACEMENTS, '15m', mode=HandoffMode.PULL)})"
+    # Nobody has told of a handoff yet: of the job's own leases, so that one of them is enough.
+    handed = f"{grouped('sum', pulls)} or 0 * {grouped('max', series(EXPIRED_LEASES))}"
     yield Alert(
         name="BatonLeasesExpire",
         severity=Severity.TICKET,
         expr=lines(
             f"{expired} > 10",
-            f"and {expired} > {on()} group_left() 0.01 * {grouped('sum', f'increase({handed})')}",
+            f"and {expired} > {on()} group_left() (0.01 * {handed})",
         ),
         for_="5m",
         summary="KV blocks that pool {{ $labels.pool }} of {{ $labels.job }} keeps are not fetched",
