@@ -57,6 +57,7 @@ def test_the_command_line_knows_every_target() -> None:
         (["--set", "pools.decode.rôle=x"], "unknown key"),
         (["--name", "Not A Name"], "--name"),
         (["--gpus-per-node", "0"], "--gpus-per-node"),
+        (["--image", ""], "--image"),
     ],
 )
 def test_what_cannot_be_rendered_is_said_and_nothing_is_written(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,11 @@ def config(
     return path
 
 
-def export_of(path: Path, target: Target = Target.KUBERAY, **settings: object) -> dict[str, str]:
+def export_of(
+    path: Path, target: Target = Target.KUBERAY, *, sets: Sequence[str] = (), **settings: object
+) -> dict[str, str]:
     given = ManifestSettings(**settings)  # type: ignore[arg-type]  # as the test has it
-    files = manifest_files(target, load_config([path]), given)
+    files = manifest_files(target, load_config([path], sets=sets), given)
     return {name: content.decode() for name, content in files.items()}
 
 
@@ -155,6 +158,34 @@ def test_a_pool_whose_name_no_group_of_nodes_may_have_is_refused(tmp_path: Path,
 def test_a_name_that_kubernetes_would_not_take_is_refused(name: str) -> None:
     with pytest.raises(CannotExport, match="--name"):
         ManifestSettings(name=name)
+
+
+@pytest.mark.parametrize("image", ["", " ", "registry/baton: tag", "a\nb"])
+def test_an_image_that_has_no_name_is_refused(image: str) -> None:
+    with pytest.raises(CannotExport, match="--image"):
+        ManifestSettings(image=image)
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"),
+    [("::1", "[::1]"), ("10.0.0.5", "10.0.0.5"), ("0.0.0.0", "127.0.0.1")],  # noqa: S104 - read only
+)
+def test_compose_asks_where_the_metrics_are(tmp_path: Path, host: str, asked: str) -> None:
+    seen = f'{{metrics: {{host: "{host}", port: 9500}}, token_file: /t}}'
+    files = export_of(config(tmp_path, f"observability: {seen}"), Target.COMPOSE)
+    assert f'"http://{asked}:9500/sd"' in files["prometheus.yaml"]
+
+
+def test_compose_is_refused_where_nobody_knows_the_port_of_the_metrics(tmp_path: Path) -> None:
+    path = config(tmp_path, "observability: {metrics: {port: 0}}")
+    with pytest.raises(CannotExport, match=r"metrics\.port is 0"):
+        export_of(path, Target.COMPOSE)
+
+
+def test_compose_keeps_metrics_as_long_as_the_alerts_ask_for(example: Path) -> None:
+    page = (ROOT / "docs" / "operations" / "alerts.md").read_text()
+    (kept,) = set(re.findall(r"--storage\.tsdb\.retention\.time=\w+", page))
+    assert f'"{kept}"' in (example / "compose" / "compose.yaml").read_text()
 
 
 def test_compose_is_refused_where_there_are_no_metrics(tmp_path: Path) -> None:

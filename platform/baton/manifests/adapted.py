@@ -43,6 +43,8 @@ class Adapted:
     """The same as plain values, without keys that have their defaults."""
     key_files: Mapping[str, str]
     """By their name in the cluster's folder of keys: what the file is called here."""
+    token_file: str | None
+    """Which file here holds what metrics and the console ask for; None where none is named."""
 
     @property
     def needs_gpus(self) -> bool:
@@ -83,7 +85,12 @@ def adapted(loaded: LoadedConfig) -> Adapted:
             )
         tenants[name] = replace(tenant, keys_file=str(KEYS / base))
     opened = _opened(config, tenants)
-    return Adapted(config=opened, written=_written_for(opened, loaded), key_files=files)
+    return Adapted(
+        config=opened,
+        written=_written_for(opened, loaded),
+        key_files=files,
+        token_file=config.observability.token_file,
+    )
 
 
 def written_keys(loaded: LoadedConfig) -> Mapping[str, object]:
@@ -92,9 +99,46 @@ def written_keys(loaded: LoadedConfig) -> Mapping[str, object]:
 
 
 def _written_for(config: DeploymentConfig, loaded: LoadedConfig) -> Mapping[str, object]:
-    found = _written(plain(config), plain(loaded.config), loaded.origins, ())
-    if load_text(json.dumps(found)) != config:  # a class or a tenant of which nothing is said
-        return plain(config)
+    everything = plain(config)
+    found = _written(everything, plain(loaded.config), loaded.origins, ())
+    for one in (found, everything):  # the latter for a class or a tenant of which nothing is said
+        _leave_to_models(one, config, loaded.origins)
+        if load_text(json.dumps(one)) == config:
+            return one
+    return plain(config)
+
+
+def _leave_to_models(found: Plain, config: DeploymentConfig, origins: Mapping[str, str]) -> None:
+    """Take out engine options that pools have from their models, so that they go on following."""
+    models, pools = plain(config)["models"], found["pools"]
+    assert isinstance(models, Mapping), "models are a section"
+    assert isinstance(pools, Mapping), "pools are a section"
+    for name, pool in pools.items():
+        model = config.pools[name].model
+        here, there = ("pools", name, "engine"), ("models", model, "engine")
+        own = _own(pool.pop("engine", {}), models[model]["engine"], origins, (here, there))
+        if own:
+            pool["engine"] = own
+
+
+def _own(
+    pool: Mapping[str, object],
+    model: Mapping[str, object],
+    origins: Mapping[str, str],
+    paths: tuple[Path, Path],
+) -> Plain:
+    """Options of a pool that are not the very ones of its model: same value, said at one place."""
+    found: Plain = {}
+    for key, value in pool.items():
+        theirs = model.get(key)
+        both = (*paths[0], key), (*paths[1], key)
+        if isinstance(value, Mapping) and isinstance(theirs, Mapping):
+            if below := _own(value, theirs, origins, both):
+                found[key] = below
+            continue
+        said, inherited = (origins.get(format_path(path), _DEFAULT) for path in both)
+        if (value, said) != (theirs, inherited):
+            found[key] = value
     return found
 
 

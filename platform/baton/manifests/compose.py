@@ -18,8 +18,8 @@ _GRAFANA: Final = "grafana/grafana:12.1.1"
 _DASHBOARDS: Final = "/var/lib/grafana/dashboards/baton"
 """As the provisioning that is shipped names it."""
 _TOKEN: Final = "/run/secrets/console"  # noqa: S105 - where it is, not what it is
-_KEPT: Final = "30d"
-"""The longest window of a promise, unless it is set to another."""
+_KEPT: Final = "31d"
+"""The rules' longest window is 30 days, and some of what lies before it is read for it too."""
 
 
 def compose_files(config: DeploymentConfig, settings: ManifestSettings) -> Mapping[str, bytes]:
@@ -29,12 +29,17 @@ def compose_files(config: DeploymentConfig, settings: ManifestSettings) -> Mappi
     otherwise, and listen on loopback themselves.
 
     Raises:
-        CannotExport: this baton has no metrics.
+        CannotExport: this baton has no metrics, or nobody knows yet on which port.
     """
     if not config.observability.metrics.enabled:
         raise CannotExport(
             "observability.metrics.enabled is false: there is nothing to scrape",
             "remove it, or do without compose",
+        )
+    if config.observability.metrics.port == 0:
+        raise CannotExport(
+            "observability.metrics.port is 0, any that is free: Prometheus could not be told",
+            "give the port a number, as 9400",
         )
     shipped = {name: text for name, text in dashboards.files().items() if name != "prometheus.yml"}
     ruled = {f"rules/{name}": text for name, text in rules.files().items()}
@@ -92,8 +97,9 @@ def _compose(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
 def _scraping(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
     metrics = config.observability.metrics
     host = "127.0.0.1" if is_any(metrics.host) else metrics.host
+    address = f"[{host}]" if ":" in host else host
     discovery: Plain = {
-        "url": f"http://{host}:{metrics.port or 9400}/sd",
+        "url": f"http://{address}:{metrics.port}/sd",
         "refresh_interval": SCRAPE_EVERY,
     }
     job: Plain = {"job_name": settings.name, "http_sd_configs": [discovery]}

@@ -10,7 +10,7 @@ from baton.serving.data_path import DataPath, FrontPorts, FrontSettings, serve_e
 
 RUN_DIR: Final = Path("/tmp/baton")  # noqa: S108 - of a container, or of the service alone
 """Where HAProxy's files and sockets are; short, for a socket's path holds 107 bytes."""
-_PORTS: Final = FrontPorts(
+FRONT_PORTS: Final = FrontPorts(
     stats=21000,
     metrics=21001,
     fallback_http=21002,
@@ -31,7 +31,7 @@ def gated(config: DeploymentConfig) -> bool:
 def serves_address(config: DeploymentConfig) -> tuple[str, int]:
     """Where Ray Serve's own front listens: where clients come, unless ingresses do."""
     if gated(config):
-        return "127.0.0.1", _PORTS.fallback_http
+        return "127.0.0.1", FRONT_PORTS.fallback_http
     return config.server.host, config.server.port
 
 
@@ -40,7 +40,7 @@ def ray_variables(config: DeploymentConfig) -> dict[str, str]:
     front = FrontSettings(
         data_path=DataPath.GATE if gated(config) else DataPath.HAPROXY,
         run_dir=RUN_DIR,
-        ports=_PORTS,
+        ports=FRONT_PORTS,
         longest_stream_s=config.admission.timeouts.total_s,
         threads=4,
     )

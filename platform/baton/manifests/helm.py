@@ -1,8 +1,10 @@
 """A Helm chart: the RayService follows `config` in its values, whose schema is baton's own.
 
 *Theory of operation.* What depends on the configuration's pools is a template written by hand, for
-it loops over them; what depends on names alone is rendered here, with Helm's expressions for the
-names. That the chart with its own values gives what `kuberay` gives is a test.
+it loops over them; what depends on names and ports alone is rendered here, with Helm's expressions
+for these. Some of what a chart holds follows from the configuration in ways that no template can
+repeat: it keeps what that was made from (`files/checks.yaml`), and fails where its values say
+something else. That the chart with its own values gives what `kuberay` gives is a test.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from typing import Final
 
 import baton
 from baton.config.jsonschema import schema
+from baton.config.render import plain
+from baton.config.schema import DeploymentConfig
 from baton.manifests.adapted import Adapted, Plain
 from baton.manifests.environment import ray_variables
 from baton.manifests.images import MODELS, image_of
 from baton.manifests.kuberay import AUTOSCALER, RAY_VERSION
 from baton.manifests.monitoring import monitors, rule_groups
 from baton.manifests.networking import policy, services
+from baton.manifests.pod_limits import TAKEN, check_pods
 from baton.manifests.pods import (
     POD_SECURITY,
     RAYLET_LIVES,
@@ -43,23 +48,49 @@ _NAME: Final = "the-release"
 _NAMESPACE: Final = "its-space"
 _LOOKS_AHEAD: Final = re.compile(r"\(\?:\[([^]]+)]\|\[([^]]+)]\(\?=\[\1]\)\)\{0,(\d+)}")
 """Of a name: `(?:[a-z0-9]|[_-](?=[a-z0-9])){0,47}`, a separator only before something else."""
+_PORT: Final = 900_001
+_METRICS_PORT: Final = 900_002
+"""No ports, so that nothing else is taken for them."""
 _EXPRESSIONS: Final = {
     _NAME: "{{ .Release.Name }}",
     _NAMESPACE: "{{ .Release.Namespace }}",
+    str(_PORT): "{{ .Values.config.server.port }}",
+    str(_METRICS_PORT): "{{ .Values.config.observability.metrics.port }}",
 }
+_MADE_FROM: Final = (
+    ("admission", "timeouts", "total"),
+    ("observability", "console", "enabled"),
+    ("observability", "metrics", "enabled"),
+    ("server", "front"),
+)
+"""Keys from which variables and objects are made when a chart is exported."""
+_READ: Final = (
+    *_MADE_FROM,
+    ("observability", "metrics", "port"),
+    ("server", "host"),
+    ("server", "port"),
+)
+"""Keys that templates read, which are to be there with their defaults too."""
 
 
 def helm_files(deployment: Adapted, settings: ManifestSettings) -> Mapping[str, bytes]:
-    """The chart."""
+    """The chart.
+
+    Raises:
+        CannotExport: pods cannot give what the configuration asks for.
+    """
+    check_pods(deployment.config)
     named = replace(settings, name=_NAME, namespace=_NAMESPACE)
+    following = replace(deployment, config=_with_expressions(deployment.config))
     texts = {
         "Chart.yaml": yaml_text(_chart(settings)),
         "values.yaml": yaml_text(values(deployment, settings)),
         "values.schema.json": json.dumps(values_schema(), indent=2) + "\n",
+        "files/checks.yaml": yaml_text(_checks(deployment)),
         "files/rules.yaml": rule_groups(),
-        "templates/services.yaml": _template(services(deployment, named)),
-        "templates/networkpolicy.yaml": _template([policy(deployment, named)]),
-        "templates/monitoring.yaml": _when("monitoring", _template(monitors(deployment, named))),
+        "templates/services.yaml": _template(services(following, named)),
+        "templates/networkpolicy.yaml": _template([policy(following, named)]),
+        "templates/monitoring.yaml": _when("monitoring", _template(monitors(following, named))),
     }
     folder = resources.files("baton.manifests") / "templates" / "helm" / "templates"
     written = {f"templates/{one.name}": one.read_text() for one in folder.iterdir()}
@@ -155,20 +186,42 @@ def _for_go(schema: object) -> object:
 
 def _configuration(deployment: Adapted) -> Plain:
     """What is written, and the keys that templates read, which may have their defaults."""
-    config = deployment.config
     found: Plain = json.loads(json.dumps(deployment.written))
-    for path, value in (
-        (("server", "host"), config.server.host),
-        (("server", "port"), config.server.port),
-        (("observability", "metrics", "port"), config.observability.metrics.port),
-    ):
+    for path in _READ:
         section = found
         for key in path[:-1]:
             below = section.setdefault(key, {})
             assert isinstance(below, dict), "a section is written as a mapping"
             section = below
-        section[path[-1]] = value
+        section[path[-1]] = _value(deployment, path)
     return found
+
+
+def _checks(deployment: Adapted) -> Plain:
+    """What the chart's values are compared with."""
+    return {
+        "exported": {".".join(path): _value(deployment, path) for path in _MADE_FROM},
+        "taken": [{"first": one.first, "last": one.last, "by": one.by} for one in TAKEN],
+    }
+
+
+def _value(deployment: Adapted, path: tuple[str, ...]) -> object:
+    found: object = plain(deployment.config)
+    for key in path:
+        assert isinstance(found, Mapping), "a section is written as a mapping"
+        found = found[key]
+    return found
+
+
+def _with_expressions(config: DeploymentConfig) -> DeploymentConfig:
+    """The same, with numbers for ports that become expressions."""
+    seen = config.observability
+    metrics = replace(seen.metrics, port=_METRICS_PORT)
+    return replace(
+        config,
+        server=replace(config.server, port=_PORT),
+        observability=replace(seen, metrics=metrics),
+    )
 
 
 def _chart(settings: ManifestSettings) -> Plain:

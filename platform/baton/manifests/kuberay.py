@@ -8,6 +8,7 @@ from typing import Final
 from baton.manifests.adapted import EVERYWHERE, Adapted, Plain
 from baton.manifests.monitoring import monitors, rule_file
 from baton.manifests.networking import budgets, metadata, policy, services
+from baton.manifests.pod_limits import check_pods
 from baton.manifests.pods import Pods, engine_probes, front_probes, head_probes
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import ManifestSettings
@@ -39,7 +40,12 @@ def kuberay_files(deployment: Adapted, settings: ManifestSettings) -> Mapping[st
 def texts_by_file(
     deployment: Adapted, settings: ManifestSettings, *, rdma: bool
 ) -> Mapping[str, str]:
-    """Every object, by the file it goes to."""
+    """Every object, by the file it goes to.
+
+    Raises:
+        CannotExport: pods cannot give what the configuration asks for.
+    """
+    check_pods(deployment.config)
     return {
         "rayservice.yaml": yaml_text(ray_service(deployment, settings, rdma=rdma)),
         "services.yaml": yaml_text(*services(deployment, settings)),

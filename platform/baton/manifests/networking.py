@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Final
 
 from baton.manifests.adapted import Adapted, Plain
-from baton.manifests.pods import METRICS_PORT, NAME_LABEL, matching, pod_labels
+from baton.manifests.pod_limits import HEAD_PORTS, METRICS_PORT
+from baton.manifests.pods import NAME_LABEL, matching, pod_labels
 from baton.manifests.settings import ManifestSettings
 from baton.serving.names import INGRESS
 
-_DASHBOARD: Final = 8265
 _EPHEMERAL: Final = (32768, 60999)
 """Linux' range for ports that nobody chose: metrics of ingresses and replicas are there."""
 _PROMETHEUS: Final = {"app.kubernetes.io/name": "prometheus"}
@@ -63,7 +63,7 @@ def policy(deployment: Adapted, settings: ManifestSettings) -> Plain:
         {"from": [everywhere | {"podSelector": matching(_PROMETHEUS)}], "ports": watching},
         {
             "from": [everywhere | {"podSelector": matching(_OPERATOR)}],
-            "ports": [_tcp(_DASHBOARD), _tcp(config.server.port)],
+            "ports": [_tcp(HEAD_PORTS["dashboard"]), _tcp(config.server.port)],
         },
     ]
     return {

@@ -9,6 +9,7 @@ from typing import Final
 from baton.manifests.adapted import KEYS, TOKEN, Adapted, Plain
 from baton.manifests.environment import ray_variables
 from baton.manifests.images import BATON_UID, MODELS, image_of
+from baton.manifests.pod_limits import AGENT_PORT, HEAD_PORTS, METRICS_PORT
 from baton.manifests.settings import ManifestSettings
 from baton.manifests.shapes import NodeGroup
 
@@ -17,10 +18,6 @@ GROUP_LABEL: Final = "baton/group"
 NAME_LABEL: Final = "app.kubernetes.io/instance"
 RDMA_RESOURCE: Final = "rdma/hca"
 """As the RDMA device plugins' examples name it; another name is a line in an overlay or value."""
-AGENT_PORT: Final = 52365
-"""Where Ray's agent of a node tells whether its raylet lives. Source: Ray 2.60's default."""
-METRICS_PORT: Final = 8080
-"""Ray's own metrics of a node, where KubeRay has it put them."""
 _SMALL_CPU: Final = "500m"
 _FRONT_CPUS: Final = 2
 """An ingress keeps one core busy, HAProxy the other."""
@@ -180,7 +177,7 @@ def _starting(alive: Plain) -> Plain:
 def _ports(deployment: Adapted, group: NodeGroup, *, front: bool) -> list[Plain]:
     ports: dict[str, int] = {"metrics": METRICS_PORT}
     if group.name == "head":
-        ports |= {"gcs": 6379, "dashboard": 8265, "client": 10001}
+        ports |= HEAD_PORTS
         if deployment.has_token:
             ports["observe"] = deployment.config.observability.metrics.port
     if front:

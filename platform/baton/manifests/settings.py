@@ -10,6 +10,8 @@ from baton.domain.errors import OperatorError
 
 _LONGEST_NAME: Final = 40
 """Names of Kubernetes hold 63 characters, and `-ingress` and the like are added to this one."""
+_IMAGE: Final = re.compile(r"[!-~]+")
+"""Whether it exists is the registry's to say; blanks would end it."""
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -38,6 +40,11 @@ class ManifestSettings:
                     f" {_LONGEST_NAME} at most",
                     f"give another one with {option}",
                 )
+        if self.image is not None and not _IMAGE.fullmatch(self.image):
+            raise CannotExport(
+                f"got the image {self.image!r}, wanted a name such as registry/baton:tag",
+                "give another one with --image, or leave it out for what the Dockerfiles make",
+            )
         if self.gpus_per_node < 1:
             raise CannotExport(
                 f"got {self.gpus_per_node} GPUs of a node, wanted one at least",

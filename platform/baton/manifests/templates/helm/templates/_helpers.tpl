@@ -24,6 +24,26 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- divf (mulf ($number | float64) (get $bytes $unit)) 1048576 | ceil | int -}}
 {{- end }}
 
+{{/* Labels of a node that the selectors of a pool choose: a value that each of them wants. */}}
+{{- define "baton.nodeLabels" -}}
+{{- $found := dict -}}
+{{- range $name, $selector := . -}}
+{{- if not (hasPrefix "!" $selector) -}}
+{{- $_ := set $found $name ($selector | trimPrefix "in(" | trimSuffix ")" | splitList "," | first) -}}
+{{- end -}}
+{{- end -}}
+{{- with $found }}{{ toYaml . }}{{ end -}}
+{{- end }}
+
+{{/* Says something where pods need the secret of keys: where a tenant has some, or it is asked for. */}}
+{{- define "baton.keys" -}}
+{{- $found := .Values.keys -}}
+{{- range $_, $tenant := .Values.config.tenants -}}
+{{- if (default dict $tenant).keys_file }}{{ $found = true }}{{ end -}}
+{{- end -}}
+{{- if $found }}yes{{ end -}}
+{{- end }}
+
 {{/* The probe by which a node's raylet is known to live. */}}
 {{- define "baton.alive" -}}
 exec:
@@ -36,6 +56,7 @@ timeoutSeconds: 5
 {{- define "baton.pod" -}}
 {{- $values := .root.Values -}}
 {{- $head := eq .group "head" -}}
+{{- $keys := include "baton.keys" .root -}}
 metadata:
   labels: {{- include "baton.podLabels" . | nindent 4 }}
 spec:
@@ -125,7 +146,7 @@ spec:
           mountPath: /models
         - name: shared-memory
           mountPath: /dev/shm
-        {{- if $values.keys }}
+        {{- if $keys }}
         - name: keys
           mountPath: /etc/baton/keys
           readOnly: true
@@ -146,7 +167,7 @@ spec:
     - name: shared-memory
       emptyDir:
         medium: Memory
-    {{- if $values.keys }}
+    {{- if $keys }}
     - name: keys
       secret:
         secretName: {{ .root.Release.Name }}-keys
@@ -164,9 +185,6 @@ spec:
 {{- define "baton.serve" -}}
 {{- $config := .Values.config -}}
 {{- $gate := eq (toString $config.server.front) "gate" -}}
-{{- if ne $gate (eq (toString .Values.environment.RAY_SERVE_ENABLE_HA_PROXY) "0") -}}
-{{- fail "server.front is another than this chart was exported for: export it again" -}}
-{{- end -}}
 {{- if $gate -}}
 proxy_location: HeadOnly
 http_options:

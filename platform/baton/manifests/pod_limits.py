@@ -1,0 +1,81 @@
+"""What a configuration may not have where every node is a pod: taken ports, files that are nowhere.
+
+*Theory of operation.* The processes of one pod share its ports, and a pod sees the files of its
+image and those that are mounted. A chart refuses the same: it reads the ports from a file of its
+own, for its configuration may be changed after it was exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from baton.config.fields import SecretRef
+from baton.config.schema import DeploymentConfig
+from baton.manifests.environment import FRONT_PORTS
+from baton.manifests.settings import CannotExport
+
+AGENT_PORT: Final = 52365
+"""Where Ray's agent of a node tells whether its raylet lives. Source: Ray 2.60's default."""
+METRICS_PORT: Final = 8080
+"""Ray's own metrics of a node, where KubeRay has it put them."""
+HEAD_PORTS: Final[Mapping[str, int]] = {"gcs": 6379, "dashboard": 8265, "client": 10001}
+"""Of Ray's head, by their names in its pod. Source: Ray 2.60's defaults."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenPorts:
+    """Ports that others than baton listen on, both ends among them."""
+
+    first: int
+    last: int
+    by: str
+
+
+TAKEN: Final = (
+    TakenPorts(first=HEAD_PORTS["gcs"], last=HEAD_PORTS["gcs"], by="Ray's store"),
+    TakenPorts(first=METRICS_PORT, last=METRICS_PORT, by="Ray's metrics"),
+    TakenPorts(first=HEAD_PORTS["dashboard"], last=HEAD_PORTS["dashboard"], by="Ray's dashboard"),
+    TakenPorts(first=HEAD_PORTS["client"], last=HEAD_PORTS["client"], by="Ray's client server"),
+    TakenPorts(first=FRONT_PORTS.stats, last=FRONT_PORTS.replica_http_to, by="Ray Serve's front"),
+    TakenPorts(first=AGENT_PORT, last=AGENT_PORT, by="Ray's agent"),
+)
+"""Serve has a front on the head too, so what is taken there is taken for clients."""
+
+
+def check_pods(config: DeploymentConfig) -> None:
+    """See whether pods can give what the configuration asks for.
+
+    Raises:
+        CannotExport: two would listen on one port, or a secret is in a file that no pod has.
+    """
+    for key, port in _listening(config).items():
+        for taken in TAKEN:
+            if taken.first <= port <= taken.last:
+                raise CannotExport(
+                    f"{key} is {port}, on which {taken.by} listens in the same pod",
+                    "choose another port",
+                )
+    for path, file in secret_files(config):
+        raise CannotExport(
+            f"{path} is read from the file {file}, and no pod has that file",
+            "name a variable instead, as {env: NAME}, and give that to the pods from a secret",
+        )
+
+
+def secret_files(config: DeploymentConfig) -> Iterator[tuple[str, str]]:
+    """Variables of engines that are read from files: path in the configuration, and file."""
+    sections = {f"pools.{name}.env": pool.env for name, pool in config.pools.items()}
+    for path, variables in (sections | {"transfer.env": config.transfer.env}).items():
+        for name, value in variables.items():
+            if isinstance(value, SecretRef) and value.file is not None:
+                yield f"{path}.{name}", value.file
+
+
+def _listening(config: DeploymentConfig) -> dict[str, int]:
+    seen = config.observability
+    ports = {"server.port": config.server.port}
+    if seen.metrics.enabled or seen.console.enabled:
+        ports["observability.metrics.port"] = seen.metrics.port
+    return ports
