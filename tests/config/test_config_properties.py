@@ -46,7 +46,7 @@ from baton.config.schema import (
 from baton.config.schema_adapters import AdapterSlots
 from baton.config.schema_allow import AllowConfig
 from baton.config.schema_cluster import ClusterConfig
-from baton.config.schema_observability import MetricsConfig
+from baton.config.schema_observability import MetricsConfig, TracingConfig
 from baton.config.schema_routing import RouterConfig
 from baton.config.schema_scaling import AutoscalerConfig
 from baton.config.schema_security import SecurityConfig
@@ -119,6 +119,7 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (AllowConfig, "media_domains"): st.none() | st.just(["media.example", "10.1.2.3"]),
     (MetricsConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "localhost"]),
     (MetricsConfig, "port"): st.integers(10_001, 19_999),
+    (TracingConfig, "otlp"): st.none() | st.just("http://collector.example:4318"),
     (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fe80::1", "10.1.0.0/16"]),
     (ClusterConfig, "node_address"): st.sampled_from(["127.0.0.1", "10.1.2.3", "fe80::1"]),
     (SideChannel, "port_base"): st.integers(20_000, 40_000),

@@ -57,7 +57,7 @@ def test_a_host_is_a_name_or_an_address(refuse: Refuse) -> None:
 
 @pytest.mark.parametrize(
     ("server", "refused"),
-    [("127.0.0.1", True), (EVERYWHERE, True), ("10.0.0.1", False)],
+    [("127.0.0.1", True), ("localhost", True), (EVERYWHERE, True), ("10.0.0.1", False)],
 )
 def test_the_port_is_not_that_of_the_api(
     load: Load, refuse: Refuse, server: str, *, refused: bool
@@ -90,6 +90,41 @@ def test_what_may_be_a_secret_is_not_shown_to_viewers(load: Load) -> None:
     assert "seed: 7" in shown
 
 
+def test_what_may_be_a_secret_of_the_api_server_is_not_shown_either(load: Load) -> None:
+    text = LEAST.replace("4096", "4096, api: {some_token: 12345678, chat_template: a}")
+    shown = render_for_all(load(text).config)
+    assert "12345678" not in shown
+    assert 'some_token: "(not shown)"' in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("collector:4318", "wanted a URL"),
+        ("not a url at all", "wanted a URL"),
+        ("ftp://collector", "wanted a URL"),
+        ("http://", "wanted a URL"),
+        ("http://a..b/", "wanted a URL"),
+        ("http://collector:port", "wanted a URL"),
+        ("http://[::1", "wanted a URL"),
+        ("http://me:hunter2@collector:4318", "would be shown"),
+    ],
+)
+def test_a_collector_is_named_by_a_url_that_holds_no_secret(
+    refuse: Refuse, url: str, why: str
+) -> None:
+    (finding,) = refuse(f"{LEAST}observability: {{tracing: {{otlp: '{url}'}}}}\n")
+    assert "observability.tracing.otlp: " in finding
+    assert why in finding
+    assert "hunter2" not in finding
+
+
+@pytest.mark.parametrize("url", ["http://collector:4318", "https://[::1]:4318/v1/traces"])
+def test_a_collector_may_be_anywhere(load: Load, url: str) -> None:
+    text = f"{LEAST}observability: {{tracing: {{otlp: '{url}'}}}}\n"
+    assert load(text).config.observability.tracing.otlp == url
+
+
 def test_a_configuration_without_secrets_is_shown_as_it_is(load: Load) -> None:
     config = load(LEAST).config
     assert render_for_all(config) == render(config)
@@ -104,7 +139,11 @@ def test_a_configuration_without_secrets_is_shown_as_it_is(load: Load) -> None:
         (EVERYWHERE, False, True, True),
         ("::", False, True, True),
         ("localhost.example", False, False, True),
+        ("node-1.svc.example", False, False, True),
         ("a b", False, False, False),
+        ("a..b", False, False, False),
+        ("-a.example", False, False, False),
+        ("10.0.0.300", False, False, False),
         ("", False, False, False),
     ],
 )

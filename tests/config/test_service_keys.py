@@ -262,8 +262,8 @@ def test_a_price_is_the_one_given_or_that_of_the_data_sheet(
             "autoscaler.scale_to_zero: no pool may have 0 replicas",
         ),
         (
-            "autoscaler: {gpu_budget: 2}",
-            "autoscaler.gpu_budget: got 2, wanted at least 3: so many GPUs do the pools' min take",
+            "autoscaler: {gpu_budget: 3}",
+            "autoscaler.gpu_budget: got 3, wanted at least 4: so many GPUs do the pools start with",
         ),
         ("autoscaler: {policy: slow}", "autoscaler.policy: got 'slow', wanted 'slo', 'static'"),
         ("autoscaler: {interval: 10ms}", "autoscaler.interval: got '10ms', wanted a duration"),
@@ -287,7 +287,7 @@ def test_what_cannot_be_is_refused_with_its_place(refuse: Refuse, text: str, fin
 @pytest.mark.parametrize(
     "text",
     [
-        "autoscaler: {gpu_budget: 3}",
+        "autoscaler: {gpu_budget: 4}",
         "autoscaler: {scale_to_zero: true}\ntenants: {default: {anonymous: true}}",
         "admission: {default_max_tokens: 9, max_tokens: 8}",
         "admission: {default_max_tokens: null, max_n: null}",

@@ -7,7 +7,7 @@ import re
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 
 
 def ip_address(text: str) -> IpAddress | None:
@@ -27,8 +27,14 @@ def ip_network(text: str) -> IpNetwork | None:
 
 
 def is_host(text: str) -> bool:
-    """Whether it is an IP address, or could be the name of a host."""
-    return ip_address(text) is not None or _HOST.fullmatch(text) is not None
+    """Whether it is an IP address, or could be the name of a host.
+
+    The last word of a name is no number: resolvers take `10.0.0.300` for an address that is wrong.
+    """
+    if ip_address(text) is not None:
+        return True
+    labels = text.split(".")
+    return all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdigit()
 
 
 def is_loopback(host: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from baton.config.addresses import is_any, is_host, is_loopback
 from baton.config.schema import ServerConfig, SideChannel
@@ -14,9 +15,12 @@ _METRICS = ("observability", "metrics")
 
 
 def check_observability(seen: Seen) -> Iterator[Finding]:
-    """The endpoint of metrics and console: its address, and who may ask there."""
+    """The endpoint of metrics and console: its address, and who may ask there; the collector."""
     wanted = seen.get(ObservabilityConfig, "observability")
-    if wanted is None or not (wanted.metrics.enabled or wanted.console.enabled):
+    if wanted is None:
+        return
+    yield from _collector(seen, wanted.tracing.otlp)
+    if not (wanted.metrics.enabled or wanted.console.enabled):
         return
     host = wanted.metrics.host
     if not is_host(host):
@@ -29,6 +33,23 @@ def check_observability(seen: Seen) -> Iterator[Finding]:
         )
         yield seen.wrong((*_METRICS, "host"), what)
     yield from _port(seen, host, wanted.metrics.port)
+
+
+def _collector(seen: Seen, url: str | None) -> Iterator[Finding]:
+    """Where traces go: a URL that can be asked, and that everybody may see."""
+    if url is None:
+        return
+    path = ("observability", "tracing", "otlp")
+    try:
+        parts = urlsplit(url)
+        host, _port_number = parts.hostname or "", parts.port
+    except ValueError:
+        host = ""
+    if not is_host(host) or parts.scheme not in {"http", "https"}:
+        yield seen.wrong(path, "wanted a URL as http://collector:4318")
+    elif parts.username is not None or parts.password is not None:
+        what = "a name or a password in it would be shown, wanted it without: let a collector on"
+        yield seen.wrong(path, f"{what} the node hand traces on")
 
 
 def _port(seen: Seen, host: str, port: int) -> Iterator[Finding]:
@@ -48,4 +69,5 @@ def _port(seen: Seen, host: str, port: int) -> Iterator[Finding]:
 
 def _overlap(one: str, other: str) -> bool:
     """Whether one port cannot be had on both."""
-    return one == other or is_any(one) or is_any(other)
+    same = one == other or (is_loopback(one) and is_loopback(other))
+    return same or is_any(one) or is_any(other)

@@ -59,7 +59,7 @@ def check_scaling(seen: Seen) -> Iterator[Finding]:
         what = "no pool may have 0 replicas, wanted replicas.min: 0 in one, or false"
         yield seen.wrong(("autoscaler", "scale_to_zero"), what)
     if scaler.gpu_budget is not None:
-        least = sum(pool.replicas.min * devices_of(pool) for pool in pools.values())
+        least = sum(pool.replicas.start * devices_of(pool) for pool in pools.values())
         if scaler.gpu_budget < least:
             what = f"got {scaler.gpu_budget:g}, wanted at least {least:g}: so many GPUs"
-            yield seen.wrong(("autoscaler", "gpu_budget"), f"{what} do the pools' min take")
+            yield seen.wrong(("autoscaler", "gpu_budget"), f"{what} do the pools start with")

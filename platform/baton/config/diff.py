@@ -9,7 +9,7 @@ from enum import StrEnum
 from baton.config.fields import Anything, Environment, Field, Labels, Named, Nested, fields_of
 from baton.config.render import flow, plain_value
 from baton.config.schema import DeploymentConfig
-from baton.config.tree import Path, format_path, is_secret_name
+from baton.config.tree import Path, format_path, is_raw, is_secret_name
 
 
 class Reload(StrEnum):
@@ -181,4 +181,4 @@ def _is_secret(path: Path) -> bool:
 
     Elsewhere secrets cannot be written but as the name of a variable or a file.
     """
-    return "extra" in path and any(is_secret_name(key) for key in path)
+    return is_raw(path) and any(is_secret_name(key) for key in path)

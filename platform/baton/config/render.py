@@ -18,7 +18,7 @@ from baton.config.fields import (
 )
 from baton.config.read import resolve
 from baton.config.schema import DeploymentConfig
-from baton.config.tree import Path, format_path, is_secret_name
+from baton.config.tree import Path, format_path, is_raw, is_secret_name
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*|[0-9]+[A-Za-z]+(?:/[a-z]+)?")
 # JSON leaves these unescaped, YAML does not read them as they are.
@@ -45,7 +45,7 @@ def _without_secrets(values: Plain, path: Path) -> dict[str, object]:
     shown: dict[str, object] = {}
     for key, value in values.items():
         here = (*path, key)
-        if "extra" in path and is_secret_name(key):
+        if is_raw(path) and is_secret_name(key):
             shown[key] = NOT_SHOWN
         else:
             shown[key] = _without_secrets(value, here) if isinstance(value, Mapping) else value

@@ -131,6 +131,11 @@ def is_secret_name(name: str) -> bool:
     return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
 
 
+def is_raw(path: Path) -> bool:
+    """Whether a value there is handed to vLLM as it is: an argument of an engine or a server."""
+    return "extra" in path or (path[:1] in {("model",), ("models",)} and "api" in path)
+
+
 _SECRET_WORDS = frozenset(
     {"key", "keys", "token", "secret", "secrets", "password", "passwd", "credential", "credentials"}
 )
