@@ -258,6 +258,35 @@ def test_an_answer_that_is_cut_off_was_as_long_as_it_got() -> None:
     assert report(world).demand.output_tokens == 1.0
 
 
+def test_answers_that_end_on_stop_strings_say_what_to_expect_like_those_that_end_alone() -> None:
+    alone, stopped = World(), World()
+    for world in (alone, stopped):
+        world.join("d0", Role.DECODE)
+    answered(alone, 30, tokens=3, max_tokens=1000)
+    for number in range(30):
+        stopped.arrive(request(f"past{number}", max_tokens=1000))
+        (leg_id,) = stopped.legs
+        for _ in range(3):
+            stopped.step(leg_id)
+        stopped.cancel(f"past{number}")
+        stopped.confirm_aborts()
+    for world in (alone, stopped):
+        world.arrive(request("r", max_tokens=1000))
+    timings = stopped.machine.knowledge.timings
+    assert timings.knows_outputs(1000)
+    assert report(stopped).demand == report(alone).demand
+
+
+def test_a_client_that_leaves_before_its_first_token_says_nothing_of_answers() -> None:
+    world = World()
+    world.join("d0", Role.DECODE)
+    answered(world, 1, tokens=3, max_tokens=1000)
+    world.arrive(request("gone", max_tokens=1000))
+    world.cancel("gone")
+    world.arrive(request("r", max_tokens=1000))
+    assert report(world).demand.output_tokens == 3.0 + 0.0 + 3.0
+
+
 def test_an_answer_that_goes_on_beyond_what_was_expected_counts_as_it_is() -> None:
     world = World()
     world.join("d0", Role.DECODE)

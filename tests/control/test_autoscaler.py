@@ -396,6 +396,15 @@ def test_asking_for_more_makes_nobody_wait_longer_for_the_first() -> None:
     assert only(scaler.tick(seen(181.0, prefill(2, starting=3)))).clipped_by == "starting"
 
 
+def test_starts_that_come_up_one_by_one_are_not_stuck_however_many_follow_them() -> None:
+    scaler = Autoscaler(Asks(prefill=9), options())
+    for minute in range(5):
+        tick = scaler.tick(seen(60.0 * minute, prefill(1 + minute, starting=3)))
+        assert only(tick).clipped_by != "starting"
+    stuck = scaler.tick(seen(60.0 * 4 + 181.0, prefill(5, starting=3)))
+    assert only(stuck).clipped_by == "starting", "and when none comes any more, they are"
+
+
 def test_stops_are_carried_out_while_starts_do_not_come_up() -> None:
     policy = Asks(prefill=9)
     scaler = Autoscaler(policy, options())

@@ -23,7 +23,7 @@ from baton.domain.fleet import Load, LossReason, Role
 from baton.domain.handoff import HandoffMode, LegFailure, LegKind, LegOutput, RouteReason
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.policy.placement import Disaggregate
-from tests.control.world import LIMITS, World, request
+from tests.control.world import LIMITS, World, request, ticket_of
 from tests.fakes.facts import replica_facts
 from tests.fakes.placers import placer
 
@@ -129,6 +129,25 @@ def test_a_full_queue_sheds_the_newcomer_and_keeps_the_others() -> None:
     assert world.records["second"].outcome is Phase.SHED
     assert isinstance(world.errors["second"], QueueFull)
     assert world.machine.phases() == {"first": Phase.QUEUED}
+
+
+def test_a_batch_larger_than_the_queue_comes_in_while_nobody_waits() -> None:
+    world = World(replace(LIMITS, max_queued=2))
+    world.join("m0", Role.MIXED)
+    assert world.machine.refusal(requests=5) is None
+    for number in range(5):
+        world.arrive(request(f"r{number}"))
+    assert not world.errors
+    world.lose("m0")
+    world.arrive(request("waits"))
+    assert isinstance(world.machine.refusal(requests=5), QueueFull)
+
+
+def test_a_batch_that_could_wait_is_refused_once_its_places_are_taken() -> None:
+    world = World(replace(LIMITS, max_queued=3))
+    world.arrive(request("waits"))
+    assert world.machine.refusal(requests=2) is None
+    assert isinstance(world.machine.refusal(requests=3), QueueFull)
 
 
 def test_more_requests_than_the_bound_are_shed() -> None:
@@ -447,6 +466,24 @@ def test_a_broken_transfer_makes_the_request_local() -> None:
     output = LegOutput(broken, (), FinishReason.ERROR)
     world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
     assert world.pinned == {}, "the blocks that were not pulled are not needed any more"
+    assert kinds(world) == [LegKind.LOCAL]
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("finish", [FinishReason.ERROR, FinishReason.ABORT])
+def test_a_broken_prefill_that_hands_out_a_ticket_has_its_blocks_freed(
+    finish: FinishReason,
+) -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    leg_id = only_leg(world)
+    replica_id, leg = world.legs.pop(leg_id)
+    output = LegOutput(leg_id, (), finish, ticket=ticket_of(leg))
+    commands = world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
+    (freed,) = [one.lease for one in commands if isinstance(one, ReleaseLease)]
+    assert (freed.leg_id, freed.replica_id) == (leg_id, "p0")
     assert kinds(world) == [LegKind.LOCAL]
     world.run_to_end()
     assert world.tokens["r"] == [0, 1, 2, 3]

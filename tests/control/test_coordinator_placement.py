@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.control.ledger import Entry
 from baton.control.pair_notices import PairNoticeKind
 from baton.control.pairs import ProbeOptions
 from baton.domain.cache import CacheChange, CacheChangeKind, CacheUpdate
@@ -12,6 +13,7 @@ from baton.domain.events import (
     CacheChanged,
     LegFailed,
     LinksReported,
+    ReplicaJoined,
     SideChannelChecked,
     StepProduced,
 )
@@ -23,6 +25,8 @@ from baton.policy.links import LinkState
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
+from tests.fakes.facts import replica_facts
+from tests.fakes.timings import LinearTiming
 
 BUSY = Load(running_requests=60)
 
@@ -79,6 +83,39 @@ def test_the_next_turn_goes_where_the_last_one_was_decoded() -> None:
     finish(fleet)
     longer = evolve(request("b", prompt_tokens=66), session_id="chat")
     assert where(fleet, longer) == place
+
+
+@pytest.mark.parametrize("tokens", [0, 2])
+def test_a_session_was_where_its_last_answer_came_to_a_stop_string_unless_none_began(
+    tokens: int,
+) -> None:
+    fleet = mixed(8)
+    place = where(fleet, evolve(request("a", prompt_tokens=64), session_id="chat"))
+    (leg_id,) = fleet.legs
+    for _ in range(tokens):
+        fleet.step(leg_id)
+    fleet.cancel("a")
+    entry = Entry(request=evolve(request("b"), session_id="chat"))
+    known = fleet.machine.knowledge.query(entry, 0.0).session_replica_id
+    assert known == (place if tokens else None)
+
+
+def test_an_answer_up_to_a_stop_string_is_known_to_be_cached() -> None:
+    fleet = world()
+    fleet.alive["m0"] = Role.MIXED
+    fleet.tell(ReplicaJoined(facts=replica_facts("m0", Role.MIXED, cache_events=False)))
+    fleet.arrive(request("a", prompt_tokens=16, max_tokens=200))
+    (leg_id,) = fleet.legs
+    for _ in range(33):
+        fleet.step(leg_id)
+    fleet.cancel("a")
+    finish(fleet)
+    item = request("b", prompt_tokens=16)
+    longer = evolve(item, prompt_token_ids=(*item.prompt_token_ids, *range(40)))
+    fleet.arrive(longer)
+    (leg_id,) = fleet.legs
+    finish(fleet)
+    assert fleet.records["b"].decisions[0].options[0].hit_tokens == 48
 
 
 def test_prompts_of_other_tenants_are_other_prefixes() -> None:
@@ -200,6 +237,74 @@ def test_a_fetched_prefix_is_asked_of_its_holder_and_the_rest_computed_elsewhere
     assert len(fleet.tokens["a"]) == 4
 
 
+def fetched_before_much_else() -> World:
+    """Like `fetched`, and the blocks are on their way; the 30,000 tokens of the rest take 3 s."""
+    fleet = World(policy=PredictedPlacer(), priors={"mixed": LinearTiming()})
+    for name in ("m0", "m1"):
+        fleet.alive[name] = Role.MIXED
+        facts = replica_facts(
+            name,
+            Role.MIXED,
+            kv_blocks=9999,
+            max_len_tokens=99_999,
+            cache_events=True,
+            prefix_fetch=True,
+        )
+        fleet.tell(ReplicaJoined(facts=facts))
+    hand_out_prefix(fleet, "a", first_token_id=0)
+    return fleet
+
+
+def hand_out_prefix(fleet: World, name: str, *, first_token_id: int) -> None:
+    tokens = tuple(range(first_token_id, first_token_id + 50_000))
+    item = evolve(request(name, max_tokens=4), prompt_token_ids=tokens)
+    fleet.caches(
+        "m0", evolve(item, prompt_token_ids=tokens[:20_000]), sequence=len(fleet.requests) + 1
+    )
+    fleet.load("m0", BUSY)
+    fleet.arrive(item)
+    (leg_id,) = [leg_id for leg_id in fleet.legs if leg_id.startswith(name)]
+    holder, leg = fleet.legs[leg_id]
+    assert (holder, leg.kind) == ("m0", LegKind.PREFILL)
+    fleet.step(leg_id)
+
+
+def beat(fleet: World, until_s: float) -> None:
+    while fleet.now_s < until_s:
+        fleet.load("m0", BUSY)
+        fleet.load("m1", Load(running_requests=1))
+        fleet.wait(0.25)
+
+
+def test_what_is_computed_after_a_fetched_prefix_is_not_its_links_time() -> None:
+    fleet = fetched_before_much_else()
+    beat(fleet, LIMITS.transfer_s + 2.5)
+    assert fleet.machine.phases() == {"a": Phase.TRANSFER}, "3 s are computed there"
+    finish(fleet)
+    assert fleet.records["a"].resumes == 0
+    (row,) = fleet.machine.knowledge.links.rows(fleet.now_s)
+    assert row.broken_handoffs == 0
+
+
+def test_a_fetch_is_given_up_once_blocks_and_the_rest_have_had_their_time() -> None:
+    fleet = fetched_before_much_else()
+    beat(fleet, LIMITS.transfer_s + 3.5)
+    (row,) = fleet.machine.knowledge.links.rows(fleet.now_s)
+    assert row.broken_handoffs == 1
+    finish(fleet)
+    assert fleet.records["a"].resumes == 1
+
+
+def test_a_fetch_behind_another_has_the_time_that_both_take() -> None:
+    fleet = fetched_before_much_else()
+    fleet.load("m1", Load(running_requests=1), received_legs=1)
+    hand_out_prefix(fleet, "b", first_token_id=100_000)
+    beat(fleet, LIMITS.transfer_s + 5.5)
+    assert fleet.machine.phases()["b"] is Phase.TRANSFER, "6 s of prompts are computed"
+    beat(fleet, LIMITS.transfer_s + 6.5)
+    assert fleet.machine.phases()["b"] is not Phase.TRANSFER
+
+
 # ------------------------------------------------------------------ links
 
 
@@ -215,6 +320,18 @@ def break_transfer(fleet: World, request_id: str) -> None:
     fleet.step(prefill)
     (decode,) = fleet.legs
     fleet.fail_leg(decode, LegFailure.KV_LOAD_FAILED)
+
+
+def test_a_pool_that_is_mostly_rolled_out_computes_no_prompt_in_vain() -> None:
+    fleet = world(Disaggregate.ALWAYS)
+    fleet.join("p0", Role.PREFILL, layout="old")
+    for number in range(20):
+        fleet.join(f"d{number:02}", Role.DECODE, layout="old" if number < 3 else "new")
+    for number in range(20):
+        fleet.arrive(request(f"r{number}", prompt_tokens=400))
+        fleet.run_to_end()
+    assert {record.resumes for record in fleet.records.values()} == {0}
+    assert all(record.prefill_done_at_s is not None for record in fleet.records.values())
 
 
 def test_a_failed_transfer_is_recomputed_and_its_link_pays() -> None:

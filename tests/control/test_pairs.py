@@ -108,6 +108,29 @@ def test_a_pair_that_nobody_drew_is_watched_from_its_first_failure_until_it_is_w
     assert ends not in at.checks
 
 
+def test_a_pair_from_a_replica_that_only_decodes_is_watched_while_fetches_from_it_fail() -> None:
+    at = PairWorld()
+    for name in ("d0", "d1"):
+        at.join(name, Role.DECODE)
+    assert at.checks == [], "it is drawn for nothing"
+    for _ in range(3):
+        at.links.failed("d0", "d1", at.now_s)
+        at.do(at.prober.doubt("d0", "d1", at.now_s))
+    assert at.links.transfer_s("d0", "d1", 1) is None, "quarantined"
+    at.probe_well(("d0", "d1"))
+    assert at.links.state("d0", "d1") is LinkState.OK
+    at.wait(60.0)
+    assert at.checks == []
+
+
+def test_a_source_that_does_not_listen_is_not_watched_whatever_fails() -> None:
+    at = PairWorld()
+    at.join("d0", Role.DECODE, listens=False)
+    at.join("d1", Role.DECODE)
+    at.do(at.prober.doubt("d0", "d1", at.now_s))
+    assert at.checks == []
+
+
 def test_a_source_that_hands_nothing_off_is_not_checked() -> None:
     at = PairWorld()
     at.join("d0", Role.DECODE)

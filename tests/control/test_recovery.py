@@ -430,6 +430,28 @@ def test_moves_off_a_draining_replica_cost_no_budget() -> None:
     assert tries(world, Trouble.DRAINING) > 0
 
 
+def test_a_request_at_its_limit_of_failures_goes_on_elsewhere_when_its_replica_drains() -> None:
+    world = mixed(3, replace(QUICK, max_failures=1))
+    arrive(world, 1)
+    for failure in (LegFailure.ENGINE_ERROR, LegFailure.DRAINING):
+        (leg_id,) = world.legs
+        world.fail_leg(leg_id, failure)
+    world.run_to_end()
+    assert world.records["r0"].outcome is Phase.FINISHED
+
+
+def test_a_lone_replica_that_drains_for_ever_is_not_asked_for_ever() -> None:
+    world = mixed(1, replace(QUICK, max_failures=3))
+    arrive(world, 1)
+    for _ in range(4):
+        (leg_id,) = world.legs
+        world.fail_leg(leg_id, LegFailure.DRAINING)
+        world.wait(QUICK.retry_s)
+    (leg_id,) = world.legs
+    world.fail_leg(leg_id, LegFailure.DRAINING)
+    assert isinstance(world.errors["r0"], EngineFailed)
+
+
 # ---------------------------------------------------------------------- hedges
 
 _TIMING = LinearTiming(step=0.01, token=0.001, stream=0.001)
@@ -470,6 +492,15 @@ def test_only_once() -> None:
     arrive(world, 1)
     world.live(10.0)
     assert tries(world, Trouble.HEDGED) == 1
+
+
+def test_a_request_is_hedged_at_its_limit_of_failures_and_does_not_end_by_it() -> None:
+    world = predicted(replace(QUICK, max_failures=0))
+    arrive(world, 1)
+    world.live(1.25)
+    assert tries(world, Trouble.HEDGED) == 1
+    world.run_to_end()
+    assert world.records["r0"].outcome is Phase.FINISHED
 
 
 def test_tokens_of_the_leg_that_was_given_up_never_reach_the_client() -> None:

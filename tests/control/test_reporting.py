@@ -126,7 +126,9 @@ def test_the_oldest_load_report_that_counts_says_how_stale_a_pool_is() -> None:
 # ------------------------------------------------------------------------------ capacity
 
 
-def served(world: World, *, prompts: bool = True, decoding: bool = True) -> None:
+def served(
+    world: World, *, prompts: bool = True, decoding: bool = True, request_at_end: bool = True
+) -> None:
     """Enough reports for the timing to be known, and a request that says what they are like."""
     for number in range(12):
         done = 10 * (number + 1)
@@ -141,8 +143,9 @@ def served(world: World, *, prompts: bool = True, decoding: bool = True) -> None
         )
         world.load("d0", Load(steps=steps))
         world.wait(0.25)
-    world.arrive(request("r", prompt_tokens=40, max_tokens=4))
-    world.run_to_end()
+    if request_at_end:
+        world.arrive(request("r", prompt_tokens=40, max_tokens=4))
+        world.run_to_end()
 
 
 def test_capacities_are_unknown_until_engines_and_requests_are_known() -> None:
@@ -161,6 +164,23 @@ def test_capacities_are_unknown_until_engines_and_requests_are_known() -> None:
     )
     assert told.decode_streams == view.facts.max_running_requests
     assert told.decode_tokens_per_s is not None
+
+
+def test_requests_that_end_on_stop_strings_say_what_requests_are_like() -> None:
+    world = World(replace(LIMITS, stall_s=1e6))
+    world.join("d0", Role.DECODE)
+    served(world, request_at_end=False)
+    world.arrive(request("a", prompt_tokens=40, max_tokens=900))
+    world.cancel("a")
+    assert pool(world).decode_streams is None, "it left before it had anything"
+    world.confirm_aborts()
+    world.arrive(request("b", prompt_tokens=40, max_tokens=900))
+    (leg_id,) = world.legs
+    world.step(leg_id)
+    world.cancel("b")
+    told = pool(world)
+    assert told.prefill_tokens_per_s is not None
+    assert told.decode_streams is not None
 
 
 def test_what_a_pool_was_never_seen_to_do_is_not_guessed() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton.control.tenancy import Tenancy
+from baton.control.tenancy import Charge, Limited, Tenancy
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
 
 ACME = Tenant(name="acme", rate=RateLimit(requests_per_s=2.0, burst_s=1.0))
@@ -22,7 +22,15 @@ def taken(
     at: Tenancy, tenant: Tenant, times: int, *, tokens: float = 10.0, now_s: float = 0.0
 ) -> int:
     """How many of so many requests are taken in."""
-    return sum(at.ask(tenant, tokens, now_s) is None for _ in range(times))
+    return len(charges(at, tenant, times, tokens=tokens, now_s=now_s))
+
+
+def charges(
+    at: Tenancy, tenant: Tenant, times: int, *, tokens: float = 10.0, now_s: float = 0.0
+) -> list[Charge]:
+    """What those of so many requests are charged that are taken in."""
+    told = [at.ask(tenant, tokens, now_s) for _ in range(times)]
+    return [one for one in told if isinstance(one, Charge)]
 
 
 def in_flight(**counts: int) -> Mapping[str, int]:
@@ -33,10 +41,10 @@ def test_a_tenant_over_its_rate_is_told_when_to_come_back() -> None:
     here = tenancy(ACME)
     assert taken(here, ACME, 5) == 2
     limited = here.ask(ACME, 1.0, 0.0)
-    assert limited is not None
+    assert isinstance(limited, Limited)
     assert "acme" in limited.why
     assert limited.retry_after_s == 1.0
-    assert here.ask(ACME, 1.0, 0.6) is None
+    assert isinstance(here.ask(ACME, 1.0, 0.6), Charge)
 
 
 def test_the_wait_is_as_long_as_the_bucket_says() -> None:
@@ -44,42 +52,43 @@ def test_the_wait_is_as_long_as_the_bucket_says() -> None:
     here = tenancy(slow)
     assert taken(here, slow, 1) == 1
     limited = here.ask(slow, 1.0, 2.0)
-    assert limited is not None
+    assert isinstance(limited, Limited)
     assert limited.retry_after_s == pytest.approx(8.0)
 
 
 def test_tokens_are_charged_as_expected_and_settled_at_the_end() -> None:
     here = tenancy(WORDY)
-    assert taken(here, WORDY, 3, tokens=500.0) == 2
-    here.ended("wordy", charged=500.0, used=100.0, took_s=1.0)
+    first, _ = charges(here, WORDY, 3, tokens=500.0)
+    here.ended(first, used=100.0, took_s=1.0)
     assert taken(here, WORDY, 1, tokens=400.0) == 1
-    assert here.ask(WORDY, 1.0, 0.0) is not None
+    assert isinstance(here.ask(WORDY, 1.0, 0.0), Limited)
 
 
 def test_what_was_used_beyond_what_was_expected_is_owed() -> None:
     here = tenancy(WORDY)
-    assert taken(here, WORDY, 1, tokens=100.0) == 1
-    here.ended("wordy", charged=100.0, used=1100.0, took_s=1.0)
+    (charge,) = charges(here, WORDY, 1, tokens=100.0)
+    here.ended(charge, used=1100.0, took_s=1.0)
     limited = here.ask(WORDY, 100.0, 0.0)
-    assert limited is not None
+    assert isinstance(limited, Limited)
     assert limited.retry_after_s == pytest.approx(2.0)
 
 
 def test_who_got_nothing_is_given_back_all() -> None:
     here = tenancy(ACME)
-    assert taken(here, ACME, 9) == 2
-    here.ended("acme", charged=10.0, used=0.0, took_s=0.1)
-    assert here.ask(ACME, 10.0, 0.0) is None
+    first, _ = charges(here, ACME, 9)
+    here.ended(first, used=0.0, took_s=0.1)
+    assert isinstance(here.ask(ACME, 10.0, 0.0), Charge)
 
 
 def test_no_more_are_in_flight_than_may_be() -> None:
     here = tenancy(NARROW)
-    assert taken(here, NARROW, 6) == 4
+    first, *others = charges(here, NARROW, 6)
+    assert len(others) == 3
     here.check_integrity(in_flight(narrow=4))
-    here.ended("narrow", charged=10.0, used=10.0, took_s=8.0)
+    here.ended(first, used=10.0, took_s=8.0)
     assert taken(here, NARROW, 2) == 1
     limited = here.ask(NARROW, 1.0, 0.0)
-    assert limited is not None
+    assert isinstance(limited, Limited)
     # Requests of 8 s, four at a time: one ends every two seconds.
     assert limited.retry_after_s == pytest.approx(2.0)
 
@@ -110,7 +119,7 @@ def test_a_share_replaces_the_equal_one_and_may_be_nothing() -> None:
     assert taken(here, ACME, 9, now_s=1.0) == 2
     here.share({"narrow": QuotaShare(max_in_flight=0)}, 1.0)
     limited = here.ask(NARROW, 1.0, 1.0)
-    assert limited is not None
+    assert isinstance(limited, Limited)
     assert limited.retry_after_s == 2.0
 
 
@@ -138,6 +147,29 @@ def test_a_tenant_that_gets_a_cap_while_it_runs_has_those_counted_that_run() -> 
     assert taken(here, NARROW, 3) == 1
 
 
+def test_what_ran_before_there_was_a_limit_is_not_owed_under_it() -> None:
+    free, here = Tenant(name="wordy"), tenancy(Tenant(name="wordy"))
+    before = charges(here, free, 100, tokens=500.0)
+    here.reconfigure({"wordy": WORDY})
+    for charge in before[1:]:
+        here.ended(charge, used=4000.0, took_s=60.0)
+    assert here.would_limit(WORDY, 60.0) is None
+    (charge,) = charges(here, WORDY, 1, tokens=1000.0, now_s=60.0)
+    here.ended(before[0], used=0.0, took_s=1.0)
+    assert here.would_limit(WORDY, 60.0) is not None, "nor is it given back"
+    here.ended(charge, used=400.0, took_s=1.0)
+    assert here.would_limit(WORDY, 60.0) is None
+
+
+def test_what_a_lifted_limit_was_owed_is_not_owed_to_the_next_one() -> None:
+    here = tenancy(WORDY)
+    (charge,) = charges(here, WORDY, 1, tokens=100.0)
+    here.reconfigure({"wordy": Tenant(name="wordy")})
+    here.reconfigure({"wordy": WORDY})
+    here.ended(charge, used=9000.0, took_s=1.0)
+    assert here.would_limit(WORDY, 0.0) is None
+
+
 def test_a_limit_that_is_lifted_holds_no_more() -> None:
     here = tenancy(ACME)
     assert taken(here, ACME, 9) == 2
@@ -147,10 +179,10 @@ def test_a_limit_that_is_lifted_holds_no_more() -> None:
 
 def test_an_account_of_a_removed_tenant_is_kept_until_its_last_request_has_ended() -> None:
     here = tenancy(NARROW)
-    assert taken(here, NARROW, 1) == 1
+    (charge,) = charges(here, NARROW, 1)
     here.reconfigure({})
     here.check_integrity(in_flight(narrow=1))
-    here.ended("narrow", charged=10.0, used=10.0, took_s=1.0)
+    here.ended(charge, used=10.0, took_s=1.0)
     here.check_integrity(in_flight())
     assert not here._accounts
 
@@ -159,8 +191,8 @@ def test_nobody_leaves_an_account_behind_who_is_not_configured() -> None:
     here = tenancy()
     anybody = Tenant()
     for _ in range(10):
-        assert here.ask(anybody, 1.0, 0.0) is None
-        here.ended("default", charged=1.0, used=1.0, took_s=1.0)
+        (charge,) = charges(here, anybody, 1, tokens=1.0)
+        here.ended(charge, used=1.0, took_s=1.0)
     assert not here._accounts
 
 

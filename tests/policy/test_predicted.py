@@ -45,6 +45,12 @@ def pd(decode_load: Load = BUSY) -> tuple[ReplicaView, ReplicaView]:
     return replica_view("p0", Role.PREFILL), replica_view("d0", Role.DECODE, decode_load)
 
 
+def test_an_empty_prompt_saves_nothing() -> None:
+    hits = KnownHits({"d0": 99})
+    decision = placed(query(0, hits=hits, local_only=LocalOnly.PROMPT_EMBEDS), surroundings(*pd()))
+    assert decision.options[0].hit_tokens == 0
+
+
 # ------------------------------------------------------------------ what wins
 
 

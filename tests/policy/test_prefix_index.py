@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 import pytest
@@ -389,6 +390,49 @@ def test_what_was_sent_again_outlives_the_first_time() -> None:
     assert index.look_up(CHAIN, 10.0).of("a") == Hit(9, 0, HitSource.PREDICTED, 6.0)
     assert blocks(index, "a", CHAIN, 14.0) == 0
     index.check_integrity()
+
+
+def test_a_prompt_that_is_sent_again_and_again_is_kept_a_few_times_only() -> None:
+    index = index_of("r")
+    index.predict("r", [1, 2, 77], 0.0)
+    for time in range(2000):
+        index.predict("r", [*range(1, 30), 1000 + time % 2], time * 0.001)
+    index.check_integrity()
+    own = index._replicas["r"].predictions
+    assert len(own.order) <= 100
+    assert sum(len(one.blocks) for one in own.order) <= 100 * 30
+    assert blocks(index, "r", [*range(1, 30), 1001], 2.0) == 30
+    assert blocks(index, "r", [1, 2, 77], 2.0) == 3, "of what is older, the rest is kept"
+
+
+def some_prompt(dice: random.Random) -> list[int]:
+    """A path from the root of a tree of blocks, most often along its first branches."""
+    path = [1]
+    for _ in range(dice.randint(1, 20)):
+        path.append(4 * path[-1] + (dice.randint(1, 3) if dice.random() < 0.2 else 0))
+    return path
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dropping_what_newer_predictions_replace_changes_nothing_that_is_predicted(
+    seed: int,
+) -> None:
+    dice = random.Random(seed)
+    ever, never = index_of("r", capacity=200), index_of("r", capacity=200)
+    of_ever, of_never = (one._replicas["r"].predictions for one in (ever, never))
+    of_never.look_at = 10**9
+    for step in range(400):
+        of_ever.look_at, now_s = 0, step * 0.05
+        prompt, asked = some_prompt(dice), some_prompt(dice)
+        change = removed([dice.choice(prompt)]) if dice.random() < 0.1 else stored(())
+        for index in (ever, never):
+            index.predict("r", prompt, now_s)
+            index.apply("r", update(step + 1, change), now_s)
+            index.check_integrity()
+        known = {block: one.at_s for block, one in of_ever.newest.items()}
+        assert known == {block: one.at_s for block, one in of_never.newest.items()}
+        assert blocks(ever, "r", asked, now_s) == blocks(never, "r", asked, now_s)
+    assert len(of_ever.order) < len(of_never.order)
 
 
 def test_no_more_is_predicted_than_fits() -> None:

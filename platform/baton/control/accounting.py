@@ -49,7 +49,12 @@ class _Meter:
 
 
 class RecentMeans:
-    """What requests are like that have ended lately; all 0 before the first."""
+    """What requests are like that have ended lately; all 0 before the first.
+
+    Those that were cancelled with tokens are among them: most have come to a stop string, and what
+    was delivered is what there was to do for them. One that left before its first token says less
+    of what requests need than of how long it waited.
+    """
 
     __slots__ = ("_seen", "output_tokens", "prompt_tokens", "uncached_tokens")
 
@@ -138,7 +143,9 @@ class Accounts:
             cause = Cause.LEFT if error is None else error.cause
             self.door.kept_out(record.slo.name, record.outcome, cause, own_doing=own_doing)
         need = NO_DEMAND if own_doing else self._need(entry, record)
-        if record.outcome is Phase.FINISHED:
+        if record.outcome is Phase.FINISHED or (
+            record.outcome is Phase.CANCELLED and record.output_tokens
+        ):
             self.recent.take(need)
         pool = self._pools.pop(entry.request_id, "")
         self._classes[record.slo.name] = (record.slo, record.ended_at_s)

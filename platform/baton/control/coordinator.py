@@ -33,7 +33,7 @@ from baton.control.pair_notices import PairNotice
 from baton.control.pairs import PairProber, ProbeOptions
 from baton.control.reporting import Reporter
 from baton.control.service_rules import ServiceRules
-from baton.control.tenancy import Tenancy
+from baton.control.tenancy import Limited, Tenancy
 from baton.domain.commands import Command, SyncCache
 from baton.domain.demand import Admission, CoordinatorReport
 from baton.domain.errors import (
@@ -168,12 +168,15 @@ class Coordinator:
         """Why `requests` more would be refused right now; None when they would be taken in.
 
         To be asked before a request is read. Whoever knows who asks, and when it is, hears of that
-        tenant's limits, too; what else there is against a request only shows when it arrives.
+        tenant's limits, too; what else there is against a request only shows when it arrives. Of a
+        batch of more than may ever wait, those without a place are then turned away one by one.
         """
         in_flight, waiters = len(self._journeys.entries), self._journeys.waiters
         if in_flight + requests > self._limits.max_requests:
             return self._journeys.turns.queue_full("-", f"{in_flight} requests are in flight")
-        over = len(waiters) + requests - self._limits.max_queued
+        # More than could ever wait may come when nobody does: an idle fleet takes in most at once.
+        could_wait = min(requests, self._limits.max_queued)
+        over = len(waiters) + could_wait - self._limits.max_queued
         if over > 0 and waiters.admittance.could_go(self._rules.highest_priority(tenant)) < over:
             return self._journeys.turns.queue_full(
                 "-", f"{len(waiters)} requests wait for a replica"
@@ -350,10 +353,10 @@ class Coordinator:
         request = entry.request
         answer = self.knowledge.timings.expected_output_tokens(request.max_tokens)
         tokens = len(request.prompt_token_ids) + answer
-        limited = self._journeys.tenancy.ask(entry.tenant, tokens, now_s)
-        if limited is not None:
-            return RateLimited(entry.request_id, limited.retry_after_s, limited.why)
-        entry.charged_tokens = tokens
+        told = self._journeys.tenancy.ask(entry.tenant, tokens, now_s)
+        if isinstance(told, Limited):
+            return RateLimited(entry.request_id, told.retry_after_s, told.why)
+        entry.charge = told
         return None
 
     def _refusal_of(self, request: Request) -> QueueFull | PromptTooLong | None:

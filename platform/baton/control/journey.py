@@ -209,6 +209,9 @@ class Journeys:
             return
         replica_id = placed.replica_id
         if output.ticket is None or output.finish in BROKEN:
+            if (ticket := output.ticket) is not None:  # it keeps blocks all the same
+                lease = self.lease(entry.request_id, output.leg_id, replica_id, ticket, now_s)
+                self.release_lease(lease, now_s)
             # Such an engine can not hand this prompt off: one replica shall run both phases.
             entry.local_only = LocalOnly.HANDOFF_FAILED
             why = f"prefill ended in {output.finish}"
@@ -242,6 +245,8 @@ class Journeys:
         here = max(ticket.tokens, self._held(query, target, tokens))
         self.flows.begin(entry, leg.leg_id, target_id=target, ticket=ticket, now_s=now_s)
         left = max(0, tokens - here)
+        fetches = entry.routes[-1].prefill_tokens is not None
+        entry.rest_s = self._knowledge.prefill_s(target, left, now_s) if fetches else 0.0
         self.commands.append(
             self.running.begin(entry, leg, replica_id=target, tokens=left, now_s=now_s)
         )
@@ -250,7 +255,9 @@ class Journeys:
     # -------------------------------------------------------------- gone clients
 
     def cancel(self, entry: Entry, now_s: float) -> None:
-        """End a request whose client went away."""
+        """End a request whose client went away, or has all that it wants (see `Knowledge.left`)."""
+        if entry.phase is Phase.DECODE:
+            self._knowledge.left(entry, entry.running.replica_id, now_s)
         if entry.leg_id is not None:
             self.recovery.abort(entry, LegEnd.CANCELLED, now_s)
         self.end(entry, Phase.CANCELLED, now_s, reason="cancelled")
@@ -310,7 +317,7 @@ class Journeys:
         A stream has until `stall_s` after its last token. A decode leg that waits for a place or
         for its turn to pull does not move blocks yet: its time counts from when its replica last
         had a queue. With `transfer_s` of 2 s and a turn that comes 1.9 s after the handoff, it has
-        until 3.9 s.
+        until 3.9 s; and `rest_s` more where only a prefix is fetched.
         """
         if entry.phase is Phase.DECODE and entry.last_token_at_s is not None:
             return entry.last_token_at_s + self.limits.stall_s
@@ -318,9 +325,9 @@ class Journeys:
         if entry.phase is not Phase.TRANSFER or placed is None:
             return now_s
         queued_at_s = self._fleet.queue_seen_at_s(placed.replica_id, now_s)
-        if queued_at_s is None:
+        if queued_at_s is None and not entry.rest_s:
             return now_s
-        return min(queued_at_s + self.limits.transfer_s, entry.first_token_due_at_s)
+        return entry.transfer_due_at_s(queued_at_s, self.limits.transfer_s)
 
     def wait_until(self, entry: Entry, at_s: float) -> None:
         """Set the deadline of the phase that the entry is in; its own comes first, if sooner."""
@@ -354,16 +361,11 @@ class Journeys:
 
     def _settle(self, entry: Entry, now_s: float) -> None:
         """Charge its tenant for what it used, rather than for what was expected."""
-        if entry.charged_tokens is not None:
+        if entry.charge is not None:
             used = 0
             if entry.placed_at_s is not None:
                 used = len(entry.request.prompt_token_ids) + len(entry.generated)
-            self.tenancy.ended(
-                entry.tenant.name,
-                charged=entry.charged_tokens,
-                used=used,
-                took_s=now_s - entry.taken_in_at_s,
-            )
+            self.tenancy.ended(entry.charge, used=used, took_s=now_s - entry.taken_in_at_s)
 
     def reconfigure(self, *, limits: CoordinatorLimits | None, placer: Placer | None) -> None:
         """Go on by others; deadlines that are armed stay as they are."""
@@ -381,7 +383,7 @@ class Journeys:
         self.waiters.check_integrity()
         self.recovery.budget.check_integrity()
         self.tenancy.check_integrity(
-            Counter(e.tenant.name for e in self.entries.values() if e.charged_tokens is not None)
+            Counter(e.tenant.name for e in self.entries.values() if e.charge is not None)
         )
         for request_id, entry in self.entries.items():
             queued = entry.phase is Phase.QUEUED

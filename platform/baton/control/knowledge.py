@@ -118,6 +118,14 @@ class Knowledge:
         found = [self.index.look_up(entry.hashes(family), now_s) for family in self._members]
         return found[0] if len(found) == 1 else _AnyFamily(found)
 
+    def prefill_s(self, replica_id: str, tokens: int, now_s: float) -> float:
+        """Until a replica has computed so many prompt tokens, after those sent there before."""
+        view = self._fleet.get(replica_id)
+        if view is None or not tokens:
+            return 0.0
+        ahead_s = max(0.0, self.prompts.due_at_s.get(replica_id, 0.0) - now_s)
+        return ahead_s + self.timings.of(view).prefill_s(tokens, running=view.load.running_requests)
+
     def caches(self, now_s: float) -> dict[str, dict[str, object]]:
         """What is known of each replica's prefix cache, in plain values, for operators."""
         states = {one: self.index.state(one, now_s) for one in sorted(self._families)}
@@ -184,6 +192,18 @@ class Knowledge:
             # The last token was sampled, never computed.
             tokens = len(request.prompt_token_ids) + len(entry.generated) - 1
             self.sent(entry, replica_id, tokens, now_s)
+
+    def left(self, entry: Entry, replica_id: str, now_s: float) -> None:
+        """A client had enough of its stream, which was not at its end; teaches as much as an end.
+
+        Mostly that is an end: engines whose frontend looks for stop strings cancel what has come to
+        one. Of who really went away, what it got is less than the answer would have been, and the
+        two cannot be told apart here. What it got is what was computed for it, though; and who asks
+        what to expect (of room, of replicas, of a tenant's quota) wants to know just that, for as
+        long as clients are as patient as they were. Not to learn of these would leave whole
+        workloads, all of whose answers end on stop strings, at half of what they allow for.
+        """
+        self.finished(entry, replica_id, now_s)
 
     def _forget_family(self, replica_id: str) -> None:
         family = self._families.pop(replica_id, None)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from baton.control.holding import Band
 from baton.control.leg_stories import OpenLeg
+from baton.control.tenancy import Charge
 from baton.control.transitions import check_edge
 from baton.domain.commands import RequestRecord
 from baton.domain.handoff import Decision, Lease, Leg, LegKind, Route, Ticket
@@ -62,6 +63,9 @@ class Entry:
     decisions: list[Decision] = field(default_factory=list)
     flow: Flow | None = None
     """The transfer that is under way for it."""
+    rest_s: float = 0.0
+    """Of a transfer of a prefix only: what its target is predicted to take for the rest of the
+    prompt, and for those before it; 0 where the whole prompt is handed off."""
     legs_begun: int = 0
     open_leg: OpenLeg | None = None
     """The one that runs."""
@@ -82,7 +86,7 @@ class Entry:
     worst_gap_s: float = 0.0
     slow_gaps: int = 0
     gap_of_note_s: float = 0.0
-    charged_tokens: float | None = None
+    charge: Charge | None = None
     """What its tenant was charged for it; None before that."""
     waiting: Waiting | None = None
     """Its place in line; None while it was not asked whether it is let in."""
@@ -185,6 +189,16 @@ class Entry:
         """The leg that runs."""
         assert self.open_leg is not None, f"{self.request_id} runs no leg"
         return self.open_leg
+
+    def transfer_due_at_s(self, queued_at_s: float | None, transfer_s: float) -> float:
+        """When its transfer, before which there last was a queue then, should bring a first token.
+
+        Blocks have `transfer_s`; what is computed after them has what it is predicted to take. Or
+        else each prefix that is fetched for a prompt with seconds left to compute would be given
+        up, and its link be blamed.
+        """
+        from_s = max(self.running.began_at_s, queued_at_s or 0.0)
+        return min(from_s + transfer_s + self.rest_s, self.first_token_due_at_s)
 
     def leg_over(self, end: LegEnd, now_s: float) -> None:
         """Its running leg is over."""

@@ -45,7 +45,8 @@ class CoordinatorLimits:
     """From placement to the first token, before the replica is given up for this request."""
     transfer_s: float = 2.0
     """From handoff to the decode replica's first token; while that replica says that it has a
-    queue, the time does not run."""
+    queue, the time does not run. Where only a prefix is fetched, what it is predicted to take to
+    compute the rest comes on top."""
     stall_s: float = 10.0
     """Between two tokens of a stream, before its replica is given up."""
     total_s: float = 600.0

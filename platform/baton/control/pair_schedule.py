@@ -115,7 +115,8 @@ class PairSchedule:
         source, target = self._facts.get(source_id), self._facts.get(target_id)
         if pair is not None or source is None or target is None or source is target:
             return pair
-        if not (_may_hand_over(source) and _may_take(target) and source.layout == target.layout):
+        # A replica that only decodes is never drawn as a source, but prefixes are fetched from it.
+        if not (source.side_channel and _may_take(target) and source.layout == target.layout):
             return None
         pair = Pair(source, target, drawn=False)
         self._add(pair)

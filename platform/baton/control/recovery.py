@@ -4,7 +4,8 @@
 The request is then placed again, with the tokens that its client has as part of its prompt. Three
 things bound how often:
 
-- no more than `max_failures` legs of one request;
+- no more than `max_failures` failed legs of one request; one that is hedged, or refused because its
+  replica drains, has not failed;
 - a request that cannot be carried over ends once its client has tokens;
 - the *retry budget* (`policy.retry_budget`): second tries are a share of what arrives.
 
@@ -241,7 +242,7 @@ class Recovery:
         self, entry: Entry, replica_id: str, why: str, now_s: float, *, trouble: Trouble
     ) -> None:
         self._journeys.release(entry, now_s)
-        entry.failures += 1
+        entry.failures += _is_failure(entry, replica_id, trouble)
         entry.avoid |= {replica_id}
         if entry.failures > self._journeys.limits.max_failures:
             why = f"gave up after {entry.failures} failures, the last on {replica_id}: {why}"
@@ -292,3 +293,14 @@ class Recovery:
 def _is_stuck(entry: Entry) -> bool:
     """Whether it cannot go on elsewhere: its client has tokens, and others would not fit them."""
     return bool(entry.generated) and not entry.request.resumable
+
+
+def _is_failure(entry: Entry, replica_id: str, trouble: Trouble) -> bool:
+    """Whether a leg that is over counts towards `max_failures`; before its replica is avoided.
+
+    A hedge is for a leg that may yet go well, and there is one for each request. Who drains says so
+    once: a replica that is asked again, since there is no other, may refuse for ever.
+    """
+    if trouble is Trouble.DRAINING:
+        return replica_id in entry.avoid
+    return trouble is not Trouble.HEDGED

@@ -18,17 +18,21 @@ class PoolPace:
 
     def __init__(self) -> None:
         self._changed_at_s: float | None = None
-        self._starting = 0
+        self._starting = self._ready = 0
         self._waits_since_s: float | None = None
         """When the replicas that are starting were asked for, or one of them last became ready."""
 
     def watch(self, pool: PoolObservation, at_s: float) -> None:
-        """Take note of how starts get on."""
+        """Take note of how starts get on.
+
+        Where one is asked for as soon as another becomes ready, as many are starting as before.
+        """
+        came = pool.starting < self._starting or pool.ready > self._ready
         if pool.starting <= 0:
             self._waits_since_s = None
-        elif self._waits_since_s is None or pool.starting < self._starting:
+        elif self._waits_since_s is None or came:
             self._waits_since_s = at_s
-        self._starting = pool.starting
+        self._starting, self._ready = pool.starting, pool.ready
 
     def changed(self, at_s: float) -> None:
         """Replicas were asked for, or stopped."""

@@ -3,9 +3,11 @@
 *Theory of operation.* A limit holds for the deployment; this coordinator has a fraction of it,
 which is an equal one until `share` says another. What a request will use is charged when it
 arrives, its prompt and the answer that is to be expected, and settled when it ends: what was not
-used is given back, what was used beyond it is owed. A request that got nothing at all is given back
-whole. Names that are not configured count for whoever stands for them, so there are never more
-accounts than tenants in the rules, and those of removed tenants until their last request has ended.
+used is given back, what was used beyond it is owed, in the buckets that were charged and nowhere
+else: whoever gets a limit while requests run owes nothing for these. A request that got nothing at
+all is given back whole. Names that are not configured count for whoever stands for them, so there
+are never more accounts than tenants in the rules, and those of removed tenants until their last
+request has ended.
 """
 
 from __future__ import annotations
@@ -32,6 +34,15 @@ class Limited(NamedTuple):
 
     why: str
     retry_after_s: float
+
+
+class Charge(NamedTuple):
+    """What a request that was taken in was charged, and to which buckets; None: to no limit."""
+
+    tenant: str
+    tokens: float
+    requests_from: Bucket | None
+    tokens_from: Bucket | None
 
 
 class Fractions(NamedTuple):
@@ -97,8 +108,8 @@ class Tenancy:
                 account.dealt = True
                 _fit(account, now_s)
 
-    def ask(self, tenant: Tenant, tokens: float, now_s: float) -> Limited | None:
-        """Why a request of so many tokens cannot be taken in now; None, and it is charged."""
+    def ask(self, tenant: Tenant, tokens: float, now_s: float) -> Limited | Charge:
+        """Why a request of so many tokens cannot be taken in now; or what it is charged."""
         account = self._account(tenant, now_s)
         account.asked_requests.add(1.0, now_s)
         account.asked_tokens.add(tokens, now_s)
@@ -110,21 +121,21 @@ class Tenancy:
             account.requests.take(1.0)
         if account.tokens is not None:
             account.tokens.take(tokens)
-        return None
+        return Charge(tenant.name, tokens, account.requests, account.tokens)
 
     def would_limit(self, tenant: Tenant, now_s: float) -> Limited | None:
         """Why any request of a tenant would be refused now; nothing is charged."""
         account = self._accounts.get(tenant.name)
         return None if account is None else self._limited(account, 1.0, now_s)
 
-    def ended(self, name: str, *, charged: float, used: float, took_s: float) -> None:
-        """A request that was charged so many tokens has ended and used so many; 0 for none."""
-        account = self._accounts[name]
+    def ended(self, charge: Charge, *, used: float, took_s: float) -> None:
+        """A request that was charged so has ended and used so many tokens; 0 for none."""
+        account = self._accounts[charge.tenant]
         account.in_flight -= 1
-        if account.tokens is not None:
-            account.tokens.take(used - charged)
-        if account.requests is not None and not used:
-            account.requests.take(-1.0)
+        if charge.tokens_from is not None:
+            charge.tokens_from.take(used - charge.tokens)
+        if charge.requests_from is not None and not used:
+            charge.requests_from.take(-1.0)
         if used:
             account.ended += 1
             account.mean_s += (took_s - account.mean_s) / min(account.ended, _DURATIONS_KEPT)

@@ -21,7 +21,7 @@ In a large fleet only a shortlist is looked at: those that hold most of the prom
 ones of a few pairs drawn by chance, which are close to the idlest of all (Source: Mitzenmacher, The
 Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10), 2001). The draw, and how ties
 break, differ between coordinators, so that several that see the same stale loads do not all choose
-the same replica.
+the same replica. Where nobody on it can hand a prompt over to another, see `partners`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from baton.domain.fleet import ReplicaView, Role
 from baton.domain.handoff import Decision, Route, RouteReason
 from baton.domain.value import evolve
 from baton.policy.hits import NO_HITS
+from baton.policy.partners import givers, takers
 from baton.policy.placement import Disaggregate, NoRoute, PlacementQuery, Surroundings, no_route
 from baton.policy.promises import Promises
 from baton.policy.replica_cost import ReplicaCost
@@ -103,11 +104,7 @@ class PredictedPlacer:
             return no_route(around.fleet)
         ways = self._ways(query, around)
         decoders = self._costs(ways, query, around, roster.decode or roster.prefill)
-        forced = self._forced_local(query, around, decoders)
-        prefillers = [] if forced else self._prefillers(ways, query, around, decoders)
-        found = [] if forced else ways.remotes(prefillers, decoders)
-        if forced is None and not found:
-            forced = RouteReason.NO_LINK
+        forced, prefillers, found = self._handoffs(ways, query, around, decoders)
         if found and self._options.disaggregate is Disaggregate.ALWAYS:
             return self._decide(query, around, found)
         reason = forced or RouteReason.LOCAL_FASTER
@@ -132,9 +129,18 @@ class PredictedPlacer:
         if not ids:
             return None
         ways = self._ways(query, around)
+        best = self._best_taker(ways, source, self._costs(ways, query, around, ids))
+        if best is None and self._shortlist.leaves_out(ids):
+            able = takers([source], self._shortlist.pool(query, ids), around)
+            best = self._best_taker(ways, source, self._costs(ways, query, around, able))
+        return best
+
+    def _best_taker(
+        self, ways: Ways, source: ReplicaView, costs: Sequence[ReplicaCost]
+    ) -> str | None:
         able = [
             (left_s, self._tie(cost.view.replica_id), cost.view.replica_id)
-            for cost in self._costs(ways, query, around, ids)
+            for cost in costs
             if (left_s := ways.handoff_s(source, cost)) is not None
         ]
         return min(able)[2] if able else None
@@ -155,6 +161,38 @@ class PredictedPlacer:
         self, ways: Ways, query: PlacementQuery, around: Surroundings, ids: Sequence[str]
     ) -> list[ReplicaCost]:
         return ways.costs(self._shortlist.of(query, around.fleet, ids))
+
+    def _handoffs(
+        self,
+        ways: Ways,
+        query: PlacementQuery,
+        around: Surroundings,
+        decoders: Sequence[ReplicaCost],
+    ) -> tuple[RouteReason | None, list[ReplicaCost], list[Way]]:
+        """Why there is no handoff, if there is none; who may prefill; and the handoffs."""
+        forced = self._forced_local(query, around, decoders)
+        prefillers = [] if forced else self._prefillers(ways, query, around, decoders)
+        found = [] if forced else ways.remotes(prefillers, decoders)
+        if found or forced not in {None, RouteReason.INCOMPATIBLE}:
+            return forced, prefillers, found
+        roster = around.fleet.roster
+        if self._shortlist.leaves_out(roster.prefill) or self._shortlist.leaves_out(roster.decode):
+            others, found = self._further_handoffs(ways, query, around)
+            if found:
+                return None, others, found
+        return forced or RouteReason.NO_LINK, prefillers, []
+
+    def _further_handoffs(
+        self, ways: Ways, query: PlacementQuery, around: Surroundings
+    ) -> tuple[list[ReplicaCost], list[Way]]:
+        """The handoffs among those that were not looked at, where nobody else can do it."""
+        roster = around.fleet.roster
+        targets = self._shortlist.pool(query, roster.decode)
+        fresh = (one for one in roster.prefill if one not in query.avoid)
+        able = givers(fresh, targets, around)
+        sources = self._costs(ways, query, around, able) if able else []
+        pulling = takers((cost.view for cost in sources), targets, around)
+        return sources, ways.remotes(sources, self._costs(ways, query, around, pulling))
 
     def _prefillers(
         self,

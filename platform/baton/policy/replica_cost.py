@@ -175,7 +175,7 @@ def compare(costs: Sequence[ReplicaCost], *, reuses: float) -> None:
 
 def usable_tokens(hit: Hit, prompt_tokens: int, block_size_tokens: int) -> int:
     """Prompt tokens that a hit saves; the last one is always computed, for the first new token."""
-    return min(hit.blocks, (prompt_tokens - 1) // block_size_tokens) * block_size_tokens
+    return min(hit.blocks, max(0, prompt_tokens - 1) // block_size_tokens) * block_size_tokens
 
 
 def _streams(view: ReplicaView, crowd: float) -> int:

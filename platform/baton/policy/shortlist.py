@@ -25,10 +25,8 @@ class Shortlist:
 
         Replicas on which the request has failed are looked at only when there are no others.
         """
-        avoid = query.avoid
-        if avoid:
-            ids = [one for one in ids if one not in avoid] or ids
-        if len(ids) <= max(_SMALL, 2 * self._limit):
+        avoid, ids = query.avoid, self.pool(query, ids)
+        if not self.leaves_out(ids):
             return ids
         chosen = dict.fromkeys(self._idle(fleet, ids))
         named = [*query.hits.holders(self._limit), query.session_replica_id]
@@ -42,6 +40,15 @@ class Shortlist:
         if query.adapter is not None:
             chosen |= dict.fromkeys(self._with_adapter(query.adapter, fleet, ids))
         return chosen
+
+    def pool(self, query: PlacementQuery, ids: Sequence[str]) -> Sequence[str]:
+        """Those it is drawn from: on whom the request has not failed, or else all."""
+        avoid = query.avoid
+        return ([one for one in ids if one not in avoid] or ids) if avoid else ids
+
+    def leaves_out(self, ids: Sequence[str]) -> bool:
+        """Whether these are too many to look at each."""
+        return len(ids) > max(_SMALL, 2 * self._limit)
 
     def _with_adapter(self, name: str, fleet: FleetView, ids: Sequence[str]) -> Iterable[str]:
         """The first replicas that have an adapter, from a random one on."""
