@@ -7,7 +7,7 @@ events are late, lost or off, answers get worse and nothing breaks.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from baton.control.fleet_table import FleetTable
@@ -115,8 +115,8 @@ class Knowledge:
     def _hits(self, entry: Entry, now_s: float) -> Hits:
         if self.index.is_empty or not self._members or not entry.request.prompt_token_ids:
             return NO_HITS
-        found = [self.index.look_up(entry.hashes(family), now_s) for family in self._members]
-        return found[0] if len(found) == 1 else _AnyFamily(found)
+        found = {one: self.index.look_up(entry.hashes(one), now_s) for one in self._members}
+        return next(iter(found.values())) if len(found) == 1 else _AnyFamily(found)
 
     def prefill_s(self, replica_id: str, tokens: int, now_s: float) -> float:
         """Until a replica has computed so many prompt tokens, after those sent there before."""
@@ -224,12 +224,17 @@ class Knowledge:
 class _AnyFamily:
     """Hits of a fleet in which replicas name blocks in different ways."""
 
-    def __init__(self, parts: Sequence[Hits]) -> None:
+    def __init__(self, parts: Mapping[Family, Hits]) -> None:
         self._parts = parts
 
     def of(self, replica_id: str) -> Hit:
-        hits = (part.of(replica_id) for part in self._parts)
+        hits = (part.of(replica_id) for part in self._parts.values())
         return next((hit for hit in hits if hit.source is not HitSource.NONE), NO_HIT)
 
     def holders(self, limit: int) -> Sequence[str]:
-        return tuple(one for part in self._parts for one in part.holders(limit))
+        tokens = {
+            one: part.of(one).blocks * block_size_tokens
+            for (_, block_size_tokens), part in self._parts.items()
+            for one in part.holders(limit)
+        }
+        return sorted(tokens, key=tokens.__getitem__, reverse=True)[:limit]

@@ -1,0 +1,19 @@
+"""What is known of replicas that name blocks in different ways."""
+
+from __future__ import annotations
+
+from baton.control.knowledge import _AnyFamily
+from tests.fakes.timings import KnownHits
+
+
+def test_who_holds_most_is_told_first_whichever_way_it_names_blocks() -> None:
+    hits = _AnyFamily(
+        {
+            ("tiny", 16): KnownHits({"a": 20, "b": 5}),
+            ("tiny", 64): KnownHits({"c": 10, "d": 1}),
+        }
+    )
+    assert list(hits.holders(9)) == ["c", "a", "b", "d"], "by tokens: 640, 320, 80, 64"
+    assert list(hits.holders(2)) == ["c", "a"]
+    assert list(hits.holders(0)) == []
+    assert [hits.of(one).blocks for one in "abcde"] == [20, 5, 10, 1, 0]
