@@ -27,7 +27,7 @@ with warnings.catch_warnings():
 
 JSON = b"application/json"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-GOOD = {
+GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "tiny", "prompt": "hello", "max_tokens": 3},
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]},
 }
@@ -154,7 +154,7 @@ async def same(path: str, parts: Sequence[bytes], **more: Any) -> tuple[object, 
 async def test_a_readable_request_is_answered_as_it_was(path: str) -> None:
     _, status, headers, text = await same(path, [json.dumps(GOOD[path]).encode()])
     assert status == 200
-    assert (b"content-type", b"text/event-stream; charset=utf-8") in headers
+    assert "text/event-stream" in str(headers)
     assert '"model": "tiny"' in str(text)
     first, second = HANDLER.asked
     assert type(first) is type(second)
@@ -297,7 +297,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(path=st.sampled_from(PATHS), body=st.dictionaries(FIELDS, VALUES), whole=st.booleans())
-def test_any_body_is_answered_as_it_was(path: str, body: dict[str, Any], whole: bool) -> None:
+def test_any_body_is_answered_as_it_was(path: str, body: dict[str, Any], *, whole: bool) -> None:
     asked = {**GOOD[path], **body} if whole else body
     asyncio.run(same(path, [json.dumps(asked).encode()]))
 

@@ -1,4 +1,4 @@
-"""Requests for tokens go from vLLM's app to vLLM's handlers without FastAPI's way of finding out how.
+"""Requests for tokens go from vLLM's app to vLLM's handlers, past FastAPI's search for the way.
 
 FastAPI tries each route of the app in turn, and for the one that fits solves for each request what
 its handler depends on: a graph of one check of a header and one body. Here the routes that ask for
