@@ -328,7 +328,8 @@ class TransferConfig:
     require_rdma: bool = False
     """Do not use a pair of replicas whose blocks go through the kernel's network stack."""
     deadline_s: Annotated[float, Wait] = _LIMITS.transfer_s
-    """For the blocks of one handoff; then `on_failure`."""
+    """For the blocks of one handoff, besides what the rest of a prompt is predicted to take where
+    only its prefix is fetched; then `on_failure`."""
     on_failure: OnFailure = OnFailure.RECOMPUTE
     lease_s: Annotated[float, Bounds(low=1, high=86_400)] = _LIMITS.lease_s
     """How long a prefill replica keeps a finished prompt's blocks for a pull."""

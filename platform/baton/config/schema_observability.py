@@ -52,7 +52,8 @@ class TracingConfig:
     """Which requests leave a trace, and where it goes."""
 
     otlp: str | None = None
-    """URL of an OpenTelemetry collector, as `http://collector:4318`; null: nothing is traced."""
+    """URL of an OpenTelemetry collector, as `http://collector:4318`, without a name or a password;
+    null: nothing is traced."""
     sample: Annotated[float, _Share] = 0.01
     """The share of requests that is traced, besides those whose caller says so."""
     keep_slo_misses: bool = True

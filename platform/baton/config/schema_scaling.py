@@ -44,7 +44,8 @@ class AutoscalerConfig:
     interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = _OPTIONS.interval_s
     """Between two decisions."""
     gpu_budget: Annotated[float | None, Bounds(low=1)] = _OPTIONS.gpu_budget
-    """GPUs of all pools together; a replica without GPUs counts one for each of its workers."""
+    """GPUs of all pools together, at least those that they start with; a replica without GPUs
+    counts one for each of its workers."""
     up: StepsUp = field(default_factory=StepsUp)
     down: StepsDown = field(default_factory=StepsDown)
     scale_to_zero: bool = _OPTIONS.scale_to_zero

@@ -4,8 +4,8 @@
 The request is then placed again, with the tokens that its client has as part of its prompt. Three
 things bound how often:
 
-- no more than `max_failures` failed legs of one request; one that is hedged, or refused because its
-  replica drains, has not failed;
+- no more than `max_failures` failed legs of one request; one that is hedged, or that a
+  replica refuses for the first time because it drains, has not failed;
 - a request that cannot be carried over ends once its client has tokens;
 - the *retry budget* (`policy.retry_budget`): second tries are a share of what arrives.
 

@@ -62,7 +62,8 @@ def ray_up_files(deployment: Adapted, settings: ManifestSettings) -> Mapping[str
     """`cluster.yaml` for `ray up`, `serve.yaml` for `serve deploy`.
 
     Raises:
-        CannotExport: a pool wants an accelerator of which no machine is known.
+        CannotExport: a pool wants an accelerator of which no machine is known, or more of a machine
+            than it has; or a variable is read from a file whose path is not whole.
     """
     return {
         "cluster.yaml": yaml_text(_cluster(deployment, settings)).encode(),

@@ -158,7 +158,8 @@ def _handoffs() -> Iterator[Rule]:
         for_="5m",
         summary="KV blocks that pool {{ $labels.pool }} of {{ $labels.job }} keeps are not fetched",
         description='{{ printf "%.0f" $value }} leases ran out within a quarter of an hour, more'
-        " than one in a hundred handoffs: prefills that nobody used, and blocks kept for nothing.",
+        " than one in a hundred handoffs, if any was counted: prefills that nobody used, and blocks"
+        " kept for nothing.",
     )
 
 
