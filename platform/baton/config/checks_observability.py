@@ -45,7 +45,7 @@ def _collector(seen: Seen, url: str | None) -> Iterator[Finding]:
         host, _port_number = parts.hostname or "", parts.port
     except ValueError:
         host = ""
-    if not is_host(host) or parts.scheme not in {"http", "https"}:
+    if not host or parts.scheme not in {"http", "https"}:
         yield seen.wrong(path, "wanted a URL as http://collector:4318")
     elif parts.username is not None or parts.password is not None:
         what = "a name or a password in it would be shown, wanted it without: let a collector on"

@@ -167,7 +167,7 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         *more: Any,  # noqa: ANN401
         **named: Any,  # noqa: ANN401
     ) -> None:
-        """Likewise, and keep nothing of a request that could not be handed to the fleet.
+        """As vLLM does, and keep nothing of a request that could not be handed to the fleet.
 
         vLLM has it in its books by then, and takes it out of them for those only who wait for it.
         """
