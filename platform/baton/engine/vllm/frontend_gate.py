@@ -20,7 +20,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -32,6 +32,9 @@ from baton.engine.vllm.frontend_errors import INTERNAL, Dialect, Problem, in_dia
 from baton.engine.vllm.frontend_http import broken_head
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_traces import trace_context
+
+if TYPE_CHECKING:
+    from baton.engine.vllm.short_cuts import ShortCut
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -97,6 +100,7 @@ class Exchange:
         "generates",
         "problem",
         "salted",
+        "short_cut",
         "trace",
     )
 
@@ -121,6 +125,8 @@ class Exchange:
         """Its body names a salt of its own, so that nothing of it is to be found by others."""
         self.flowing = False
         """The first output of the engine has arrived."""
+        self.short_cut: ShortCut | None = None
+        """By which its tokens go, where that may be."""
         self.problem: Problem | None = None
         """Why it ends early; whatever the app still says is then dropped."""
         self._dialect = dialect
@@ -129,6 +135,11 @@ class Exchange:
         self._is_stream = False
         self._sent = 0
         self._ended = False
+
+    @property
+    def passes(self) -> bool:
+        """Whether what the app sends goes to the client as it is."""
+        return self._held is None and self.problem is None and not self._ended
 
     def send(self, message: Message) -> Awaitable[None]:
         """Pass on, hold back or replace what the app sends."""

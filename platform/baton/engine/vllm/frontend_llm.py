@@ -144,16 +144,19 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         # Whose turn it is goes by classes and tenants; which engine runs it, by placement.
         kwargs |= {"priority": 0, "data_parallel_rank": None}
         kwargs["session_id"] = session_of(caller, kwargs.get("session_id"))
+        short_cut = None if exchange is None else exchange.short_cut
         generation = super().generate(prompt, sampling_params, request_id, **kwargs)
         async with aclosing(generation) as outputs:
             try:
                 async for output in outputs:
-                    for completion in output.outputs:
-                        if completion.finish_reason == "error":
-                            raise FleetError(Problem.unpack(completion.stop_reason))
+                    _raise_if_failed(output)
                     if exchange is not None:
                         exchange.flowing = True
+                    if short_cut is not None:
+                        short_cut.passes(output)
                     yield output
+                    if short_cut is not None:
+                        short_cut.rests()
             except EngineDeadError as error:
                 raise FleetError(_GONE) from error
             except EngineGenerateError as error:
@@ -176,6 +179,10 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         except BaseException:
             self.output_processor.abort_requests([request.request_id], internal=True)
             raise
+        exchange = CURRENT_EXCHANGE.get()
+        state = self.output_processor.request_states.get(request.request_id)
+        if exchange is not None and exchange.short_cut is not None and state is not None:
+            exchange.short_cut.attach(state)
 
     async def aclose(self) -> None:
         """End open requests with an error and stop; unlike vLLM's shutdown, wait for its tasks."""
@@ -188,6 +195,12 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
         self.shutdown()
         resources.ctx.destroy(linger=0)
+
+
+def _raise_if_failed(output: RequestOutput) -> None:
+    for completion in output.outputs:
+        if completion.finish_reason == "error":
+            raise FleetError(Problem.unpack(completion.stop_reason))
 
 
 def _among_whom() -> str | bool | None:

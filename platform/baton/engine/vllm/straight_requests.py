@@ -22,6 +22,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 
+from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE
+from baton.engine.vllm.short_cuts import ShortCut, is_plain
+
 PATHS = ("/v1/chat/completions", "/v1/completions")
 _JSON = b"application/json"
 
@@ -80,11 +83,25 @@ class StraightRoute:
             return
         # From the body's first byte on, should a handler want to read it for itself.
         raw_request = Request(scope, body.again, send)
+        exchange = CURRENT_EXCHANGE.get()
+        if exchange is None or not is_plain(request, raw_request.app.state):
+            await self._serve(request, raw_request, receive, send)
+            return
+        exchange.short_cut = short_cut = ShortCut(exchange)
+        try:
+            await self._serve(request, raw_request, receive, send)
+        finally:
+            exchange.short_cut = None
+            short_cut.close()
+
+    async def _serve(
+        self, request: object, raw_request: Request, receive: Receive, send: Send
+    ) -> None:
         response = await self._endpoint(request=request, raw_request=raw_request)
         if response is None:  # its client has gone
             response = JSONResponse(None)
         assert isinstance(response, Response), "vLLM's handlers say how they answer"
-        await response(scope, receive, send)
+        await response(raw_request.scope, receive, send)
 
     def _understood(self, body: Body) -> object:
         """The handler's request; None where FastAPI shall say what is wrong."""

@@ -19,6 +19,7 @@ from vllm.entrypoints.openai.completion import api_router as completions
 from vllm.entrypoints.openai.responses import api_router as responses
 
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE
+from baton.engine.vllm.short_cuts import ShortCut
 
 _ROUTERS = (chat, completions, messages, responses)
 
@@ -34,17 +35,19 @@ class StraightStream(StreamingResponse):
     """A stream of which only start and end pass through every layer."""
 
     _straight: Send | None = None
+    _short_cut: ShortCut | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
         exchange = CURRENT_EXCHANGE.get()
         if exchange is not None and getattr(scope["app"].state, "streams_straight", False):
             self._straight = exchange.send
+            self._short_cut = exchange.short_cut
         await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
         """Send start, chunks and end."""
-        straight = self._straight or send
+        straight, short_cut = self._straight or send, self._short_cut
         await send(
             {
                 "type": "http.response.start",
@@ -54,5 +57,9 @@ class StraightStream(StreamingResponse):
         )
         async for chunk in self.body_iterator:
             body = chunk.encode(self.charset) if isinstance(chunk, str) else chunk
+            if short_cut is not None:
+                if short_cut.unsent is not None:
+                    await short_cut.unsent
+                short_cut.saw(bytes(body))
             await straight({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
