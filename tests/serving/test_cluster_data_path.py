@@ -15,6 +15,7 @@ from baton.serving.data_path import (
     FrontSettings,
     choose_data_path,
     find_haproxy,
+    front_threads,
     is_loopback,
     pick_front_ports,
     port_is_free,
@@ -151,3 +152,27 @@ def test_a_local_ray_is_authenticated_and_named_by_its_token_file() -> None:
     environment = ray_environment(path)
     assert environment["RAY_AUTH_MODE"] == "token"
     assert environment["RAY_AUTH_TOKEN_PATH"] == str(path)
+
+
+@pytest.mark.parametrize(
+    ("ingresses", "in_python", "tls", "cores", "threads"),
+    [
+        (1, True, False, 8, 1),
+        (4, True, False, 8, 1),
+        (5, True, False, 8, 2),
+        (40, True, False, 8, 4),
+        (40, True, False, 2, 2),
+        (1, False, False, 8, 1),
+        (3, False, False, 8, 3),
+        (1, True, True, 8, 4),
+        (1, True, True, 1, 1),
+    ],
+)
+def test_haproxy_has_as_many_threads_as_ingresses_can_keep_busy(
+    ingresses: int,
+    in_python: bool,  # noqa: FBT001 - of the table
+    tls: bool,  # noqa: FBT001 - of the table
+    cores: int,
+    threads: int,
+) -> None:
+    assert front_threads(ingresses, in_python=in_python, tls=tls, cores=cores) == threads

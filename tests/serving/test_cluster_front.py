@@ -35,6 +35,11 @@ def test_the_configuration_says_whose_haproxy_listens(front: str, path: DataPath
     assert cluster_settings(load_text(CONFIG % front)).data_path is path
 
 
+def test_an_ingress_in_python_gets_a_haproxy_of_one_thread() -> None:
+    python = CONFIG.replace("frontend: rust, front: %s", "port: 8000")
+    assert cluster_settings(load_text(python)).front_threads == 1
+
+
 def test_without_haproxy_there_is_no_gate_to_be_the_front(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,8 @@ class ClusterSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further variables for every process of the cluster."""
     tls: TlsConfig = field(default_factory=TlsConfig)
+    front_threads: int = 1
+    """Of Ray Serve's HAProxy."""
 
 
 def say_nothing(_line: str) -> None:
@@ -201,7 +203,7 @@ class LocalCluster:
             run_dir=run_dir,
             ports=ports,
             longest_stream_s=self._settings.longest_stream_s,
-            threads=min(4, os.cpu_count() or 1),
+            threads=self._settings.front_threads,
         )
         token_file = run_dir / "token"
         token_file.touch(mode=0o600)

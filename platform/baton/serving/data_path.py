@@ -28,6 +28,10 @@ _REPLICA_PORTS = 200
 """A freed port is quarantined for as long as the longest stream: leave room for restarts."""
 _HARD_STOP_MARGIN_S = 30
 _HAPROXY_CHECK_TIMEOUT_S = 10.0
+_MOST_THREADS = 4
+_PYTHON_INGRESSES_A_THREAD = 4
+"""A thread of HAProxy carries 60,000 tokens a second, an ingress in Python a fifth of it at most;
+one in Rust, half of it."""
 _ASKED_AGAIN_BYTES = 65_536
 """Most requests are smaller; HAProxy keeps so much of each whose answer has not begun."""
 
@@ -124,6 +128,19 @@ def _why_no_haproxy(environ: Mapping[str, str]) -> str | None:
     except (OSError, subprocess.SubprocessError) as error:
         return f"{binary} does not run: {error}"
     return None
+
+
+def front_threads(ingresses: int, *, in_python: bool, tls: bool, cores: int) -> int:
+    """How many threads HAProxy gets before so many ingresses.
+
+    No more than can be of use: two wake each other, and take an eighth more of the processor for a
+    token than one. Who comes by TLS costs a millisecond before the first token, and has them all.
+    """
+    most = min(_MOST_THREADS, cores)
+    if tls:
+        return most
+    each_serves = _PYTHON_INGRESSES_A_THREAD if in_python else 1
+    return min(most, math.ceil(ingresses / each_serves))
 
 
 def pick_front_ports() -> FrontPorts:

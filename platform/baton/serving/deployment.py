@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,14 +14,14 @@ from typing import Self
 
 import httpx
 
-from baton.config.schema import DeploymentConfig, FrontKind
+from baton.config.schema import DeploymentConfig, FrontendKind, FrontKind
 from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
 from baton.serving.app import build_app
 from baton.serving.built import encoded, first_built
 from baton.serving.certificates import CertificateWatch
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
-from baton.serving.data_path import DataPath
+from baton.serving.data_path import DataPath, front_threads
 from baton.serving.front import admin_sockets, front_is_direct, own_client
 from baton.serving.front_guard import certificate
 from baton.serving.live_config import BUILT, forget_all, save
@@ -210,6 +211,12 @@ def cluster_settings(config: DeploymentConfig) -> ClusterSettings:
         data_path=DataPath.GATE if config.server.front is FrontKind.GATE else None,
         longest_stream_s=config.admission.timeouts.total_s,
         tls=config.security.tls,
+        front_threads=front_threads(
+            config.server.replicas.min,
+            in_python=config.server.frontend is FrontendKind.PYTHON,
+            tls=config.security.tls.cert_file is not None,
+            cores=os.cpu_count() or 1,
+        ),
     )
 
 
