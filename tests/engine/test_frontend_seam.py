@@ -34,6 +34,7 @@ with warnings.catch_warnings():
         EngineCoreRequestType,
     )
     from vllm.v1.engine import FinishReason as EngineFinishReason
+    from vllm.v1.engine.exceptions import EngineDeadError
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     from baton.engine.vllm import seam as seam_module
@@ -499,3 +500,5 @@ async def test_a_client_that_is_met_and_stops_reading_is_not_buffered_for_withou
         deliver_without_end()
     assert not seam.alive
     assert seam.open_requests == 0
+    with pytest.raises(EngineDeadError):
+        await frontend.add("b")

@@ -35,6 +35,7 @@ from vllm.v1.engine import (
     FinishReason,
     UtilityOutput,
 )
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from baton.domain.commands import Delivery
@@ -301,6 +302,8 @@ class Seam:
         self._open(request)
 
     async def _add_met(self, engine_request: EngineCoreRequest) -> None:
+        if not self.alive:
+            raise EngineDeadError  # or it would wait for tokens that nobody can bring it
         own = copy(engine_request)
         own.sampling_params = copy(own.sampling_params)
         try:
