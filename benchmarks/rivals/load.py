@@ -41,9 +41,9 @@ class Point:
 
     @property
     def requests(self) -> int:
-        """Sent in a run."""
+        """Sent in a run: of seconds where they are short, or chance tells more than the load."""
         if self.prompt_tokens < _LONG_TOKENS:
-            return max(64, 4 * self.streams)
+            return max(64, 12 * self.streams)
         return max(32, 2 * self.streams)
 
 
