@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.exceptions import EngineGenerateError
 
     from baton.engine.vllm import straight_requests
     from baton.engine.vllm.short_cuts import Form, Said, ShortCut, form_of, is_plain
@@ -183,33 +184,36 @@ def test_whoever_wants_more_than_text_gets_it_vllms_way(
 @pytest.mark.parametrize(
     ("chat", "args", "plain"),
     [
-        ({"parser_cls": None, "enable_log_outputs": False}, {}, True),
-        ({"parser_cls": object, "enable_log_outputs": False}, {}, False),
-        ({"parser_cls": None, "enable_log_outputs": True}, {}, False),
-        ({}, {}, False),
-        (
-            {"parser_cls": None, "enable_log_outputs": False},
-            {"sse_keep_alive_interval": 5},
-            False,
-        ),
+        ({}, {}, True),
+        ({"parser_cls": object}, {}, False),
+        ({"enable_log_outputs": True}, {}, False),
+        ({"enable_force_include_usage": True}, {}, False),
+        ({"parser_cls": KeyError}, {}, False),
+        ({}, {"sse_keep_alive_interval": 5}, False),
     ],
-    ids=["passes on", "parses", "logs", "is not known", "keeps alive"],
+    ids=["passes on", "parses", "logs", "tells usage", "is not known", "keeps alive"],
 )
 def test_what_a_handler_has_to_do_with_texts_decides(
     chat: dict[str, object],
     args: dict[str, object],
     plain: bool,  # noqa: FBT001 - of the table
 ) -> None:
-    app = SimpleNamespace(openai_serving_chat=SimpleNamespace(**chat), args=SimpleNamespace(**args))
+    told = {"parser_cls": None, "enable_log_outputs": False, "enable_force_include_usage": False}
+    handler = SimpleNamespace(**(told | chat))
+    if handler.parser_cls is KeyError:
+        del handler.parser_cls
+    app = SimpleNamespace(openai_serving_chat=handler, args=SimpleNamespace(**args))
     assert is_plain(ChatCompletionRequest(model=MODEL, stream=True, **CHAT), app) is plain
 
 
 def test_a_prompt_of_ids_is_one_prompt_and_lists_of_prompts_are_several() -> None:
-    app = SimpleNamespace()
+    handler = SimpleNamespace(enable_force_include_usage=False)
+    app = SimpleNamespace(openai_serving_completion=handler)
     for prompt, plain in (([1, 2], True), ("a", True), (["a", "b"], False), ([[1], [2]], False)):
         request = CompletionRequest(model=MODEL, stream=True, prompt=prompt)
         assert is_plain(request, app) is plain
         assert not is_plain(CompletionRequest(model=MODEL, prompt=prompt), app)
+        assert not is_plain(request, SimpleNamespace())
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -284,11 +288,18 @@ class Client:
         self.got: list[bytes] = []
         self.reads = asyncio.Event()
         self.reads.set()
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
+        self.broken: asyncio.Future[None] | None = None
 
     async def send(self, message: Message) -> None:
         if self.failure is not None:
             raise self.failure
+        if self.broken is not None:
+            try:
+                await self.broken
+            except ConnectionResetError:
+                self.got.append(b"reset")
+            return
         if not self.reads.is_set():
             await self.reads.wait()
         self.got.append(message.get("body", b""))
@@ -427,12 +438,40 @@ async def test_a_request_that_ends_lets_go_of_a_client_that_does_not_read() -> N
     assert "make_request_output" not in vars(stream.state)
 
 
-async def test_what_a_server_raises_reaches_the_streams_task() -> None:
+@pytest.mark.parametrize("failure", [RuntimeError("closed"), asyncio.CancelledError()], ids=repr)
+async def test_what_a_server_raises_ends_its_own_stream_only(failure: BaseException) -> None:
     stream = await Stream(Client()).begin()
-    stream.client.failure = RuntimeError("closed")
+    stream.client.failure = failure
     assert stream.produce("c") is None
-    assert stream.state.queue.output is stream.client.failure
+    assert isinstance(stream.state.queue.output, EngineGenerateError)
     assert stream.produce("d") is not None
+
+
+async def test_a_text_that_is_no_text_ends_its_own_stream_only() -> None:
+    stream = await Stream(Client()).begin()
+    assert stream.produce("\ud800") is None
+    assert isinstance(stream.state.queue.output, EngineGenerateError)
+
+
+async def test_what_a_client_is_waited_for_with_may_fail() -> None:
+    """As a server's own coroutine sees it: it may go on, or raise."""
+    stream = await Stream(Client()).begin()
+    stream.client.reads.clear()
+    stream.client.broken = asyncio.get_running_loop().create_future()
+    assert stream.produce("c") is None
+    stream.client.broken.set_exception(ConnectionResetError)
+    assert stream.cut.unsent is not None
+    await asyncio.wait_for(stream.cut.unsent, 5)
+    assert stream.told.endswith(b'<"b">reset')
+
+
+async def test_an_output_without_a_chunk_does_not_open_it_before_all_was_sent() -> None:
+    stream = await Stream(Client()).begin()
+    stream.client.reads.clear()
+    assert stream.produce("c") is None
+    stream.cut.rests()
+    assert stream.produce("d") is not None
+    stream.cut.close()
 
 
 async def test_a_request_that_is_to_end_with_an_error_sends_nothing_more_by_it() -> None:

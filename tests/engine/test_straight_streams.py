@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +103,38 @@ async def test_where_operators_have_layers_of_their_own_these_see_all() -> None:
 
 async def test_without_a_gate_before_it_an_app_streams_as_it_did() -> None:
     assert await streamed(middleware=False, gate=False) == (WHOLE, WHOLE)
+
+
+async def test_a_client_that_leaves_while_others_of_its_tokens_are_sent_ends_the_handler() -> None:
+    """At once, and not when the handler's generators are found to be garbage."""
+    ended: list[str] = []
+
+    async def handler() -> AsyncIterator[str]:
+        try:
+            yield "one"
+        finally:
+            ended.append("handler")
+
+    async def leaves() -> Message:
+        await asyncio.sleep(0)
+        return {"type": "http.disconnect"}
+
+    async def send(_message: Message) -> None:
+        """Take it."""
+
+    exchange = Exchange(Dialect.OPENAI, send, generates=True)
+    never_sent = asyncio.get_running_loop().create_future()
+    exchange.short_cut = SimpleNamespace(unsent=never_sent)  # type: ignore[assignment]
+    stream = straight_streams.StraightStream(handler())
+    app = SimpleNamespace(state=SimpleNamespace(streams_straight=True))
+    token = CURRENT_EXCHANGE.set(exchange)
+    gc.disable()
+    try:
+        await asyncio.wait_for(stream({**scope(), "app": app}, leaves, send), 5)
+        assert ended == ["handler"]
+    finally:
+        gc.enable()
+        CURRENT_EXCHANGE.reset(token)
 
 
 def test_every_route_of_vllms_that_streams_does_it_so() -> None:

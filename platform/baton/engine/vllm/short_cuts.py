@@ -10,6 +10,9 @@ and waits for an output, the next text is put into the form and sent at once, by
 Its tokens are handed on with the next output that goes vLLM's way, since vLLM's handler counts
 them: with the last one at the latest. That way go the first and the last of a stream, what comes
 while its task is busy or its client reads too slowly, and all there is of any other request.
+
+A server's `send` runs up to its first wait in the task of vLLM's output processor. It must not ask
+which task it is in before that (as `asyncio.timeout` does); uvicorn's and Ray Serve's do not.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import msgspec
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineGenerateError
 
-from baton.engine.vllm.frontend_gate import Exchange
+from baton.engine.vllm.frontend_gate import Exchange, Message
 
 Theirs: TypeAlias = Any
 """What vLLM makes, which is not followed."""
@@ -78,7 +82,9 @@ def is_plain(request: Theirs, app: Theirs) -> bool:
     if getattr(getattr(app, "args", None), "sse_keep_alive_interval", 0) > 0:
         return False
     if isinstance(request, CompletionRequest):
-        return request.logprobs is None and _is_one_prompt(request.prompt)
+        handler = getattr(app, "openai_serving_completion", None)
+        one_text = request.logprobs is None and _is_one_prompt(request.prompt)
+        return one_text and not getattr(handler, "enable_force_include_usage", True)
     if isinstance(request, ChatCompletionRequest):
         return not request.logprobs and _passes_on(getattr(app, "openai_serving_chat", None))
     return False
@@ -93,7 +99,8 @@ def _is_one_prompt(prompt: object) -> bool:
 def _passes_on(handler: Theirs) -> bool:
     """Whether a handler of chats does nothing with a text but to pass it on."""
     parser = getattr(handler, "parser_cls", _UNKNOWN)
-    return parser is None and not getattr(handler, "enable_log_outputs", True)
+    accounts = ("enable_log_outputs", "enable_force_include_usage")
+    return parser is None and not any(getattr(handler, name, True) for name in accounts)
 
 
 class ShortCut:
@@ -149,7 +156,8 @@ class ShortCut:
         """All chunks of the last output were sent, and the next output is waited for."""
         if self._form is None and self._looked_at < _MOST_LOOKED_AT:
             self._look()
-        self._open = self._form is not None and self._state is not None
+        sent = self.unsent is None or self.unsent.done()
+        self._open = self._form is not None and self._state is not None and sent
 
     def close(self) -> None:
         """Nothing is sent here any more. Idempotent."""
@@ -214,37 +222,49 @@ class ShortCut:
         return output
 
     def _send(self, text: str) -> None:
-        """Send a chunk. Servers wait in it only where a client is slow: a task does the rest."""
-        assert self._form is not None, "a short cut is open once it has a form"
-        body = self._form.of(text)
-        message = {"type": "http.response.body", "body": body, "more_body": True}
-        steps = self._exchange.send(message).__await__()
+        """Send a chunk. Servers wait in it only where a client is slow: a task does the rest.
+
+        Nothing may be raised here: it would end vLLM's output processor, and all streams with it.
+        """
         try:
+            steps = self._exchange.send(self._message(text)).__await__()
             waited_for = next(steps)
         except StopIteration:
             return
-        except Exception as error:  # noqa: BLE001 - of this stream, whose task raises it
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - its own task raises it
             self._open = False
-            self._state.queue.put(error)
+            self._state.queue.put(EngineGenerateError(f"not sent: {type(error).__name__}"))
             return
         self._open = False
         self.unsent = asyncio.get_running_loop().create_task(_finish(_Begun(steps, waited_for)))
 
+    def _message(self, text: str) -> Message:
+        assert self._form is not None, "a short cut is open once it has a form"
+        return {"type": "http.response.body", "body": self._form.of(text), "more_body": True}
 
-class _Begun:
+
+class _Begun(Generator[Any, Any, None]):
     """The rest of an awaitable that was begun outside of a task, and waits for something."""
 
     def __init__(self, steps: Generator[Any, Any, None], waited_for: object) -> None:
         self._steps = steps
-        self._waited_for = waited_for
+        self._waited_for: object = waited_for
+        self._told = False
 
     def __await__(self) -> Generator[Any, Any, None]:
-        try:
-            yield self._waited_for
-        except BaseException:
-            self._steps.close()
-            raise
-        yield from self._steps
+        return self
+
+    def send(self, value: object) -> object:
+        """Say what it waits for, and go on when that is there."""
+        if self._told:
+            return self._steps.send(value)
+        self._told = True
+        return self._waited_for
+
+    def throw(self, *error: Any) -> object:  # noqa: ANN401 - as a generator has it
+        """Tell it that what it waits for has failed, or that it is not to go on."""
+        self._told = True
+        return self._steps.throw(*error)
 
 
 async def _finish(begun: _Begun) -> None:

@@ -55,11 +55,16 @@ class StraightStream(StreamingResponse):
                 "headers": self.raw_headers,
             }
         )
-        async for chunk in self.body_iterator:
-            body = chunk.encode(self.charset) if isinstance(chunk, str) else chunk
-            if short_cut is not None:
-                if short_cut.unsent is not None:
-                    await short_cut.unsent
-                short_cut.saw(bytes(body))
-            await straight({"type": "http.response.body", "body": body, "more_body": True})
+        try:
+            async for chunk in self.body_iterator:
+                body = chunk.encode(self.charset) if isinstance(chunk, str) else chunk
+                if short_cut is not None:
+                    if short_cut.unsent is not None:
+                        await short_cut.unsent
+                    short_cut.saw(bytes(body))
+                await straight({"type": "http.response.body", "body": body, "more_body": True})
+        finally:
+            # What is cut off while it sends would go on until its generators are garbage.
+            if (close := getattr(self.body_iterator, "aclose", None)) is not None:
+                await close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
