@@ -41,6 +41,17 @@ def test_a_circuit_opens_after_failures_in_a_row_and_no_sooner() -> None:
     assert "it broke" in made.why("a")
 
 
+def test_fewer_failures_are_borne_from_the_next_one_on() -> None:
+    made = breakers()
+    fail(made, 2)
+    made.reconfigure(BreakerOptions(failures=1, pause_s=1.0, max_pause_s=8.0))
+    made.check_integrity()
+    assert made.circuit("a", 0.0) is Circuit.CLOSED
+    fail(made, 1)
+    assert made.circuit("a", 0.0) is Circuit.OPEN
+    made.check_integrity()
+
+
 def test_one_replicas_failures_do_not_count_for_another() -> None:
     made = opened()
     assert made.lets_in("b", 0.0)

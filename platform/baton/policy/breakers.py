@@ -95,8 +95,13 @@ class Breakers:
         """Of those replicas of which there is anything to remember."""
 
     def reconfigure(self, options: BreakerOptions) -> None:
-        """Go on by others; a pause that has begun stays as long as it is."""
+        """Go on by others; a pause that has begun stays as long as it is.
+
+        Whoever has failed more often than is now borne is borne until it fails once more.
+        """
         self._options = options
+        for state in self._states.values():
+            state.failures = min(state.failures, options.failures - 1)
 
     # ---------------------------------------------------------------- asked
 
