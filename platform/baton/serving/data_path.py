@@ -133,8 +133,8 @@ def _why_no_haproxy(environ: Mapping[str, str]) -> str | None:
 def front_threads(ingresses: int, *, in_python: bool, tls: bool, cores: int) -> int:
     """How many threads HAProxy gets before so many ingresses.
 
-    No more than can be of use: two wake each other, and take an eighth more of the processor for a
-    token than one. Who comes by TLS costs a millisecond before the first token, and has them all.
+    No more than can be of use, for threads that have little to do wake each other. Whoever comes
+    by TLS wants a handshake computed before anything else, and so all of them.
     """
     most = min(_MOST_THREADS, cores)
     if tls:
