@@ -15,7 +15,6 @@ of its API's shape as the last thing in its stream. Nothing is buffered once tok
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
@@ -28,6 +27,7 @@ from baton.domain.errors import BatonError
 from baton.domain.trace_context import TraceContext
 from baton.engine.vllm.callers import ANYBODY, Caller
 from baton.engine.vllm.frontend_access import Access, passed_on
+from baton.engine.vllm.frontend_body import BoundedBody
 from baton.engine.vllm.frontend_errors import INTERNAL, Dialect, Problem, in_dialect
 from baton.engine.vllm.frontend_http import broken_head
 from baton.engine.vllm.frontend_limits import FrontendLimits
@@ -64,7 +64,6 @@ GENERATION_PATHS: Mapping[str, Dialect] = {
 # A stream that opens with more events than this before its first token (keep-alive comments on a
 # long queue) is let go: its errors then come in-band.
 _MAX_HELD_MESSAGES = 8
-_DRAIN_TIMEOUT_S = 5.0
 _NONSENSE = (
     AssertionError,
     AttributeError,
@@ -77,7 +76,6 @@ _UNREADABLE = Problem(
     status=400, message="a field of the body is of a type, or has a value, that it cannot have"
 )
 _FIRST_ERROR, _OURS = 400, 500
-_SALT = b'"cache_salt"'
 _CLIENT_ERROR = ("vllm.exceptions", "VLLMClientError")
 """By its name: whoever only asks which routes there are need not import vLLM."""
 
@@ -261,7 +259,7 @@ class Gate:
         if isinstance(caller, Problem):
             await answer(send, caller, dialect)
             return
-        body = _BoundedBody(receive, path, self.limits)
+        body = BoundedBody(receive, path, self.limits)
         if body.is_declared_too_large(scope["headers"]):
             if not _has_header(scope["headers"], b"expect"):
                 # A client that is cut off while it still writes never reads the answer.
@@ -321,90 +319,6 @@ def _own_doing(error: BaseException, *, asked: bool) -> Problem | None:
             return _UNREADABLE
         cause = cause.__cause__
     return None
-
-
-class _BoundedBody:
-    """A request's body that ends the exchange when it breaks a limit."""
-
-    def __init__(self, receive: Receive, path: str, limits: FrontendLimits) -> None:
-        self.exchange: Exchange | None = None
-        self._receive = receive
-        self._path = path
-        self._limits = limits
-        self._max_bytes = limits.max_body_bytes
-        self._bytes = 0
-        self._chunks: list[bytes] = []
-        self._complete = False
-        self._due_at_s = asyncio.get_running_loop().time() + limits.max_body_s
-
-    @property
-    def too_large(self) -> Problem:
-        return Problem(
-            status=413, message=f"the request body is larger than {self._max_bytes} bytes"
-        )
-
-    def is_declared_too_large(self, headers: Collection[tuple[bytes, bytes]]) -> bool:
-        return any(
-            name == b"content-length" and value.isdigit() and int(value) > self._max_bytes
-            for name, value in headers
-        )
-
-    async def receive(self) -> Message:
-        if self._complete:
-            return await self._receive()
-        try:
-            async with asyncio.timeout_at(self._due_at_s):
-                message = await self._receive()
-        except TimeoutError as error:
-            raise self._refusal(self._too_slow) from error
-        if message["type"] == "http.request":
-            problem = self._take(message)
-            if problem is not None:
-                raise self._refusal(problem)
-        return message
-
-    @property
-    def _too_slow(self) -> Problem:
-        limit_s = self._limits.max_body_s
-        message = f"the request body was not complete within {limit_s:g} s"
-        return Problem(status=408, message=message, close=True)
-
-    def _refusal(self, problem: Problem) -> _BodyRefused:
-        if self.exchange is not None:
-            # The app may turn the exception into an answer of its own, which is then replaced.
-            self.exchange.problem = problem
-        return _BodyRefused()
-
-    def _take(self, message: Message) -> Problem | None:
-        chunk: bytes = message.get("body", b"")
-        self._bytes += len(chunk)
-        if self._bytes > self._max_bytes:
-            return self.too_large
-        self._chunks.append(chunk)
-        if message.get("more_body"):
-            return None
-        self._complete = True
-        body, self._chunks = b"".join(self._chunks), []
-        if self.exchange is not None:
-            self.exchange.salted = _SALT in body
-        return self._limits.broken_by(self._path, body)
-
-    async def drain(self) -> None:
-        """Read and forget at most as much again as the limit."""
-        remaining_bytes = 2 * self._max_bytes
-        try:
-            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
-                while remaining_bytes > 0:
-                    message = await self._receive()
-                    if message["type"] != "http.request" or not message.get("more_body"):
-                        return
-                    remaining_bytes -= len(message.get("body", b""))
-        except TimeoutError:
-            return
-
-
-class _BodyRefused(Exception):
-    """Stops whoever reads the body."""
 
 
 def _take_any(_requests: int, _caller: Caller) -> None:
