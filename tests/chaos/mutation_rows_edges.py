@@ -88,7 +88,7 @@ ACCESS = (
     ),
     Mutation(
         "the bound on a body that comes in pieces",
-        f"{_FRONT}/frontend_gate.py",
+        f"{_FRONT}/frontend_body.py",
         "if self._bytes > self._max_bytes:",
         "if False:",
         _GATE,
