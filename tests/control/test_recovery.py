@@ -18,6 +18,7 @@ from baton.policy.breakers import BreakerOptions, Circuit
 from baton.policy.hedging import HedgeOptions
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.retry_budget import RetryOptions
+from baton.policy.silences import REST_S
 from tests.control.world import LIMITS, World, request
 from tests.fakes.timings import LinearTiming
 
@@ -102,13 +103,13 @@ def test_a_suspect_gets_no_new_work() -> None:
     assert len(legs_on(world, "m0")) == 1
 
 
-def test_who_has_nothing_to_do_may_say_so_three_times_less_often() -> None:
+def test_who_has_nothing_to_do_may_say_so_less_often() -> None:
     world = mixed(2)
     arrive(world, 1)
     idle = next(one for one in ("m0", "m1") if not legs_on(world, one))
     for _ in range(4):
         world.load(idle, Load())
-        world.live(0.75, frozen={idle})
+        world.live(0.25 + REST_S, frozen={idle})
         assert standing(world, idle) is Standing.SOUND
     world.live(1.0, frozen={idle})
     assert standing(world, idle) is Standing.SILENT

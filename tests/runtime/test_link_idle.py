@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from baton.domain.events import LoadReported
-from baton.domain.fleet import Load
+import pytest
+
+from baton.domain.events import LoadReported, ReplicaLost
+from baton.domain.fleet import Load, LossReason
 from baton.policy.silences import REST_S
 from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
@@ -157,7 +160,34 @@ def test_coordinators_expect_no_more_of_who_rests_than_is_said() -> None:
     assert options.idle_beats * options.beat_s <= options.beat_s + REST_S
 
 
-def test_who_is_idle_is_heard_of_twice_before_it_would_be_given_up() -> None:
-    assert LinkOptions().idle_beats == 3
-    assert LinkOptions(beat_s=0.5, liveness_s=2.0).idle_beats == 2
-    assert LinkOptions(beat_s=1.0, liveness_s=1.5).idle_beats == 1
+def test_who_rests_speaks_once_in_two_livenesses() -> None:
+    assert LinkOptions().idle_beats == 16
+    assert LinkOptions(beat_s=0.5, liveness_s=2.0).idle_beats == 8
+    assert LinkOptions(beat_s=1.0, liveness_s=1.5).idle_beats == 3
+    assert LinkOptions(beat_s=1.0, liveness_s=1.5).rest_s == 2.0
+
+
+async def test_a_replica_that_rests_is_borne_with_for_longer_until_it_has_work() -> None:
+    async with before_a_raw_replica() as (peer, identity, client, log):
+        beat = frames.ReplicaBeat(Load(), draining=False, received_legs=0)
+        await peer.send(identity, *codec.encode(beat))
+        await log.wait(LoadReported)
+        now_s, connection = asyncio.get_running_loop().time(), client._connections["r1"]
+        connection.tick(now_s + BY_HAND.liveness_s + BY_HAND.rest_s - 1, stalled=False)
+        assert not log.of(ReplicaLost)
+        client.submit("r1", make_leg("a"))
+        connection.tick(now_s + BY_HAND.liveness_s + 1, stalled=False)
+        assert [lost.reason for lost in log.of(ReplicaLost)] == [LossReason.SILENT]
+
+
+@pytest.mark.parametrize(("requests", "rests"), [(0, True), (1, False)])
+async def test_a_replica_bears_with_a_coordinator_for_as_long_as_that_bears_with_it(
+    requests: int, *, rests: bool
+) -> None:
+    engine = ScriptedEngine()
+    engine.current_load = Load(running_requests=requests)
+    async with hosting(engine, link=BY_HAND) as (host, _), joined(host, link=BY_HAND):
+        assert host._server is not None
+        (session,) = host._server._sessions.values()
+        late_s = asyncio.get_running_loop().time() + BY_HAND.liveness_s + 1
+        assert session.silence.too_long(late_s, stalled=False) is not rests

@@ -51,6 +51,7 @@ class FleetTable:
         self._readonly = MappingProxyType(self._views)
         self._roster: Roster | None = None
         """Who takes new work; None: to be found out, for somebody has come, gone or changed."""
+        self._inflight_legs = 0
         self._reported_legs = 0
         self._seen_legs = 0
 
@@ -80,7 +81,7 @@ class FleetTable:
     @property
     def has_work(self) -> bool:
         """Whether a leg of ours runs anywhere."""
-        return any(view.inflight_legs for view in self._views.values())
+        return self._inflight_legs > 0
 
     @property
     def crowd(self) -> float:
@@ -216,18 +217,21 @@ class FleetTable:
         """Replace a view, or take it out, and keep the sums over all of them."""
         old = self._views.pop(replica_id, None) if view is None else self._views.get(replica_id)
         if old is not None:
+            self._inflight_legs -= old.inflight_legs
             self._reported_legs -= old.load.requests
             self._seen_legs -= old.inflight_legs - old.unseen_legs
         if view is not None:
             self._views[replica_id] = view
+            self._inflight_legs += view.inflight_legs
             self._reported_legs += view.load.requests
             self._seen_legs += view.inflight_legs - view.unseen_legs
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a view disagrees with what was sent."""
-        sums = (self._reported_legs, self._seen_legs)
+        sums = (self._inflight_legs, self._reported_legs, self._seen_legs)
         views = self._views.values()
         counted = (
+            sum(view.inflight_legs for view in views),
             sum(view.load.requests for view in views),
             sum(view.inflight_legs - view.unseen_legs for view in views),
         )

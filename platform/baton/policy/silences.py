@@ -2,9 +2,9 @@
 
 Theory of operation. Every replica says something four times a second, whatever its engine does: the
 link has a life of its own. One that has nothing to do *rests* between its words, and may be silent
-for `REST_S` more; that ends when it is given work. One of which nothing was heard for half of
-`silence_s` is *suspect* and gets no new work; after all of `silence_s` it is *silent*, and what
-runs there is taken elsewhere. A word from it ends both.
+for `REST_S` more, for nobody waits for it; that ends when it is given work. One of which nothing
+was heard for half of `silence_s` is *suspect* and gets no new work; after all of `silence_s` it is
+*silent*, and what runs there is taken elsewhere. A word from it ends both.
 
 Somebody looks a few times within `silence_s`, while anything runs anywhere. When a look comes late,
 it is whoever looks that stood still, and nobody else is blamed for that time.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-REST_S = 0.5
+REST_S = 3.75
 """How much longer it takes until who has nothing to do speaks again."""
 _LOOKS = 6
 """Within `silence_s`: what is noticed is noticed a sixth late at most."""

@@ -22,7 +22,7 @@ import zmq
 from baton.domain.events import Event
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.runtime.link.connection import LinkEnd, ReplicaConnection
-from baton.runtime.link.options import LinkCounters, LinkOptions
+from baton.runtime.link.options import LinkCounters, LinkOptions, next_tick_at_s
 
 _HOST = re.compile(r"[0-9A-Za-z.:_-]+")
 _CLOSE_DEADLINE_S = 5.0
@@ -164,7 +164,9 @@ class LinkClient:
             self._parts = max(1, math.ceil(len(self._turns) / _AT_A_TIME))
         # Half a part less: the turns of the next round are none of those that the stall excuses.
         stalled = now_s - self._stalled_at_s < beat_s * (1 - 0.5 / self._parts)
-        self._tick_due_at_s = now_s + beat_s / self._parts
+        self._tick_due_at_s = next_tick_at_s(
+            self._tick_due_at_s, now_s, beat_s / self._parts, beat_s=beat_s
+        )
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
         now, self._turns = self._turns[:_AT_A_TIME], self._turns[_AT_A_TIME:]
         for connection in now:

@@ -47,6 +47,8 @@ from baton.runtime.link.frames import (
     Welcome,
 )
 
+REPLICA_PARTS: Final = 2
+"""Kind and body: what each frame of a replica has, and each of a coordinator but `Submit`."""
 _TOKEN_BYTES: Final = 4
 
 
@@ -200,8 +202,8 @@ def _decode(
     decoder = decoders.get(kind)
     if decoder is None:
         raise BadFrame(kind, "unknown in this direction")
-    if len(parts) != 2:  # noqa: PLR2004 - kind and body
-        raise BadFrame(kind, f"{len(parts)} parts, wanted 2")
+    if len(parts) != REPLICA_PARTS:
+        raise BadFrame(kind, f"{len(parts)} parts, wanted {REPLICA_PARTS}")
     if kind in _VERSIONED:
         _check_version(kind, parts[1])
     return _unpack(kind, parts[1], decoder)

@@ -100,7 +100,7 @@ class ReplicaConnection:
         self._idle_beats = end.options.idle_beats
         self._unsent_aborts: dict[str, None] = {}
         self._heard_at_s = 0.0
-        self._silence = Silence(end.options.liveness_s, 0.0)
+        self._silence = Silence(end.options.liveness_s, 0.0, rest_s=end.options.rest_s)
         self._pause_s = end.options.reconnect_s
         self._retry_at_s = self._loop.time()
         self.tick(self._retry_at_s, stalled=False)
@@ -127,6 +127,7 @@ class ReplicaConnection:
             self._say_unsendable(leg.leg_id, why)
             return LegFailure.REFUSED
         self._idle = False
+        self._silence.works(self._loop.time())
         match self._send(parts):
             case Sent.QUEUED:
                 return None
@@ -197,17 +198,15 @@ class ReplicaConnection:
 
         `stalled`: this process itself did not run just before; nobody can be blamed for that.
         """
-        match self._state:
-            case _State.WAITING:
-                if now_s >= self._retry_at_s:
-                    self._open(now_s)
-            case _State.CONNECTING:
-                if now_s - self._heard_at_s >= self._end.options.liveness_s:
-                    self._heard_at_s = now_s
-                    if self._connected:
-                        self._say_hello()
-            case _State.JOINED:
-                self._tick_joined(now_s, stalled=stalled)
+        if self._state is _State.JOINED:
+            self._tick_joined(now_s, stalled=stalled)
+        elif self._state is _State.CONNECTING:
+            if now_s - self._heard_at_s >= self._end.options.liveness_s:
+                self._heard_at_s = now_s
+                if self._connected:
+                    self._say_hello()
+        elif now_s >= self._retry_at_s:
+            self._open(now_s)
 
     def _tick_joined(self, now_s: float, *, stalled: bool) -> None:
         if self._silence.too_long(now_s, stalled=stalled):
@@ -239,7 +238,11 @@ class ReplicaConnection:
             socket, on_connected=self._on_connected, on_disconnected=self._on_disconnected
         )
         self._channel = Channel(
-            socket, self._on_message, batch_frames=end.options.batch_frames, counters=end.counters
+            socket,
+            self._on_message,
+            batch_frames=end.options.batch_frames,
+            counters=end.counters,
+            parts=codec.REPLICA_PARTS,
         )
         end.counters.sessions += 1
         try:
@@ -376,6 +379,10 @@ class ReplicaConnection:
             replica_id=self.replica_id, load=beat.load, received_legs=beat.received_legs
         )
         self._idle = not beat.load.requests
+        if self._idle:
+            self._silence.rests()
+        else:
+            self._silence.works(self._heard_at_s)
         self._emit_if_sane(beat.load, reported)
         if beat.draining and not self._draining and self._state is _State.JOINED:
             self._draining = True
@@ -400,6 +407,7 @@ class ReplicaConnection:
         self.facts = facts
         self.refusal = None
         self._state = _State.JOINED
+        self._silence.works(self._heard_at_s)  # until its first beat says otherwise
         self._end.on_event(ReplicaJoined(facts=facts))
 
     def _on_goodbye(self, goodbye: frames.Goodbye) -> None:

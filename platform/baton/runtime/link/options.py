@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.runtime.link.keys import FleetKeys
 
-_IDLE_BEATS = 3
+_IDLE_BEATS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,23 @@ class LinkOptions:
         """Of how many beats one is sent where nothing is under way and nothing new.
 
         In a large fleet most replicas of a moment are idle, and their beats are what an ingress
-        does most. Who misses one of the few has not been silent for too long by then.
+        does most. Nobody waits for one that rests: given work, it speaks as often as ever.
         """
-        return max(1, min(_IDLE_BEATS, int(self.liveness_s / 2 / self.beat_s)))
+        return max(1, min(_IDLE_BEATS, int(2 * self.liveness_s / self.beat_s)))
+
+    @property
+    def rest_s(self) -> float:
+        """For how much longer than others who rests may be silent."""
+        return (self.idle_beats - 1) * self.beat_s
+
+
+def next_tick_at_s(due_at_s: float, now_s: float, every_s: float, *, beat_s: float) -> float:
+    """When to tick next, after a tick that was due at `due_at_s`.
+
+    Who is a little late each time must not beat ever later: peers count on so many beats in a time.
+    What a process that did not run for a beat has missed is not made up for.
+    """
+    return now_s + every_s if now_s - due_at_s > beat_s else max(now_s, due_at_s + every_s)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from baton.runtime.link.codec import BadFrame, ProtocolMismatch
 from baton.runtime.link.frames import Parting
 from baton.runtime.link.gate import Gate
 from baton.runtime.link.handler import LinkHandler
-from baton.runtime.link.options import LinkCounters, LinkOptions
+from baton.runtime.link.options import LinkCounters, LinkOptions, next_tick_at_s
 from baton.runtime.link.reports import Reports
 from baton.runtime.link.sessions import LegOwners, Session
 from baton.runtime.link.silence import Silence
@@ -204,9 +204,10 @@ class LinkServer:
     def _tick(self) -> None:
         now_s = self._loop.time()
         late_s = now_s - self._tick_due_at_s
-        self._tick_due_at_s = now_s + self._options.beat_s
+        beat_s = self._options.beat_s
+        self._tick_due_at_s = next_tick_at_s(self._tick_due_at_s, now_s, beat_s, beat_s=beat_s)
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
-        stalled = late_s > self._options.beat_s  # this process did not run
+        stalled = late_s > beat_s  # this process did not run
         for session in tuple(self._sessions.values()):
             if session.silence.too_long(now_s, stalled=stalled):
                 self._drop(session, frames.Goodbye(Parting.SILENT))
@@ -219,7 +220,7 @@ class LinkServer:
             beat = frames.ReplicaBeat(load, draining, session.received_legs)
             if unless_idle and self._says_enough(session, beat):
                 continue
-            session.said, session.unsaid_beats = beat, 0
+            session.say(beat, self._loop.time())
             self._send(session, codec.encode(beat))
             if self._sessions.get(session.peer) is session:
                 self.reports.send_links(session)
@@ -348,7 +349,9 @@ class LinkServer:
             peer=peer,
             coordinator_id=hello.coordinator_id,
             session=hello.session,
-            silence=Silence(self._options.liveness_s, self._loop.time()),
+            silence=Silence(
+                self._options.liveness_s, self._loop.time(), rest_s=self._options.rest_s
+            ),
             wants_cache=True,
         )
         self._sessions[peer] = session

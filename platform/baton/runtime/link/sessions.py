@@ -31,6 +31,14 @@ class Session:
     aborting: set[str] = field(default_factory=set)
     """Legs that the coordinator wants aborted and has had no answer for."""
 
+    def say(self, beat: ReplicaBeat, now_s: float) -> None:
+        """Note what the coordinator is told: of one that rests it expects less, and says less."""
+        self.said, self.unsaid_beats = beat, 0
+        if beat.load.requests:
+            self.silence.works(now_s)
+        else:
+            self.silence.rests()
+
 
 class LegOwners:
     """Which session owns which leg, and which one waits for which abort."""
