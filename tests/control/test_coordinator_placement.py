@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton.control.ledger import Entry
@@ -35,8 +37,8 @@ def world(disaggregate: Disaggregate = Disaggregate.AUTO) -> World:
     return World(policy=PredictedPlacer(PredictedOptions(disaggregate=disaggregate)))
 
 
-def mixed(count: int) -> World:
-    fleet = world()
+def mixed(count: int, fleet: World | None = None) -> World:
+    fleet = fleet or world()
     for i in range(count):
         fleet.join(f"m{i}", Role.MIXED)
     return fleet
@@ -208,9 +210,9 @@ def test_a_leg_that_could_not_be_sent_is_not_taken_for_one_that_was() -> None:
 # ------------------------------------------------------------------ prefix fetch
 
 
-def fetched() -> tuple[World, Request]:
+def fetched(fleet: World | None = None) -> tuple[World, Request]:
     """A request whose prefix is on a busy replica, and fetched by an idle one."""
-    fleet = mixed(2)
+    fleet = mixed(2, fleet)
     item = request("a", prompt_tokens=1000, max_tokens=4)
     prefix = evolve(item, prompt_token_ids=item.prompt_token_ids[:800])
     fleet.caches("m0", prefix)
@@ -484,3 +486,14 @@ def test_a_route_that_was_submitted_names_replicas_of_the_fleet() -> None:
     fleet.arrive(request("a"))
     (submitted,) = [one for one in fleet.commands if isinstance(one, SubmitLeg)]
     assert submitted.replica_id in fleet.alive
+
+
+def test_who_hands_out_a_prefix_gives_no_token() -> None:
+    limits = replace(LIMITS, early_first_token=True)
+    fleet, _ = fetched(World(limits, policy=PredictedPlacer()))
+    ((_, leg),) = fleet.legs.values()
+    assert (leg.kind, leg.gives_token) == (LegKind.PREFILL, False)
+    fleet.step(leg.leg_id)
+    assert fleet.tokens["a"] == []
+    finish(fleet)
+    assert fleet.tokens["a"] == [0, 1, 2, 3]

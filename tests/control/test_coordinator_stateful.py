@@ -48,9 +48,11 @@ SOFT_FAILURES = [
 class CoordinatorMachine(RuleBasedStateMachine):
     """Requests come and go while replicas join, drain, fail, fall silent and come back."""
 
+    limits = LIMITS
+
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = World(self.limits)
         self.count = 0
 
     @initialize()
@@ -181,7 +183,7 @@ class PredictedMachine(CoordinatorMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(LIMITS, policy=PredictedPlacer(PredictedOptions(shortlist=1)))
+        self.world = World(self.limits, policy=PredictedPlacer(PredictedOptions(shortlist=1)))
         self.updates: Counter[str] = Counter()
 
     @precondition(lambda self: bool(self.world.alive) and bool(self.world.requests))
@@ -233,6 +235,21 @@ class NoLeakMachine(CoordinatorMachine):
         assert len(self.world.pinned) <= transfers + unconfirmed
 
 
+_EARLY = replace(LIMITS, early_first_token=True)
+
+
+class EarlyMachine(PredictedMachine):
+    """As above, with first tokens from those that prefill."""
+
+    limits = _EARLY
+
+
+class EarlyNoLeakMachine(NoLeakMachine):
+    """As above: a lease ends as soon as nobody needs it, also where the first token is the last."""
+
+    limits = _EARLY
+
+
 _TENANTS = {
     "gold": Tenant(name="gold", priority=1, weight=3.0, classes=("default", "rush", "batch")),
     "slow": Tenant(name="slow", rate=RateLimit(requests_per_s=1.0, tokens_per_s=200.0)),
@@ -261,7 +278,7 @@ class ServiceMachine(CoordinatorMachine):
         options = PredictedOptions(ttft_slo_s=1.0, tpot_slo_s=0.05)
         priors = {str(role): _SLOW for role in Role}
         self.world = World(
-            replace(LIMITS, max_queued=4),
+            replace(self.limits, max_queued=4),
             policy=PredictedPlacer(options),
             rules=_RULES,
             priors=priors,
@@ -327,6 +344,12 @@ class ServiceMachine(CoordinatorMachine):
         super().teardown()
 
 
+class EarlyServiceMachine(ServiceMachine):
+    """As above, with first tokens from those that prefill."""
+
+    limits = _EARLY
+
+
 _SETTINGS = settings(
     max_examples=100,
     stateful_step_count=60,
@@ -341,3 +364,9 @@ TestServiceMachine = ServiceMachine.TestCase
 TestServiceMachine.settings = settings(_SETTINGS, max_examples=60)
 TestNoLeakMachine = NoLeakMachine.TestCase
 TestNoLeakMachine.settings = _SETTINGS
+TestEarlyMachine = EarlyMachine.TestCase
+TestEarlyMachine.settings = _SETTINGS
+TestEarlyServiceMachine = EarlyServiceMachine.TestCase
+TestEarlyServiceMachine.settings = settings(_SETTINGS, max_examples=60)
+TestEarlyNoLeakMachine = EarlyNoLeakMachine.TestCase
+TestEarlyNoLeakMachine.settings = _SETTINGS

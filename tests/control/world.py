@@ -242,11 +242,12 @@ class World:
         replica_id, leg = self.legs[leg_id]
         if leg.kind is LegKind.PREFILL:
             del self.legs[leg_id]
+            token = leg.resumed_tokens if leg.gives_token else 7
             if finish is not None:
-                return LegOutput(leg_id, (), finish)
+                return LegOutput(leg_id, (token,) if finish is FinishReason.STOP else (), finish)
             self.pinned[leg_id] = replica_id
             self._pinned_at_s[leg_id] = self.now_s
-            return LegOutput(leg_id, (7,), FinishReason.LENGTH, ticket=ticket_of(leg))
+            return LegOutput(leg_id, (token,), FinishReason.LENGTH, ticket=ticket_of(leg))
         if leg.ticket is not None:
             self.pinned.pop(leg.ticket.params.decode(), None)
         if leg.request_id not in self.requests:  # a probe's

@@ -164,6 +164,7 @@ class Legs:
         *,
         salt: str | None = None,
         ticket: Ticket | None = None,
+        gives_token: bool = False,
     ) -> Leg:
         Legs._made += 1
         min_tokens = int(str(self.sampling.get("min_tokens", 0)))
@@ -177,6 +178,7 @@ class Legs:
             min_tokens=max(0, min_tokens - len(before)),
             ticket=ticket,
             cache_salt=salt,
+            gives_token=gives_token,
             payload=payload(salt, self.sampling),
         )
 
@@ -194,6 +196,18 @@ class Legs:
         if lost:
             await pair.decode.engine.release(ticket)
         return result
+
+    async def early(self, pair: RunningPair, before: tuple[int, ...], *, salt: str) -> Run:
+        """Given its next token by the engine that prefills, and the rest by the one that pulls."""
+        prefill = self.leg(LegKind.PREFILL, before, salt=salt, gives_token=True)
+        first = await run(pair.prefill, prefill)
+        ticket = pair.prefill.outputs(prefill.leg_id)[-1].ticket
+        assert ticket is not None
+        decode = self.leg(LegKind.DECODE, before + first.tokens, salt=salt, ticket=ticket)
+        rest = await run(pair.decode, decode)
+        return replace(
+            rest, tokens=first.tokens + rest.tokens, logprobs=first.logprobs + rest.logprobs
+        )
 
 
 def to_nowhere(ticket: Ticket) -> Ticket:
@@ -265,6 +279,29 @@ async def test_what_comes_after_a_break_is_what_would_have_come(
     before = whole.tokens[:cut]
     check(await legs.pulled(pair, before, salt="pulled"), whole, cut)
     check(await legs.pulled(pair, before, salt="lost", lost=True), whole, cut)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_first_token_of_who_prefills_changes_none_of_the_others(
+    pair: RunningPair, kind: str
+) -> None:
+    legs = Legs(kind)
+    whole = await run(pair.decode, legs.leg(LegKind.LOCAL))
+    check(await legs.early(pair, (), salt="early"), whole, 0)
+    cut = min(PULLED_CUT, len(whole.tokens) - 2)
+    check(await legs.early(pair, whole.tokens[:cut], salt="resumed-early"), whole, cut)
+
+
+async def test_a_first_token_may_be_the_last(pair: RunningPair) -> None:
+    legs = Legs("greedy")
+    whole = await run(pair.decode, legs.leg(LegKind.LOCAL))
+    stop = whole.tokens[0]
+    legs.sampling = {"stop_token_ids": [stop], "_all_stop_token_ids": {stop}}
+    prefill = legs.leg(LegKind.PREFILL, salt="stops", gives_token=True)
+    found = await run(pair.prefill, prefill)
+    assert (found.tokens, found.finish, found.stop_reason) == ((stop,), FinishReason.STOP, stop)
+    if (ticket := pair.prefill.outputs(prefill.leg_id)[-1].ticket) is not None:
+        await pair.decode.engine.release(ticket)  # vLLM keeps the blocks all the same
 
 
 @pytest.mark.parametrize(

@@ -475,6 +475,33 @@ def test_a_prefill_leg_computes_one_token_and_nothing_costly() -> None:
 
 
 @settings(deadline=None)
+@given(params=sampling_params, min_tokens=st.integers(0, 5))
+def test_a_prefill_leg_that_gives_its_token_draws_it_as_the_request_wants(
+    params: SamplingParams, min_tokens: int
+) -> None:
+    params.thinking_token_budget = params.trace_decode_token_ids = None
+    params.prompt_logprobs = params.prompt_logprob_token_ids = None
+    request = split(engine_request(sampling_params=params, reasoning_ended=False))
+    leg = evolve(leg_of(request, LegKind.PREFILL), gives_token=True, min_tokens=min_tokens)
+    told, anew = EngineWire().join_leg(leg), EngineWire().join_leg(leg_of(request))
+    apart = ("extra_args", "max_tokens", "min_tokens")
+    found, wanted = told.sampling_params, anew.sampling_params
+    assert fields_of(found, without=apart) == fields_of(wanted, without=apart)
+    assert (found.max_tokens, found.min_tokens) == (1, min(min_tokens, 1))
+    own = {"kv_transfer_params": dict(PREFILL_KV_PARAMS)}
+    assert found.extra_args == (wanted.extra_args or {}) | own
+    assert told.reasoning_ended is False
+
+
+def test_a_prefill_leg_that_gives_the_next_token_of_a_resumed_request_is_taken_up() -> None:
+    again = resumed(leg_of(split(engine_request()), LegKind.PREFILL), (7, 8))
+    joined = EngineWire().join_leg(evolve(again, min_tokens=4, gives_token=True))
+    assert joined.prompt_token_ids == [*PROMPT, 7, 8]
+    assert (joined.sampling_params.max_tokens, joined.sampling_params.min_tokens) == (3, 3)
+    assert joined.sampling_params.extra_args["baton_resumed_tokens"] == 2
+
+
+@settings(deadline=None)
 @given(params=sampling_params)
 def test_a_resumed_leg_says_how_much_was_generated_and_is_bounded_by_the_whole(
     params: SamplingParams,

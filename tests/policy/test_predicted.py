@@ -226,6 +226,18 @@ def test_the_ttft_objective_comes_before_harm() -> None:
     assert placed(query(), around, strict).route.mode is HandoffMode.LOCAL
 
 
+def test_a_first_token_of_who_prefills_waits_for_no_transfer_which_costs_all_the_same() -> None:
+    late = placed(query(), surroundings(*pd())).options[0]
+    early = placed(query(early=True), surroundings(*pd())).options[0]
+    assert early.ttft_s == late.queue_s + late.prefill_s
+    assert late.ttft_s == early.streams_after_s > early.ttft_s
+    assert early.cost_s == late.cost_s
+    around = surroundings(*pd())
+    tight = PredictedOptions(ttft_slo_s=(early.ttft_s + late.ttft_s) / 2)
+    assert placed(query(early=True), around, tight).route.mode is HandoffMode.PULL
+    assert placed(query(), around, tight).options[0].ttft_s <= late.ttft_s
+
+
 def test_time_already_waited_brings_the_deadline_nearer() -> None:
     queued = replica_view("p0", Role.PREFILL, Load(queued_tokens=3000))
     around = surroundings(queued, pd()[1])

@@ -15,8 +15,11 @@ from baton.domain.request import LocalOnly, Phase, Request
 from baton.engine.sim import expected_tokens
 from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
 
+EARLY_OR_LATE = pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
+"""Whether whoever prefills gives the first token."""
 SLOW = replace(ENGINE, decode_step_s=0.02)
 SLOW_PULL = replace(ENGINE, transfer_setup_s=30.0)
+SLOWER_PULL = replace(ENGINE, transfer_setup_s=0.02)
 SLOW_PREFILL = replace(ENGINE, prefill_tokens_per_s=10.0)
 
 
@@ -58,6 +61,25 @@ async def test_many_streams_share_a_fleet() -> None:
         assert all(v.inflight_legs == 0 for v in fleet.driver.fleet().replicas.values())
 
 
+async def test_clients_may_get_the_token_that_ends_their_prefill_before_the_blocks_move() -> None:
+    early = CoordinatorLimits(early_first_token=True)
+    async with running_fleet(prefill=2, decode=2, settings=SLOWER_PULL, limits=early) as fleet:
+        requests = [fleet.ask(f"r{i}", prompt_tokens=10 + i) for i in range(40)]
+        requests += [fleet.ask(f"one{i}", prompt_tokens=50 + i, max_tokens=1) for i in range(4)]
+        await fleet.clients.ended(44)
+        for request in requests:
+            assert_complete(fleet, request)
+            record = fleet.clients.records[request.request_id]
+            assert record.first_token_at_s is not None
+            if request.max_tokens > 1:
+                assert record.first_token_at_s == record.prefill_done_at_s
+                assert record.worst_gap_s >= SLOWER_PULL.transfer_setup_s
+        pulls = sum(fleet.engines[name].load().transfers.pulls for name in ("d0", "d1"))
+        assert pulls == 40, "a first token that is the last moves nothing"
+        await fleet.freed()
+        assert all(v.inflight_legs == 0 for v in fleet.driver.fleet().replicas.values())
+
+
 @pytest.mark.parametrize(
     ("phase", "settings"),
     [
@@ -66,10 +88,12 @@ async def test_many_streams_share_a_fleet() -> None:
         (Phase.DECODE, SLOW),
     ],
 )
+@EARLY_OR_LATE
 async def test_a_client_that_leaves_frees_both_engines_within_a_second(
-    phase: Phase, settings: object
+    phase: Phase, settings: object, *, early: bool
 ) -> None:
-    async with running_fleet(settings=settings, limits=CoordinatorLimits(transfer_s=60.0)) as fleet:  # type: ignore[arg-type]
+    limits = CoordinatorLimits(transfer_s=60.0, early_first_token=early)
+    async with running_fleet(settings=settings, limits=limits) as fleet:  # type: ignore[arg-type]
         fleet.ask("r", max_tokens=1000)
         await fleet.until_fleet(lambda: fleet.driver.phases()["r"] is phase)
         fleet.driver.on_abort(("r",))
@@ -78,8 +102,10 @@ async def test_a_client_that_leaves_frees_both_engines_within_a_second(
         assert all(v.inflight_legs == 0 for v in fleet.driver.fleet().replicas.values())
 
 
-async def test_a_decode_engine_that_dies_mid_stream_costs_no_token() -> None:
-    async with running_fleet(decode=2, settings=SLOW) as fleet:
+@EARLY_OR_LATE
+async def test_a_decode_engine_that_dies_mid_stream_costs_no_token(*, early: bool) -> None:
+    limits = CoordinatorLimits(early_first_token=early)
+    async with running_fleet(decode=2, settings=SLOW, limits=limits) as fleet:
         requests = [fleet.ask(f"r{i}", max_tokens=40) for i in range(8)]
         await fleet.clients.until(
             lambda: all(len(fleet.clients.tokens.get(r.request_id, ())) >= 3 for r in requests)
@@ -104,9 +130,11 @@ async def test_a_prefill_engine_that_dies_during_prefill_only_delays() -> None:
         assert_complete(fleet, request)
 
 
-async def test_a_source_that_dies_during_the_transfer_only_delays() -> None:
+@EARLY_OR_LATE
+async def test_a_source_that_dies_during_the_transfer_only_delays(*, early: bool) -> None:
     async with running_fleet(
-        settings=replace(SLOW_PULL, transfer_setup_s=3.0), limits=CoordinatorLimits(transfer_s=0.3)
+        settings=replace(SLOW_PULL, transfer_setup_s=3.0),
+        limits=CoordinatorLimits(transfer_s=0.3, early_first_token=early),
     ) as fleet:
         request = fleet.ask("r")
         await fleet.until_fleet(lambda: fleet.driver.phases()["r"] is Phase.TRANSFER)

@@ -47,6 +47,7 @@ def legs(draw: st.DrawFn) -> Leg:
         source_id=draw(st.none() | names),
         cache_salt=draw(st.none() | st.text(max_size=40)),
         adapter=draw(st.none() | names),
+        gives_token=kind is LegKind.PREFILL and draw(st.booleans()),
         payload=draw(st.binary(max_size=200)),
     )
 
@@ -315,6 +316,6 @@ def test_a_prompt_of_broken_length_is_refused() -> None:
 
 
 def test_a_decode_leg_without_a_ticket_is_refused() -> None:
-    head = msgspec.msgpack.encode(["a", "a", "decode", 0, 1, 0, 0, None, None, None, None])
+    head = msgspec.msgpack.encode(["a", "a", "decode", 0, 1, 0, 0, None, None, None, None, False])
     with pytest.raises(BadFrame, match="ticket"):
         codec.decode_from_coordinator([b"S", head, b"", b""])

@@ -193,6 +193,22 @@ def test_without_a_prediction_there_is_nothing_to_compare() -> None:
     assert at.value(TTFT_RATIO, "pull", part="_count") is None
 
 
+def test_where_who_prefills_gives_the_first_token_the_handoff_is_a_gap_after_it() -> None:
+    at = Measured()
+    gave = evolve(PREFILL, output_tokens=1, last_output_at_s=101.0)
+    rest = evolve(DECODE, output_tokens=2)
+    option = evolve(DECISION.options[0], early=True)
+    decision = evolve(DECISION, options=(option,))
+    at.metrics.record(
+        evolve(GOOD, legs=(gave, rest), first_token_at_s=101.0, decisions=(decision,))
+    )
+    assert at.value(TTFT, "chat", part="_sum") == pytest.approx(1.0)
+    assert at.value(HANDOFF_GAP, "chat", part="_sum") == pytest.approx(0.5)
+    took_s = 101.0 - decision.at_s
+    predicted_s = option.queue_s + option.prefill_s
+    assert at.value(TTFT_RATIO, "pull", part="_sum") == pytest.approx(predicted_s / took_s)
+
+
 def test_a_handoff_that_was_given_up_for_one_replica_has_no_gap() -> None:
     at = Measured()
     given_up = evolve(DECODE, end=LegEnd.GIVEN_UP, first_output_at_s=None, ended_at_s=101.2)

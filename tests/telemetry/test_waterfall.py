@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -266,3 +267,17 @@ def test_no_bar_is_where_no_leg_ran_at_that_time(record: RequestRecord) -> None:
         runs = [leg for leg in record.legs if leg.began_at_s < middle_s < leg.ended_at_s]
         where = runs[0].replica_id if runs else ""
         assert bar.replica_id == where
+
+
+def test_a_first_token_of_who_prefills_comes_before_the_transfer_and_what_follows_is_decode() -> (
+    None
+):
+    gave = evolve(PREFILL, output_tokens=1, last_output_at_s=101.0)
+    rest = evolve(DECODE, prompt_tokens=11, output_tokens=2)
+    early = evolve(told(gave, rest), first_token_at_s=101.0)
+    parts_in_order = list(dict.fromkeys(bar.part for bar in waterfall(early)))
+    assert parts_in_order[-4:] == [Part.QUEUE, Part.PREFILL, Part.TRANSFER, Part.DECODE]
+    parts = ttft_parts(early)
+    assert parts is not None
+    assert (parts["transfer_s"], parts["decode_s"]) == (0.0, 0.0)
+    assert sum(parts.values()) == pytest.approx(1.0)

@@ -46,6 +46,7 @@ def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
         resume_wait_s=timeouts.resume_s,
         first_token_s=timeouts.first_token_s,
         transfer_s=config.transfer.deadline_s,
+        early_first_token=config.transfer.early_first_token,
         stall_s=timeouts.stall_s,
         total_s=timeouts.total_s,
         drain_patience_s=timeouts.drain_s,

@@ -331,6 +331,10 @@ class TransferConfig:
     """For the blocks of one handoff, besides what the rest of a prompt is predicted to take where
     only its prefix is fetched; then `on_failure`."""
     on_failure: OnFailure = OnFailure.RECOMPUTE
+    early_first_token: bool = _LIMITS.early_first_token
+    """Give a client the token that ends its prefill at once, and go on after it where it is
+    decoded: the first token comes sooner, by the transfer and a step, and the second when it
+    would have come anyway."""
     lease_s: Annotated[float, Bounds(low=1, high=86_400)] = _LIMITS.lease_s
     """How long a prefill replica keeps a finished prompt's blocks for a pull."""
     max_concurrent_pulls: Annotated[int | None, Positive] = 8

@@ -333,7 +333,8 @@ class Coordinator:
         tokens = len(request.prompt_token_ids)
         tenant = self._rules.tenant(request.tenant)
         slo = self._rules.slos.resolve(request.slo_class, tenant, tokens)
-        entry = Entry(request=request, tenant=tenant, local_only=request.local_only)
+        early = self._limits.early_first_token and request.resumable
+        entry = Entry(request=request, tenant=tenant, local_only=request.local_only, early=early)
         entry.taken_in_at_s = now_s
         entry.total_deadline_at_s = now_s + self._limits.total_s
         entries[request.request_id] = entry

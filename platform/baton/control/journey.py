@@ -167,14 +167,10 @@ class Journeys:
         _, token_ids, finish, stop_reason, _, cached_tokens, detail, _ = output
         if cached_tokens is not None:
             self.running.cached(entry, leg, cached_tokens, now_s)
+            if entry.generated:  # it was told already, with its first token
+                cached_tokens = None
         if token_ids:
-            if entry.last_token_at_s is None:
-                entry.first_token_at_s = now_s
-                self._knowledge.first_token(entry, leg.replica_id, now_s)
-            elif (gap_s := now_s - entry.last_token_at_s) > entry.gap_of_note_s:
-                entry.note_gap(gap_s)
-            entry.last_token_at_s = now_s
-            entry.generated.extend(token_ids)
+            self._journal(entry, token_ids, leg, now_s)
             if entry.phase is not Phase.DECODE:
                 self._begin_stream(entry, output, leg, now_s)
         if finish is not None:
@@ -183,6 +179,18 @@ class Journeys:
             self.end(entry, Phase.FINISHED, now_s, reason=finish)
         request_id = entry.request.request_id
         return Delivery(request_id, token_ids, finish, stop_reason, cached_tokens, detail)
+
+    def _journal(
+        self, entry: Entry, token_ids: tuple[int, ...], leg: PlacedLeg, now_s: float
+    ) -> None:
+        """Keep tokens that go on to the client."""
+        if entry.last_token_at_s is None:
+            entry.first_token_at_s = now_s
+            self._knowledge.first_token(entry, leg.replica_id, now_s)
+        elif (gap_s := now_s - entry.last_token_at_s) > entry.gap_of_note_s:
+            entry.note_gap(gap_s)
+        entry.last_token_at_s = now_s
+        entry.generated.extend(token_ids)
 
     def _begin_stream(self, entry: Entry, output: LegOutput, leg: PlacedLeg, now_s: float) -> None:
         """A leg gave its first tokens."""
@@ -197,16 +205,51 @@ class Journeys:
 
     def take_prefill(
         self, entry: Entry, output: LegOutput, placed: PlacedLeg, now_s: float
-    ) -> None:
-        """Go from a finished prefill leg to the decode leg; its own token is not used.
+    ) -> Delivery | None:
+        """Go from a finished prefill leg to the decode leg.
 
-        The decode replica computes the last prompt position again and samples the first token,
-        so that sampling state lives in one engine only.
+        A leg that gives its token gives it to the client now, and decode goes on after it, as after
+        a resume. The token of another is not used: the decode replica computes the last prompt
+        position again and samples the first one, so that sampling state lives in one engine only.
         """
         if output.cached_tokens is not None:
             self.running.cached(entry, placed, output.cached_tokens, now_s)
         if output.finish is None:
-            return
+            return None
+        given = output.token_ids if placed.leg.gives_token else ()
+        if output.finish in BROKEN or not given:
+            self._take_blocks(entry, output, placed, now_s)
+            return None
+        request_id, cached_tokens = entry.request.request_id, output.cached_tokens
+        if entry.generated:
+            cached_tokens = None
+        last = output.finish is FinishReason.STOP or placed.leg.max_tokens <= len(given)
+        self._journal(entry, given, placed, now_s)
+        if last:
+            self._end_with_prefill(entry, output, placed, now_s)
+        else:
+            self._take_blocks(entry, output, placed, now_s)
+        finish = output.finish if last else None
+        stop_reason = output.stop_reason if last else None
+        return Delivery(request_id, given, finish, stop_reason, cached_tokens, output.detail)
+
+    def _end_with_prefill(
+        self, entry: Entry, output: LegOutput, placed: PlacedLeg, now_s: float
+    ) -> None:
+        """The first token was also the last: nobody will pull its blocks."""
+        if (ticket := output.ticket) is not None:
+            lease = self.lease(entry.request_id, output.leg_id, placed.replica_id, ticket, now_s)
+            self.release_lease(lease, now_s)
+        assert output.finish is not None, "only a finished leg ends a request"
+        self.running.spoke(entry, placed, output, now_s)
+        self.running.finish(entry, placed, output, now_s)
+        self._knowledge.finished(entry, placed.replica_id, now_s)
+        self.end(entry, Phase.FINISHED, now_s, reason=output.finish)
+
+    def _take_blocks(
+        self, entry: Entry, output: LegOutput, placed: PlacedLeg, now_s: float
+    ) -> None:
+        """Have the blocks of a finished prefill leg pulled by whoever will decode."""
         replica_id = placed.replica_id
         if output.ticket is None or output.finish in BROKEN:
             if (ticket := output.ticket) is not None:  # it keeps blocks all the same
@@ -256,7 +299,7 @@ class Journeys:
 
     def cancel(self, entry: Entry, now_s: float) -> None:
         """End a request whose client went away, or has all that it wants (see `Knowledge.left`)."""
-        if entry.phase is Phase.DECODE:
+        if entry.phase is Phase.DECODE or (entry.phase is Phase.TRANSFER and entry.generated):
             self._knowledge.left(entry, entry.running.replica_id, now_s)
         if entry.leg_id is not None:
             self.recovery.abort(entry, LegEnd.CANCELLED, now_s)

@@ -108,6 +108,7 @@ class Knowledge:
             hits=self._hits(entry, now_s),
             session_replica_id=session if session and session in self._fleet else None,
             reuses=self.reuse.reuses,
+            early=entry.early,
             waited_s=max(0.0, now_s - request.arrived_at_s),
             slo=None if entry.slo is NO_SLO else entry.slo,
         )

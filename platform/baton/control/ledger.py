@@ -58,6 +58,8 @@ class Entry:
     leg_id: str | None = None
     lease: Lease | None = None
     local_only: LocalOnly | None = None
+    early: bool = False
+    """Whether a replica that only prefills it gives it its first token."""
     avoid: frozenset[str] = frozenset()
     routes: list[Route] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
@@ -174,6 +176,7 @@ class Entry:
             source_id=source_id,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
+            gives_token=self.early and kind is LegKind.PREFILL and prefill_tokens is None,
             payload=request.payload,
         )
 

@@ -65,7 +65,9 @@ class LegEvents:
             if entry is None:  # what runs and is of no request is a probe's
                 journeys.commands.extend(self._prober.output(output, now_s))
             elif leg.kind is LegKind.PREFILL:
-                journeys.take_prefill(entry, output, placed, now_s)
+                early = journeys.take_prefill(entry, output, placed, now_s)
+                if early is not None:
+                    deliveries.append(early)
             elif output.finish in BROKEN:
                 why, trouble = f"the engine ended it in {output.finish}", Trouble.FAILED
                 if entry.phase is Phase.TRANSFER:

@@ -51,6 +51,8 @@ class CoordinatorLimits:
     """Between two tokens of a stream, before its replica is given up."""
     total_s: float = 600.0
     """From arrival to the end."""
+    early_first_token: bool = False
+    """Give a client the token that ends its prefill, before its blocks are moved."""
     lease_s: float = 30.0
     """How long a prefill replica keeps blocks by itself; a lease older than that is void."""
     abort_s: float = 5.0

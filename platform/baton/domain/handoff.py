@@ -91,10 +91,18 @@ class Option(Value, kw_only=False):
     missed: float = 0.0
     """How many requests, of this one and those that run there, were predicted to miss an objective
     for it; 0 without a TPOT objective."""
+    early: bool = False
+    """Whether its first token comes with the end of the prefill, before its blocks are moved."""
 
     @property
     def ttft_s(self) -> float:
         """Predicted time to first token, from the decision on."""
+        prefilled_s = self.queue_s + self.prefill_s
+        return prefilled_s if self.early else prefilled_s + self.transfer_s + self.decode_s
+
+    @property
+    def streams_after_s(self) -> float:
+        """Predicted time until the decode replica has given a token, from the decision on."""
         return self.queue_s + self.prefill_s + self.transfer_s + self.decode_s
 
 
@@ -133,7 +141,8 @@ class Leg(Value, kw_only=True):
     """One submission of a request to one engine; a request has one or more.
 
     `prompt_token_ids` ends with `resumed_tokens` ids that were generated before a resume, and
-    `max_tokens` / `min_tokens` are what is left to generate.
+    `max_tokens` / `min_tokens` are what is left to generate. A prefill leg generates one token,
+    which is thrown away unless it `gives_token`.
     """
 
     leg_id: str
@@ -150,11 +159,15 @@ class Leg(Value, kw_only=True):
     cache_salt: str | None = None
     adapter: str | None = None
     """The LoRA adapter that it is computed with."""
+    gives_token: bool = False
+    """Of a prefill leg: its token is the client's, and drawn as the request wants it."""
     payload: bytes = b""
 
     def __post_init__(self) -> None:
         if (self.kind is LegKind.DECODE) != (self.ticket is not None):
             raise ValueError(f"leg {self.leg_id!r}: a decode leg, and only that, carries a ticket")
+        if self.gives_token and self.kind is not LegKind.PREFILL:
+            raise ValueError(f"leg {self.leg_id!r}: only a prefill leg may give its token or not")
 
 
 class LegTimes(NamedTuple):
@@ -172,7 +185,8 @@ class LegOutput(NamedTuple):
     """What one engine step produced for one leg.
 
     A NamedTuple, not a dataclass: there is one per running request per step, and on the link it
-    is sent as an array without field names. A finished prefill leg carries a `ticket`.
+    is sent as an array without field names. A finished prefill leg carries a `ticket`; one whose
+    token is the last of its request may, though nobody will pull its blocks.
     """
 
     leg_id: str

@@ -64,6 +64,8 @@ class PlacementQuery(Value, kw_only=True):
     """Where the last request of the same session was decoded: a hint among equals."""
     reuses: float = 0.0
     """How often a token that is cached is used again before it goes, on average over the fleet."""
+    early: bool = False
+    """Whether a replica that only prefills it gives it its first token."""
     waited_s: float = 0.0
     """Since the request arrived: its deadline is that much nearer."""
     slo: Slo | None = None

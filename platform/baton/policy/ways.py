@@ -187,6 +187,7 @@ class Ways:
             transfer_s,
             _decode_s(target),
             harm_s,
+            early=self._query.early,
         )
         reason = RouteReason.DISAGGREGATED
         displaced_s = source.displaced_s + target.evicts_s
@@ -248,11 +249,11 @@ class Ways:
         here_tokens: int = 0,
     ) -> Way:
         """`here_tokens` of the prompt are computed where it is decoded."""
-        ttft_s, late_s, promises = option.ttft_s, 0.0, self._promises
+        late_s, promises = 0.0, self._promises
         if self._ttft_slo_s is not None:
-            late_s = max(0.0, self._query.waited_s + ttft_s - self._ttft_slo_s)
+            late_s = max(0.0, self._query.waited_s + option.ttft_s - self._ttft_slo_s)
         harm_s = option.harm_s if promises is None else self._weight(decoder) * option.harm_s
-        cost_s = ttft_s + decoder.own_s + (harm_s + displaced_s)
+        cost_s = option.streams_after_s + decoder.own_s + (harm_s + displaced_s)
         if option.mode is not HandoffMode.LOCAL:
             cost_s *= 1 + _WORTH
         if promises is None:

@@ -101,8 +101,8 @@ class IngressMetrics:
         leg = next((one for one in record.legs if _spoke_at(one, at_s)), None)
         if leg is None:
             return
-        if leg.kind is LegKind.DECODE and (done_at_s := _prefilled_at_s(record, leg)) is not None:
-            self._handoff_gap.observe(at_s - done_at_s, slo_class)
+        if (gap_s := _handoff_gap_s(record, leg.placement)) is not None:
+            self._handoff_gap.observe(gap_s, slo_class)
         if leg.placement < len(record.decisions):
             decision = record.decisions[leg.placement]
             option, took_s = chosen_option(decision), at_s - decision.at_s
@@ -172,12 +172,13 @@ def _objectives(promised: Iterable[float | None]) -> list[float]:
 
 def _spoke_at(leg: LegStory, at_s: float) -> bool:
     """Whether a request's first token, which came then, is of this leg."""
-    return leg.kind is not LegKind.PREFILL and leg.first_output_at_s == at_s
+    return leg.output_tokens > 0 and leg.first_output_at_s == at_s
 
 
-def _prefilled_at_s(record: RequestRecord, decode: LegStory) -> float | None:
-    """When the prefill leg was over whose blocks a decode leg had; None: there is none."""
-    for leg in record.legs:
-        if leg.kind is LegKind.PREFILL and leg.placement == decode.placement:
-            return leg.ended_at_s
-    return None
+def _handoff_gap_s(record: RequestRecord, placement: int) -> float | None:
+    """From the end of a placement's prefill leg to its decode leg's first token; None without."""
+    legs = {leg.kind: leg for leg in record.legs if leg.placement == placement}
+    prefill, decode = legs.get(LegKind.PREFILL), legs.get(LegKind.DECODE)
+    if prefill is None or decode is None or decode.first_output_at_s is None:
+        return None
+    return decode.first_output_at_s - prefill.ended_at_s

@@ -145,8 +145,9 @@ def _parts_of(leg: LegStory) -> tuple[Part, Part]:
     """What a leg does until it computes, and what it then does until its first output."""
     if leg.kind is not LegKind.DECODE:
         return Part.QUEUE, Part.PREFILL
-    # Where only the front of its prompt is fetched, it computes the rest.
-    fetches_all = leg.fetched_tokens >= leg.prompt_tokens
+    # Where only the front of its prompt is fetched, it computes the rest; one token more than were
+    # fetched, which the prefill leg gave, is what each step of decode computes.
+    fetches_all = leg.fetched_tokens + 1 >= leg.prompt_tokens
     return Part.TRANSFER, Part.DECODE if fetches_all else Part.PREFILL
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from vllm.sampling_params import SamplingParams
 
 from baton.domain.handoff import Leg
+from baton.domain.value import evolve
 from baton.engine.vllm.resume_keys import RESUMED_TOKENS_ARG
 
 
@@ -75,6 +76,11 @@ def _forget_prompt_logprobs(params: SamplingParams) -> None:
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
         params.prompt_logprobs = params.prompt_logprob_token_ids = None
         params.prompt_logprob_start = params.skip_reading_prefix_cache = None
+
+
+def first_token_of(leg: Leg) -> Leg:
+    """A leg, but for that it ends with its first token."""
+    return evolve(leg, max_tokens=1, min_tokens=min(leg.min_tokens, 1))
 
 
 def prefill_params(params: SamplingParams) -> SamplingParams:

@@ -36,7 +36,12 @@ from baton.domain.trace_context import TraceContext, span_id, trace_headers
 from baton.engine.vllm.callers import OUR_ARGS, Caller, caller_of, trace_of
 from baton.engine.vllm.resume_keys import RESUME_ARGS
 from baton.engine.vllm.salts import known_salt, scoped_salt
-from baton.engine.vllm.sampling import can_be_resumed, prefill_params, set_lengths
+from baton.engine.vllm.sampling import (
+    can_be_resumed,
+    first_token_of,
+    prefill_params,
+    set_lengths,
+)
 from baton.engine.vllm.tickets import issue_ticket, pull_params, release_params
 
 Frame: TypeAlias = bytes | bytearray | memoryview
@@ -245,10 +250,13 @@ class EngineWire:
         request.client_index = request.current_wave = 0
         match leg.kind:
             case LegKind.PREFILL:
-                request.sampling_params = prefill_params(params)
-                _set_kv_params(request.sampling_params, PREFILL_KV_PARAMS)
-                # Output constraints are the decode leg's affair.
-                request.reasoning_ended = request.reasoning_parser_kwargs = None
+                if leg.gives_token:
+                    set_lengths(params, first_token_of(leg), takes_up=takes_up)
+                else:
+                    request.sampling_params = params = prefill_params(params)
+                    # Output constraints are the decode leg's affair.
+                    request.reasoning_ended = request.reasoning_parser_kwargs = None
+                _set_kv_params(params, PREFILL_KV_PARAMS)
             case LegKind.DECODE:
                 _set_kv_params(params, pull_params(leg, takes_up=takes_up))
                 set_lengths(params, leg, takes_up=takes_up)

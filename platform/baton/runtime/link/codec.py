@@ -76,6 +76,7 @@ class _SubmitHead(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     source_id: Name | None
     cache_salt: Salt | None
     adapter: Name | None
+    gives_token: bool
 
 
 class _Versioned(msgspec.Struct, array_like=True, frozen=True):
@@ -237,6 +238,7 @@ def _encode_submit(leg: Leg) -> list[bytes]:
         source_id=leg.source_id,
         cache_salt=leg.cache_salt,
         adapter=leg.adapter,
+        gives_token=leg.gives_token,
     )
     body = _ENCODE(head)
     _SUBMIT_HEAD.decode(body)
@@ -261,6 +263,7 @@ def _decode_submit(parts: Sequence[bytes]) -> Submit:
             source_id=head.source_id,
             cache_salt=head.cache_salt,
             adapter=head.adapter,
+            gives_token=head.gives_token,
             payload=parts[3],
         )
     except ValueError as error:

@@ -365,8 +365,9 @@ class SimCore:
     # ------------------------------------------------------------------ tokens and ends
     def _emit(self, run: Run, now_s: float) -> LegOutput:
         prefill = run.leg.kind is LegKind.PREFILL
-        # A prefill leg's token only proves that the prompt is done; decode draws it again.
-        may_end = not prefill and run.generated_tokens >= run.leg.min_tokens
+        # A token that is not given only proves that the prompt is done; decode draws it again.
+        given = not prefill or run.leg.gives_token
+        may_end = given and run.generated_tokens >= run.leg.min_tokens
         token, ended = run.stream.next_token(may_end=may_end)
         run.tokens.append(token)
         cached_tokens = times = None
@@ -379,7 +380,7 @@ class SimCore:
         elif len(run.tokens) >= run.limit_tokens:
             finish = FinishReason.LENGTH
         ticket = None
-        if finish is not None and prefill:
+        if finish is FinishReason.LENGTH and prefill:
             ticket = self._grant_lease(run, now_s)
         if finish is not None:
             self._end(run)

@@ -20,6 +20,7 @@ import baton
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
+from baton.domain.request import FinishReason
 from baton.simulator.engine.blocks import expect
 from baton.simulator.engine.meters import PullMeter
 from baton.simulator.engine.orders import CancelFetch, FreeSource, Order, SimTicket
@@ -266,7 +267,9 @@ class V1Core:
             return LegOutput(run.leg_id, _ONE, reason, times=run.watch.last_output())
         run.reported = True
         self._scheduler.pull_over(run)
-        ticket = self._grant_lease(run, now_s) if run.is_prefill else None
+        # A prefill leg whose token was the request's last has nothing to hand on.
+        hands_on = run.is_prefill and reason is not FinishReason.STOP
+        ticket = self._grant_lease(run, now_s) if hands_on else None
         times = run.watch.first_output(now_s)
         return LegOutput(
             run.leg_id, _ONE, reason, ticket=ticket, cached_tokens=run.cached_tokens, times=times

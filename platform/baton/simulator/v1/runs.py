@@ -116,10 +116,11 @@ class Run:
 def _ending(leg: Leg, longest: int) -> tuple[int, FinishReason]:
     """How many tokens a leg will know when it ends, at most `longest`, and why it ends then."""
     prompt = len(leg.prompt_token_ids)
-    if leg.kind is LegKind.PREFILL:
-        return prompt + 1, FinishReason.LENGTH
-    most = min(prompt + leg.max_tokens, longest)
     in_all = output_of(leg.payload)
+    if leg.kind is LegKind.PREFILL:
+        last = leg.gives_token and in_all is not None and in_all - leg.resumed_tokens <= 1
+        return prompt + 1, FinishReason.STOP if last else FinishReason.LENGTH
+    most = min(prompt + leg.max_tokens, longest)
     if in_all is None:
         return most, FinishReason.LENGTH
     end = prompt + max(1, in_all - leg.resumed_tokens)

@@ -1,0 +1,170 @@
+"""Clients get the token that ends their prefill, and decode goes on after it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.control.limits import CoordinatorLimits
+from baton.domain.commands import Deliver
+from baton.domain.events import StepProduced
+from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput
+from baton.domain.request import FinishReason, LocalOnly, Phase
+from baton.domain.value import evolve
+from tests.control.world import LIMITS, World, request, ticket_of
+
+EARLY = replace(LIMITS, early_first_token=True)
+
+
+def fleet(limits: CoordinatorLimits = EARLY, *, decode: int = 1) -> World:
+    world = World(limits)
+    world.pd(decode=decode)
+    return world
+
+
+def only_leg(world: World) -> Leg:
+    ((_, leg),) = world.legs.values()
+    return leg
+
+
+def test_the_first_token_does_not_wait_for_the_transfer() -> None:
+    world = fleet()
+    world.arrive(request("r", max_tokens=3))
+    world.wait(0.5)
+    world.step(only_leg(world).leg_id)
+    assert world.tokens["r"] == [0]
+    assert world.machine.phases() == {"r": Phase.TRANSFER}
+    world.wait(0.25)
+    world.run_to_end()
+    record = world.records["r"]
+    assert world.tokens["r"] == [0, 1, 2]
+    assert (record.first_token_at_s, record.prefill_done_at_s) == (0.5, 0.5)
+    assert record.worst_gap_s == pytest.approx(0.25), "what the handoff took is a gap of its stream"
+    assert (record.output_tokens, record.resumes, world.pinned) == (3, 0, {})
+
+
+def test_decode_goes_on_after_the_first_token_with_the_prompts_blocks() -> None:
+    world = fleet()
+    item = evolve(request("r", max_tokens=4), min_tokens=3)
+    world.arrive(item)
+    prefill = only_leg(world)
+    assert (prefill.kind, prefill.gives_token) == (LegKind.PREFILL, True)
+    world.step(prefill.leg_id)
+    decode = only_leg(world)
+    assert decode.prompt_token_ids == (*item.prompt_token_ids, 0)
+    assert (decode.resumed_tokens, decode.max_tokens, decode.min_tokens) == (1, 3, 2)
+    assert decode.ticket == ticket_of(prefill)
+    assert not decode.gives_token
+
+
+def test_what_cannot_go_on_elsewhere_waits_for_decode() -> None:
+    world = fleet()
+    world.arrive(request("r", resumable=False))
+    prefill = only_leg(world)
+    assert not prefill.gives_token
+    world.step(prefill.leg_id)
+    assert world.tokens["r"] == []
+    assert only_leg(world).resumed_tokens == 0
+
+
+def test_a_request_that_stays_on_one_replica_is_as_ever() -> None:
+    world = fleet()
+    world.arrive(request("r", local_only=LocalOnly.PROMPT_LOGPROBS))
+    assert only_leg(world).kind is LegKind.LOCAL
+    assert not only_leg(world).gives_token
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "finish"), [(1, None), (4, FinishReason.STOP)], ids=["length", "stop"]
+)
+def test_a_first_token_that_is_the_last_moves_nothing(
+    max_tokens: int, finish: FinishReason | None
+) -> None:
+    world = fleet()
+    world.arrive(request("r", max_tokens=max_tokens))
+    world.step(only_leg(world).leg_id, finish=finish)
+    assert world.legs == {}
+    record = world.records["r"]
+    assert (record.outcome, record.reason) == (Phase.FINISHED, finish or FinishReason.LENGTH)
+    assert (world.tokens["r"], world.pinned, world.machine.leases()) == ([0], {}, {})
+
+
+def test_blocks_that_come_with_the_last_token_are_freed() -> None:
+    # Engines keep them for a pull whatever ended the leg.
+    world = fleet()
+    world.arrive(request("r"))
+    prefill = only_leg(world)
+    replica_id, _ = world.legs.pop(prefill.leg_id)
+    world.pinned[prefill.leg_id] = replica_id
+    last = LegOutput(prefill.leg_id, (0,), FinishReason.STOP, ticket=ticket_of(prefill))
+    world.tell(StepProduced(replica_id=replica_id, outputs=(last,)))
+    assert world.records["r"].outcome is Phase.FINISHED
+    assert world.pinned == {}
+
+
+def test_why_it_ended_and_what_was_cached_is_told_once() -> None:
+    world = fleet()
+    world.arrive(request("r", max_tokens=2))
+    prefill = only_leg(world)
+    replica_id, _ = world.legs.pop(prefill.leg_id)
+    output = LegOutput(
+        prefill.leg_id, (0,), FinishReason.LENGTH, ticket=ticket_of(prefill), cached_tokens=16
+    )
+    world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
+    decode = only_leg(world)
+    replica_id, _ = world.legs.pop(decode.leg_id)
+    output = LegOutput(decode.leg_id, (1,), FinishReason.LENGTH, cached_tokens=40)
+    world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
+    delivered = [
+        one
+        for command in world.commands
+        if isinstance(command, Deliver)
+        for one in command.deliveries
+    ]
+    assert [(one.finish, one.cached_tokens) for one in delivered] == [
+        (None, 16),
+        (FinishReason.LENGTH, None),
+    ]
+    assert world.records["r"].cached_tokens == 16
+
+
+@pytest.mark.parametrize("failure", [LegFailure.KV_LOAD_FAILED, LegFailure.UNREACHABLE])
+def test_a_handoff_that_breaks_costs_a_client_time_and_no_token(failure: LegFailure) -> None:
+    world = fleet(decode=2)
+    world.arrive(request("r"))
+    world.step(only_leg(world).leg_id)
+    world.fail_leg(only_leg(world).leg_id, failure)
+    world.wait(LIMITS.retry_s)
+    assert only_leg(world).resumed_tokens == 1
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+    assert world.records["r"].outcome is Phase.FINISHED
+
+
+def test_a_stream_that_is_prefilled_again_gets_its_next_token_from_there() -> None:
+    world = fleet(decode=2)
+    world.arrive(request("r"))
+    world.step(only_leg(world).leg_id)
+    decode = only_leg(world)
+    world.step(decode.leg_id)
+    world.lose(world.legs[decode.leg_id][0])
+    again = only_leg(world)
+    assert (again.kind, again.gives_token, again.resumed_tokens) == (LegKind.PREFILL, True, 2)
+    world.step(again.leg_id)
+    assert world.tokens["r"] == [0, 1, 2]
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+def test_who_leaves_during_the_transfer_teaches_what_it_got() -> None:
+    # Engines whose frontend looks for stop strings cancel what has come to one.
+    world = fleet()
+    for number in range(20):
+        world.arrive(request(f"r{number}", max_tokens=100))
+        world.step(only_leg(world).leg_id)
+        world.cancel(f"r{number}")
+        world.confirm_aborts()
+    assert world.machine.knowledge.timings.expected_output_tokens(100) < 10
