@@ -12,6 +12,8 @@ from baton.domain.events import StepProduced
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.domain.value import evolve
+from baton.policy.placement import Disaggregate
+from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request, ticket_of
 
 EARLY = replace(LIMITS, early_first_token=True)
@@ -168,3 +170,17 @@ def test_who_leaves_during_the_transfer_teaches_what_it_got() -> None:
         world.cancel(f"r{number}")
         world.confirm_aborts()
     assert world.machine.knowledge.timings.expected_output_tokens(100) < 10
+
+
+def test_a_policy_may_hold_it_back_for_the_pace_that_is_promised() -> None:
+    for tpot_s, given in ((10.0, True), (1e-6, False)):
+        options = PredictedOptions(tpot_slo_s=tpot_s, disaggregate=Disaggregate.ALWAYS)
+        world = World(EARLY, policy=PredictedPlacer(options))
+        world.pd()
+        world.arrive(request("r"))
+        assert only_leg(world).gives_token is given
+        world.run_to_end()
+        assert world.tokens["r"] == [0, 1, 2, 3]
+        option = world.records["r"].decisions[0].chosen
+        assert option is not None
+        assert option.early is given

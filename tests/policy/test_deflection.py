@@ -192,7 +192,7 @@ def test_a_prompt_counts_the_streams_that_it_breaks_on_a_flipped_replica() -> No
     flipped = prefill("p0", inflight_legs=12, inflight_streams=12)
     around = surroundings(flipped, prefill("p1"), replica_view("d0"), timings=TIMINGS)
     promises = Promises(0.02)
-    ways = Ways(query, around, ttft_slo_s=None, promises=promises)
+    ways = Ways(query, around, slo=Slo(), promises=promises)
     streaming, free = ways.costs(["p0", "p1"])
     target = ways.costs(["d0"])
     (over_streams,) = ways.remotes([streaming], target)

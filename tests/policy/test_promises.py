@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, Role
 from baton.domain.handoff import Decision, HandoffMode
+from baton.domain.slo import Slo
 from baton.domain.value import evolve
 from baton.policy.placement import PlacementQuery
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
@@ -186,7 +187,7 @@ def test_what_is_computed_after_a_prefix_was_fetched_breaks_streams_too() -> Non
     )
     query = evolve(QUERY, hits=KnownHits({"h": 50}))  # 800 of 1,600 tokens are left
     around = surroundings(holder, target, timings=FixedTimings(timing=FAST, output_tokens=100.0))
-    ways = Ways(query, around, ttft_slo_s=None, promises=Promises(0.02))
+    ways = Ways(query, around, slo=Slo(), promises=Promises(0.02))
     costs = ways.costs(["h", "t"])
     (fetch,) = ways.fetches(costs, {cost.view.replica_id: cost for cost in costs}, used_tokens=0)
     assert fetch.option.decode_replica_id == "t"

@@ -143,7 +143,11 @@ class Journeys:
         else:
             assert route.prefill_replica_id is not None, "a PULL route names a prefill replica"
             replica_id = route.prefill_replica_id
-            leg = entry.next_leg(LegKind.PREFILL, prefill_tokens=route.prefill_tokens)
+            leg = entry.next_leg(
+                LegKind.PREFILL,
+                prefill_tokens=route.prefill_tokens,
+                gives_token=_gives_token(entry, decision),
+            )
         tokens = len(leg.prompt_token_ids)
         uncached = tokens - self._held(query, replica_id, tokens)
         self.commands.append(
@@ -439,3 +443,9 @@ class Journeys:
                 assert placed.replica_id in self._fleet, f"{request_id} runs on a lost replica"
         assert self.entries.keys() >= set(self.waiters.ids()), "the queue holds ended requests"
         assert len(self.deadlines) == len(self.entries), "there are deadlines of ended requests"
+
+
+def _gives_token(entry: Entry, decision: Decision) -> bool:
+    """Whether the prefill leg of a route gives a client its token; a policy's prediction counts."""
+    option, whole = decision.chosen, decision.route.prefill_tokens is None
+    return entry.early and whole and (option is None or option.early)

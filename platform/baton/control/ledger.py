@@ -157,6 +157,7 @@ class Entry:
         ticket: Ticket | None = None,
         source_id: str | None = None,
         prefill_tokens: int | None = None,
+        gives_token: bool = False,
     ) -> Leg:
         """Build the next submission: all tokens so far, or the first `prefill_tokens` of them."""
         self.legs_begun += 1
@@ -176,7 +177,7 @@ class Entry:
             source_id=source_id,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
-            gives_token=self.early and kind is LegKind.PREFILL and prefill_tokens is None,
+            gives_token=gives_token,
             payload=request.payload,
         )
 

@@ -117,6 +117,16 @@ class Decision(Value, kw_only=True):
     considered: int = 0
     """How many options were looked at."""
 
+    @property
+    def chosen(self) -> Option | None:
+        """The option that became the route; None when it is not among those that were kept."""
+        route = self.route
+        wanted = (route.mode, route.prefill_replica_id, route.decode_replica_id)
+        for option in self.options:
+            if (option.mode, option.prefill_replica_id, option.decode_replica_id) == wanted:
+                return option
+        return None
+
 
 class LegKind(StrEnum):
     """Which phases one submission to an engine covers."""

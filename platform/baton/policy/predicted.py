@@ -34,6 +34,7 @@ from zlib import crc32
 
 from baton.domain.fleet import ReplicaView, Role
 from baton.domain.handoff import Decision, Route, RouteReason
+from baton.domain.slo import Slo
 from baton.domain.value import evolve
 from baton.policy.hits import NO_HITS
 from baton.policy.partners import givers, takers
@@ -92,6 +93,8 @@ class PredictedPlacer:
 
     def __init__(self, options: PredictedOptions | None = None, *, seed: int = 0) -> None:
         self._options = options or PredictedOptions()
+        self._slo = Slo(ttft_s=self._options.ttft_slo_s, tpot_s=self._options.tpot_slo_s)
+        """Of requests that come without one."""
         self._shortlist = Shortlist(self._options.shortlist, seed=seed)
         self._seed = crc32(str(seed).encode())
 
@@ -148,14 +151,11 @@ class PredictedPlacer:
     # -------------------------------------------------------------- candidates
 
     def _ways(self, query: PlacementQuery, around: Surroundings) -> Ways:
-        options, slo = self._options, query.slo
-        ttft_s, tpot_s = options.ttft_slo_s, options.tpot_slo_s
-        if slo is not None:
-            ttft_s, tpot_s = slo.ttft_s, slo.tpot_s
+        options, slo = self._options, query.slo or self._slo
         promises = None
-        if tpot_s is not None or options.tpot_slo_s is not None:
-            promises = Promises(tpot_s, ttft_s, options.tpot_slo_s)
-        return Ways(query, around, ttft_slo_s=ttft_s, promises=promises)
+        if slo.tpot_s is not None or options.tpot_slo_s is not None:
+            promises = Promises(slo.tpot_s, slo.ttft_s, options.tpot_slo_s)
+        return Ways(query, around, slo=slo, promises=promises)
 
     def _costs(
         self, ways: Ways, query: PlacementQuery, around: Surroundings, ids: Sequence[str]

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from baton.domain.fleet import ReplicaView
 from baton.domain.handoff import HandoffMode, Option, RouteReason
+from baton.domain.slo import Slo
 from baton.domain.value import Value, evolve
 from baton.perf.timing import delay_s
+from baton.policy.first_tokens import comes_early
 from baton.policy.placement import PlacementQuery, Surroundings
 from baton.policy.promises import Promises
 from baton.policy.replica_cost import ReplicaCost, compare, replica_cost
@@ -39,12 +41,12 @@ class Ways:
         query: PlacementQuery,
         around: Surroundings,
         *,
-        ttft_slo_s: float | None,
+        slo: Slo,
         promises: Promises | None,
     ) -> None:
         self._query = query
         self._around = around
-        self._ttft_slo_s = ttft_slo_s
+        self._slo = slo
         self._promises = promises
 
     def costs(self, replica_ids: Iterable[str]) -> list[ReplicaCost]:
@@ -187,8 +189,8 @@ class Ways:
             transfer_s,
             _decode_s(target),
             harm_s,
-            early=self._query.early,
         )
+        option = evolve(option, early=self._query.early and self._comes_early(option, target))
         reason = RouteReason.DISAGGREGATED
         displaced_s = source.displaced_s + target.evicts_s
         way = self._way(option, target, reason, displaced_s=displaced_s)
@@ -198,6 +200,16 @@ class Ways:
         broken = self._promises.broken(source, self._query.prompt_tokens - source.hit_tokens)
         worth_s = broken * self._promises.worth_s(target)
         return evolve(way, cost_s=way.cost_s + worth_s, missed=way.missed + broken)
+
+    def _comes_early(self, option: Option, decoder: ReplicaCost) -> bool:
+        return comes_early(
+            self._slo,
+            waited_s=self._query.waited_s,
+            prefilled_s=option.queue_s + option.prefill_s,
+            handoff_s=option.transfer_s + option.decode_s,
+            pace_s=decoder.step_s / (1.0 - decoder.prompt_share),
+            output_tokens=decoder.output_tokens,
+        )
 
     def _fetch(self, holder: ReplicaCost, target: ReplicaCost) -> Way | None:
         tokens = holder.hit_tokens
@@ -250,8 +262,8 @@ class Ways:
     ) -> Way:
         """`here_tokens` of the prompt are computed where it is decoded."""
         late_s, promises = 0.0, self._promises
-        if self._ttft_slo_s is not None:
-            late_s = max(0.0, self._query.waited_s + option.ttft_s - self._ttft_slo_s)
+        if (latest_s := self._slo.ttft_s) is not None:
+            late_s = max(0.0, self._query.waited_s + option.ttft_s - latest_s)
         harm_s = option.harm_s if promises is None else self._weight(decoder) * option.harm_s
         cost_s = option.streams_after_s + decoder.own_s + (harm_s + displaced_s)
         if option.mode is not HandoffMode.LOCAL:

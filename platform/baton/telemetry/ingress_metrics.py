@@ -30,7 +30,6 @@ from baton.telemetry import catalogue as c
 from baton.telemetry.families import Families
 from baton.telemetry.histograms import Histogram
 from baton.telemetry.promises import ttft_parts
-from baton.telemetry.waterfall import chosen_option
 
 
 @dataclass(slots=True)
@@ -88,7 +87,7 @@ class IngressMetrics:
         for route in record.routes:
             self._placements[route.mode, route.reason] += 1
         for decision in record.decisions:
-            option = chosen_option(decision)
+            option = decision.chosen
             self._hit_tokens += 0 if option is None else option.hit_tokens
         self._resumes += record.resumes
 
@@ -105,7 +104,7 @@ class IngressMetrics:
             self._handoff_gap.observe(gap_s, slo_class)
         if leg.placement < len(record.decisions):
             decision = record.decisions[leg.placement]
-            option, took_s = chosen_option(decision), at_s - decision.at_s
+            option, took_s = decision.chosen, at_s - decision.at_s
             if option is not None and took_s > 0:
                 self._ttft_ratio.observe(option.ttft_s / took_s, option.mode)
 

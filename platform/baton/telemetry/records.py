@@ -17,7 +17,7 @@ from baton.domain.request import Phase
 from baton.policy.judging import tpot_s, ttft_s
 from baton.telemetry.logs import log_event
 from baton.telemetry.promises import missed, objectives, ttft_parts, verdict
-from baton.telemetry.waterfall import Bar, chosen_option, waterfall
+from baton.telemetry.waterfall import Bar, waterfall
 
 _LOGGER = logging.getLogger(__name__)
 _TROUBLED = frozenset({Phase.FAILED, Phase.EVICTED, Phase.SHED})
@@ -81,7 +81,7 @@ class RecordBook:
 def _log_decisions(record: RequestRecord) -> None:
     """One event for each placement of an ended request, and for each resume why."""
     for number, decision in enumerate(record.decisions):
-        option = chosen_option(decision)
+        option = decision.chosen
         told = _route(decision.route) | {
             "request_id": record.request_id,
             "placement": number,
@@ -166,7 +166,7 @@ def story(record: RequestRecord) -> Story:
 
 
 def _decision(decision: Decision, became: Route, record: RequestRecord) -> Story:
-    chosen = chosen_option(decision)
+    chosen = decision.chosen
     return {
         "policy": decision.policy,
         "reason": str(decision.route.reason),
@@ -226,7 +226,7 @@ def _foresight(decision: Decision | None, outcome: RequestRecord | None) -> Stor
     The error is a fraction of the actual value; above 0, the prediction was too long. Only the
     decision that was followed when the first token came has an actual value.
     """
-    option = None if decision is None else chosen_option(decision)
+    option = None if decision is None else decision.chosen
     predicted_s = None if option is None else _plain(option.ttft_s)
     actual_s = None
     if decision is not None and outcome is not None:

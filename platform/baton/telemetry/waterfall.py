@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import Decision, LegKind, Option
+from baton.domain.handoff import LegKind, Option
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.request import Phase
 
@@ -66,20 +66,10 @@ def waterfall(record: RequestRecord) -> tuple[Bar, ...]:
     return tuple(line.bars)
 
 
-def chosen_option(decision: Decision) -> Option | None:
-    """The option that became the route; None when it is not among those that were kept."""
-    route = decision.route
-    wanted = (route.mode, route.prefill_replica_id, route.decode_replica_id)
-    for option in decision.options:
-        if (option.mode, option.prefill_replica_id, option.decode_replica_id) == wanted:
-            return option
-    return None
-
-
 def _prediction(record: RequestRecord, placement: int) -> Option | None:
     """What was predicted for a placement; None where nothing was."""
     if placement < len(record.decisions):
-        return chosen_option(record.decisions[placement])
+        return record.decisions[placement].chosen
     return None
 
 
