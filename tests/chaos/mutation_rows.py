@@ -10,6 +10,7 @@ _CONTROL = "platform/baton/control"
 _LINK = "platform/baton/runtime/link"
 _STEPS = "platform/baton/engine/vllm/step_budget.py"
 _COORDINATOR = ("tests/control/test_coordinator.py", "tests/control/test_coordinator_placement.py")
+_EARLY = ("tests/control/test_early_first_token.py",)
 _CONVERSATION = ("tests/runtime/test_link_conversation.py",)
 _LINK_FAULTS = ("tests/runtime/test_link_faults.py",)
 
@@ -24,8 +25,8 @@ DEADLINES = (
     Mutation(
         "the deadline of a transfer",
         f"{_CONTROL}/journey.py",
-        "min(now_s + self.limits.transfer_s, entry.first_token_due_at_s)",
-        "entry.first_token_due_at_s",
+        "min(now_s + self.limits.transfer_s, entry.handoff_due_at_s)",
+        "entry.handoff_due_at_s",
         _COORDINATOR,
     ),
     Mutation(
@@ -152,6 +153,27 @@ BOOKS = (
         "if self._draining:\n            self._server.leg_failed",
         "if False:\n            self._server.leg_failed",
         ("tests/runtime/test_replica_host.py", "tests/runtime/test_draining.py"),
+    ),
+    Mutation(
+        "the blocks of a first token that is the last",
+        f"{_CONTROL}/journey.py",
+        "if (ticket := output.ticket) is not None:\n            lease",
+        "if (ticket := output.ticket) is not None and False:\n            lease",
+        _EARLY,
+    ),
+    Mutation(
+        "no early first token of what cannot go on elsewhere",
+        f"{_CONTROL}/coordinator.py",
+        "self._limits.early_first_token and request.resumable",
+        "self._limits.early_first_token",
+        _EARLY,
+    ),
+    Mutation(
+        "no token of a prefix that is fetched",
+        f"{_CONTROL}/journey.py",
+        "if route.prefill_tokens is not None or decoder is None or not decoder.facts.goes_on:",
+        "if decoder is None or not decoder.facts.goes_on:",
+        _COORDINATOR,
     ),
 )
 

@@ -8,13 +8,15 @@ import pytest
 
 from baton.control.limits import CoordinatorLimits
 from baton.domain.commands import Deliver
-from baton.domain.events import StepProduced
+from baton.domain.events import ReplicaJoined, StepProduced
+from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason, LocalOnly, Phase
 from baton.domain.value import evolve
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request, ticket_of
+from tests.fakes.facts import replica_facts
 
 EARLY = replace(LIMITS, early_first_token=True)
 
@@ -184,3 +186,66 @@ def test_a_policy_may_hold_it_back_for_the_pace_that_is_promised() -> None:
         option = world.records["r"].decisions[0].chosen
         assert option is not None
         assert option.early is given
+
+
+@pytest.mark.parametrize(("prefix_fetch", "takes_up"), [(False, True), (True, False)])
+def test_nothing_is_given_before_a_handoff_to_who_could_not_go_on_after_it(
+    *, prefix_fetch: bool, takes_up: bool
+) -> None:
+    world = World(EARLY)
+    world.join("p0", Role.PREFILL)
+    world.alive["d0"] = Role.DECODE
+    facts = replica_facts("d0", Role.DECODE, prefix_fetch=prefix_fetch, takes_up=takes_up)
+    world.tell(ReplicaJoined(facts=facts))
+    world.arrive(request("r"))
+    assert not only_leg(world).gives_token
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+
+
+def test_a_first_token_that_fills_the_context_is_the_last() -> None:
+    world = fleet()
+    context = world.machine.fleet(0.0).replicas["p0"].facts.max_len_tokens
+    world.arrive(request("r", prompt_tokens=context - 1, max_tokens=9))
+    world.step(only_leg(world).leg_id)
+    record = world.records["r"]
+    assert (record.outcome, record.reason) == (Phase.FINISHED, FinishReason.LENGTH)
+    assert (world.tokens["r"], world.legs, world.pinned) == ([0], {}, {})
+
+
+def test_a_session_is_not_looked_for_where_nothing_was_decoded() -> None:
+    world = fleet(decode=1)
+    world.arrive(evolve(request("a"), session_id="s"))
+    world.run_to_end()
+    world.arrive(evolve(request("b", max_tokens=1), session_id="s"))
+    world.run_to_end()
+    query = world.machine.knowledge.query
+    world.arrive(evolve(request("c"), session_id="s"))
+    entry = world.machine._journeys.entries["c"]
+    assert query(entry, world.now_s).session_replica_id == "d0"
+
+
+def test_whoever_has_its_first_token_has_no_deadline_for_it_during_the_transfer() -> None:
+    world = fleet(replace(EARLY, first_token_s=1.0, transfer_s=10.0))
+    world.arrive(request("r"))
+    world.wait(0.9)
+    world.step(only_leg(world).leg_id)
+    world.wait(5.0)
+    assert world.machine.phases() == {"r": Phase.TRANSFER}
+    assert only_leg(world).kind is LegKind.DECODE
+    world.run_to_end()
+    assert world.records["r"].resumes == 0
+
+
+def test_a_token_whose_blocks_were_not_kept_was_given_all_the_same() -> None:
+    world = fleet(decode=2)
+    world.arrive(request("r"))
+    prefill = only_leg(world)
+    replica_id, _ = world.legs.pop(prefill.leg_id)
+    output = LegOutput(prefill.leg_id, (0,), FinishReason.LENGTH)
+    world.tell(StepProduced(replica_id=replica_id, outputs=(output,)))
+    world.wait(LIMITS.retry_s)
+    world.run_to_end()
+    assert world.tokens["r"] == [0, 1, 2, 3]
+    first = world.records["r"].legs[0]
+    assert (first.output_tokens, first.first_output_at_s) == (1, 0.0)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from baton.domain.fleet import Load, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, HitSource, RouteReason
 from baton.domain.request import LocalOnly
+from baton.domain.slo import Slo
 from baton.domain.value import evolve
 from baton.policy.placement import (
     Disaggregate,
@@ -43,6 +46,11 @@ def placed(
 
 def pd(decode_load: Load = BUSY) -> tuple[ReplicaView, ReplicaView]:
     return replica_view("p0", Role.PREFILL), replica_view("d0", Role.DECODE, decode_load)
+
+
+def goes_on() -> tuple[ReplicaView, ReplicaView]:
+    """As `pd`, whose decode replica goes on after another engine's token."""
+    return replica_view("p0", Role.PREFILL), replica_view("d0", load=BUSY, prefix_fetch=True)
 
 
 def test_an_empty_prompt_saves_nothing() -> None:
@@ -227,15 +235,42 @@ def test_the_ttft_objective_comes_before_harm() -> None:
 
 
 def test_a_first_token_of_who_prefills_waits_for_no_transfer_which_costs_all_the_same() -> None:
-    late = placed(query(), surroundings(*pd())).options[0]
-    early = placed(query(early=True), surroundings(*pd())).options[0]
+    late = placed(query(), surroundings(*goes_on())).options[0]
+    early = placed(query(early=True), surroundings(*goes_on())).options[0]
     assert early.ttft_s == late.queue_s + late.prefill_s
     assert late.ttft_s == early.streams_after_s > early.ttft_s
     assert early.cost_s == late.cost_s
-    around = surroundings(*pd())
+    around = surroundings(*goes_on())
     tight = PredictedOptions(ttft_slo_s=(early.ttft_s + late.ttft_s) / 2)
     assert placed(query(early=True), around, tight).route.mode is HandoffMode.PULL
     assert placed(query(), around, tight).options[0].ttft_s <= late.ttft_s
+
+
+@pytest.mark.parametrize(("prefix_fetch", "takes_up"), [(False, True), (True, False)])
+def test_no_first_token_is_expected_before_a_handoff_to_who_could_not_go_on_after_it(
+    *, prefix_fetch: bool, takes_up: bool
+) -> None:
+    prefill, decode = goes_on()
+    facts = replace(decode.facts, prefix_fetch=prefix_fetch, takes_up=takes_up)
+    unable = evolve(decode, facts=facts)
+    assert placed(query(early=True), surroundings(prefill, decode)).options[0].early
+    assert not placed(query(early=True), surroundings(prefill, unable)).options[0].early
+
+
+def test_a_handoff_that_breaks_the_pace_after_an_early_token_is_a_promise_missed() -> None:
+    slo = Slo(ttft_s=0.2, tpot_s=0.05)
+    timing = LinearTiming(step=0.01, token=0.0001, stream=0.0005)
+    queued = Load(queued_tokens=3000, queued_requests=1)
+    around = surroundings(
+        replica_view("p0", Role.PREFILL),
+        replica_view("d0", load=queued, prefix_fetch=True),
+        timings=FixedTimings(timing=timing, output_tokens=3.0),
+        links=FixedLinks(setup_s=0.2),
+    )
+    options = PredictedOptions(ttft_slo_s=0.2, tpot_slo_s=0.05)
+    for early in (False, True):
+        item = query(1000, max_tokens=3, slo=slo, early=early)
+        assert placed(item, around, options).route.reason is RouteReason.DEFLECTED
 
 
 def test_time_already_waited_brings_the_deadline_nearer() -> None:

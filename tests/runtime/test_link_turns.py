@@ -95,3 +95,12 @@ async def test_after_a_stall_of_this_process_each_is_excused_for_one_turn(fleet:
     for _ in range(100):
         fleet.loop.run()
     assert fleet.excuses() == {1: len(fleet.seen)}
+
+
+@pytest.mark.parametrize("fleet", [1000], indirect=True)
+async def test_a_loop_with_long_turns_beats_as_often(fleet: Fleet) -> None:
+    # A round has 32 parts; here each begins two and a half parts late.
+    while fleet.loop.due_at_s < 105.0:
+        fleet.loop.run(late_s=2.5 * BEAT_S / 32)
+    assert {len(one.turns) for one in fleet.seen} <= {4, 5, 6}
+    assert fleet.excuses() == {0: len(fleet.seen)}

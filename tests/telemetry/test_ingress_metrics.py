@@ -8,7 +8,7 @@ import pytest
 
 from baton.domain.events import ReplicaJoined, ReplicaLost, StepProduced
 from baton.domain.fleet import LossReason
-from baton.domain.handoff import HandoffMode, LegOutput, Ticket
+from baton.domain.handoff import HandoffMode, LegOutput, LegTimes, Ticket
 from baton.domain.leg_story import LegEnd
 from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import Slo
@@ -222,6 +222,17 @@ def test_a_handoff_that_was_given_up_for_one_replica_has_no_gap() -> None:
 
 def token(leg_id: str, *, first: bool = False, finish: FinishReason | None = None) -> LegOutput:
     return LegOutput(leg_id, (1,), finish, cached_tokens=0 if first else None)
+
+
+def test_a_leg_that_goes_on_after_another_engines_token_begins_no_gap() -> None:
+    # It does not say how many tokens were cached; its times come with its first output.
+    at = joined("d")
+    times = LegTimes(0.0, 0.01)
+    at.step("d", 1.0, LegOutput("a", (1,), times=times))
+    at.step("d", 60.0, LegOutput("b", (1,), times=times), token("a"))
+    assert gaps(at) == (1, 59.0)
+    at.step("d", 60.5, LegOutput("b", (1,), FinishReason.STOP, times=times))
+    assert gaps(at) == (2, 59.5), "of one that was preempted the last output tells them again"
 
 
 def joined(*replica_ids: str) -> Measured:

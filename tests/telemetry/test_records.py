@@ -204,6 +204,7 @@ def test_a_decision_tells_what_it_was_made_from() -> None:
             "cost_s": 3.0,
             "missed": 0.75,
             "ttft_s": 0.5,
+            "early": False,
             "chosen": True,
         }
     ]

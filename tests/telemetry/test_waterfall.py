@@ -281,3 +281,15 @@ def test_a_first_token_of_who_prefills_comes_before_the_transfer_and_what_follow
     assert parts is not None
     assert (parts["transfer_s"], parts["decode_s"]) == (0.0, 0.0)
     assert sum(parts.values()) == pytest.approx(1.0)
+
+
+def test_a_decode_leg_that_was_given_up_after_an_early_token_is_time_lost() -> None:
+    gave = evolve(PREFILL, output_tokens=1, last_output_at_s=101.0)
+    given_up = evolve(
+        DECODE, end=LegEnd.GIVEN_UP, first_output_at_s=None, ended_at_s=102.0, output_tokens=0
+    )
+    local = evolve(LOCAL, placement=1, began_at_s=102.0, first_output_at_s=102.5, output_tokens=2)
+    record = evolve(told(gave, given_up, local), first_token_at_s=101.0, resumes=1)
+    (lost,) = [bar for bar in waterfall(record) if bar.part is Part.LOST]
+    assert (lost.from_s, lost.to_s) == (1.0, 2.0)
+    assert Part.TRANSFER not in {bar.part for bar in waterfall(record)}

@@ -119,15 +119,19 @@ def _decision_lines(decision: Told) -> Iterator[str]:
 
 
 def _option_row(option: Told) -> dict[str, object]:
-    """Its columns add up: queue + prefill + transfer + decode = TTFT."""
+    """Its columns add up: queue + prefill + transfer + decode = TTFT.
+
+    Where the first token comes with the end of the prefill, what comes after it is in brackets.
+    """
+    after = "({})" if option.get("early") else "{}"
     return {
         " ": "*" if option["chosen"] else "",
         "runs on": _route_text(option),
         "cached": _hit_text(option),
         "queue": duration_text(option["queue_s"]),
         "+prefill": duration_text(option["prefill_s"]),
-        "+transfer": duration_text(option["transfer_s"]),
-        "+decode": duration_text(option["decode_s"]),
+        "+transfer": after.format(duration_text(option["transfer_s"])),
+        "+decode": after.format(duration_text(option["decode_s"])),
         "=TTFT": duration_text(option["ttft_s"]),
         "harm": duration_text(option["harm_s"]),
         "cost": duration_text(option["cost_s"]),

@@ -146,7 +146,7 @@ class Journeys:
             leg = entry.next_leg(
                 LegKind.PREFILL,
                 prefill_tokens=route.prefill_tokens,
-                gives_token=_gives_token(entry, decision),
+                gives_token=self._gives_token(entry, decision),
             )
         tokens = len(leg.prompt_token_ids)
         uncached = tokens - self._held(query, replica_id, tokens)
@@ -154,6 +154,17 @@ class Journeys:
             self.running.begin(entry, leg, replica_id=replica_id, tokens=uncached, now_s=now_s)
         )
         self._knowledge.sent(entry, replica_id, tokens, now_s)
+
+    def _gives_token(self, entry: Entry, decision: Decision) -> bool:
+        """Whether the prefill leg of a route gives a client its token.
+
+        Where a policy predicts, it says so; and what is expected to go on after it must be able to.
+        """
+        route, option = decision.route, decision.chosen
+        decoder = self._fleet.get(route.decode_replica_id)
+        if route.prefill_tokens is not None or decoder is None or not decoder.facts.goes_on:
+            return False
+        return entry.early and (option is None or option.early)
 
     def _held(self, query: PlacementQuery, replica_id: str, tokens: int) -> int:
         """How many of so many leading tokens a replica need not compute."""
@@ -227,7 +238,7 @@ class Journeys:
         request_id, cached_tokens = entry.request.request_id, output.cached_tokens
         if entry.generated:
             cached_tokens = None
-        last = output.finish is FinishReason.STOP or placed.leg.max_tokens <= len(given)
+        last = output.finish is FinishReason.STOP or self._has_all(placed, len(given))
         self._journal(entry, given, placed, now_s)
         if last:
             self._end_with_prefill(entry, output, placed, now_s)
@@ -236,6 +247,12 @@ class Journeys:
         finish = output.finish if last else None
         stop_reason = output.stop_reason if last else None
         return Delivery(request_id, given, finish, stop_reason, cached_tokens, output.detail)
+
+    def _has_all(self, placed: PlacedLeg, tokens: int) -> bool:
+        """Whether so many tokens are all that a leg's request, or its engine's context, allows."""
+        leg, view = placed.leg, self._fleet.get(placed.replica_id)
+        context = float("inf") if view is None else view.facts.max_len_tokens
+        return leg.max_tokens <= tokens or len(leg.prompt_token_ids) + tokens >= context
 
     def _end_with_prefill(
         self, entry: Entry, output: LegOutput, placed: PlacedLeg, now_s: float
@@ -247,7 +264,7 @@ class Journeys:
         assert output.finish is not None, "only a finished leg ends a request"
         self.running.spoke(entry, placed, output, now_s)
         self.running.finish(entry, placed, output, now_s)
-        self._knowledge.finished(entry, placed.replica_id, now_s)
+        self._knowledge.finished(entry, placed.replica_id, now_s, decoded=False)
         self.end(entry, Phase.FINISHED, now_s, reason=output.finish)
 
     def _take_blocks(
@@ -263,6 +280,8 @@ class Journeys:
             entry.local_only = LocalOnly.HANDOFF_FAILED
             why = f"prefill ended in {output.finish}"
             trouble = Trouble.FAILED if output.finish in BROKEN else Trouble.HANDOFF
+            if placed.leg.gives_token and output.token_ids:
+                self.running.spoke(entry, placed, output, now_s)
             self.recovery.broken(entry, replica_id, why, now_s, trouble=trouble)
             return
         self.running.spoke(entry, placed, output, now_s)
@@ -286,7 +305,7 @@ class Journeys:
             return
         entry.routes[-1] = evolve(entry.routes[-1], decode_replica_id=target)
         entry.move(Phase.TRANSFER)
-        self.wait_until(entry, min(now_s + self.limits.transfer_s, entry.first_token_due_at_s))
+        self.wait_until(entry, min(now_s + self.limits.transfer_s, entry.handoff_due_at_s))
         leg = entry.next_leg(LegKind.DECODE, ticket=ticket, source_id=source_id)
         tokens = len(leg.prompt_token_ids)
         here = max(ticket.tokens, self._held(query, target, tokens))
@@ -443,9 +462,3 @@ class Journeys:
                 assert placed.replica_id in self._fleet, f"{request_id} runs on a lost replica"
         assert self.entries.keys() >= set(self.waiters.ids()), "the queue holds ended requests"
         assert len(self.deadlines) == len(self.entries), "there are deadlines of ended requests"
-
-
-def _gives_token(entry: Entry, decision: Decision) -> bool:
-    """Whether the prefill leg of a route gives a client its token; a policy's prediction counts."""
-    option, whole = decision.chosen, decision.route.prefill_tokens is None
-    return entry.early and whole and (option is None or option.early)

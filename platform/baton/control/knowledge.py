@@ -179,11 +179,16 @@ class Knowledge:
             self.timings.observe_ttft(pool, predicted_s=predicted_s, actual_s=actual_s)
             self.overruns.observe(actual_s - predicted_s)
 
-    def finished(self, entry: Entry, replica_id: str, now_s: float) -> None:
-        """A request ended well: its replica holds prompt and answer, for what comes next."""
+    def finished(
+        self, entry: Entry, replica_id: str, now_s: float, *, decoded: bool = True
+    ) -> None:
+        """A request ended well: its replica holds prompt and answer, for what comes next.
+
+        Its session is looked for where it was `decoded`.
+        """
         request = entry.request
         self.timings.observe_output(len(entry.generated), request.max_tokens)
-        if request.session_id is not None:
+        if decoded and request.session_id is not None:
             self._sessions[request.session_id] = replica_id
             self._sessions.move_to_end(request.session_id)
             if len(self._sessions) > _MAX_SESSIONS:

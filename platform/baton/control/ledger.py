@@ -194,6 +194,11 @@ class Entry:
         assert self.open_leg is not None, f"{self.request_id} runs no leg"
         return self.open_leg
 
+    @property
+    def handoff_due_at_s(self) -> float:
+        """Until when its first token is borne with; one that has it has no such deadline."""
+        return float("inf") if self.generated else self.first_token_due_at_s
+
     def transfer_due_at_s(self, queued_at_s: float | None, transfer_s: float) -> float:
         """When its transfer, before which there last was a queue then, should bring a first token.
 
@@ -202,7 +207,7 @@ class Entry:
         up, and its link be blamed.
         """
         from_s = max(self.running.began_at_s, queued_at_s or 0.0)
-        return min(from_s + transfer_s + self.rest_s, self.first_token_due_at_s)
+        return min(from_s + transfer_s + self.rest_s, self.handoff_due_at_s)
 
     def leg_over(self, end: LegEnd, now_s: float) -> None:
         """Its running leg is over."""

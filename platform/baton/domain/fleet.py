@@ -70,6 +70,8 @@ class ReplicaFacts:
     """Whether the replica says what its prefix cache holds."""
     prefix_fetch: bool = False
     """Whether it can hand out the leading blocks of a prompt, for another to compute the rest."""
+    takes_up: bool = True
+    """Whether it goes on after tokens of another engine with all that sampling depends on."""
     host_blocks: int = 0
     """Room in the host's memory for blocks that its KV cache has evicted; 0: none, or not known."""
     devices: float = 1.0
@@ -78,6 +80,11 @@ class ReplicaFacts:
     """Adapters that it keeps loaded at most; 0: it serves none."""
     decode_step_tokens: int | None = None
     """As `max_batched_tokens`, of steps in which anybody decodes; None: as many."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it can fetch a prompt's blocks and go on after another engine's first token."""
+        return self.prefix_fetch and self.takes_up
 
 
 class TransferTotals(NamedTuple):

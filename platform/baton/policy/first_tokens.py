@@ -10,10 +10,24 @@ would rather see something.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from baton.domain.slo import Slo
+from baton.policy.judging import SLOW_GAPS_ALLOWED
 
 
-def comes_early(
+class FirstToken(NamedTuple):
+    """When it goes out, and whether what comes after it is then as promised."""
+
+    early: bool
+    breaks: bool = False
+    """Its pace, or a gap, is predicted to be broken by that."""
+
+
+LATE = FirstToken(early=False)
+
+
+def first_token(
     slo: Slo,
     *,
     waited_s: float,
@@ -21,8 +35,8 @@ def comes_early(
     handoff_s: float,
     pace_s: float,
     output_tokens: float,
-) -> bool:
-    """Whether to give it at once.
+) -> FirstToken:
+    """Say whether to give it at once.
 
     Args:
         slo: What the request is promised.
@@ -34,10 +48,12 @@ def comes_early(
     """
     later_tokens = output_tokens - 1.0
     if later_tokens < 1.0:
-        return True  # mostly nothing comes after it
+        return FirstToken(early=True)  # mostly nothing comes after it
     each_s = (handoff_s + (later_tokens - 1.0) * pace_s) / later_tokens
     breaks_pace = slo.tpot_s is not None and each_s > slo.tpot_s
-    breaks_gap = slo.itl_p99_s is not None and handoff_s > slo.itl_p99_s
+    one_is_allowed = SLOW_GAPS_ALLOWED * later_tokens >= 1.0
+    breaks_gap = slo.itl_p99_s is not None and handoff_s > slo.itl_p99_s and not one_is_allowed
     if not (breaks_pace or breaks_gap):
-        return True
-    return slo.ttft_s is not None and waited_s + prefilled_s + handoff_s > slo.ttft_s
+        return FirstToken(early=True)
+    late = slo.ttft_s is not None and waited_s + prefilled_s + handoff_s > slo.ttft_s
+    return FirstToken(early=True, breaks=True) if late else LATE

@@ -9,7 +9,7 @@ from baton.domain.handoff import HandoffMode, Option, RouteReason
 from baton.domain.slo import Slo
 from baton.domain.value import Value, evolve
 from baton.perf.timing import delay_s
-from baton.policy.first_tokens import comes_early
+from baton.policy.first_tokens import LATE, FirstToken, first_token
 from baton.policy.placement import PlacementQuery, Surroundings
 from baton.policy.promises import Promises
 from baton.policy.replica_cost import ReplicaCost, compare, replica_cost
@@ -190,19 +190,25 @@ class Ways:
             _decode_s(target),
             harm_s,
         )
-        option = evolve(option, early=self._query.early and self._comes_early(option, target))
+        first = self._first_token(option, target)
+        option = evolve(option, early=first.early)
         reason = RouteReason.DISAGGREGATED
         displaced_s = source.displaced_s + target.evicts_s
         way = self._way(option, target, reason, displaced_s=displaced_s)
-        if self._promises is None or not source.running:
+        if self._promises is None:
             return way
-        # It decodes, too: as a mixed replica, or for what it was meant before it was flipped.
-        broken = self._promises.broken(source, self._query.prompt_tokens - source.hit_tokens)
+        broken = float(first.breaks)
+        if source.running:
+            # It decodes, too: as a mixed replica, or for what it was meant before it was flipped.
+            uncached = self._query.prompt_tokens - source.hit_tokens
+            broken += self._promises.broken(source, uncached)
         worth_s = broken * self._promises.worth_s(target)
         return evolve(way, cost_s=way.cost_s + worth_s, missed=way.missed + broken)
 
-    def _comes_early(self, option: Option, decoder: ReplicaCost) -> bool:
-        return comes_early(
+    def _first_token(self, option: Option, decoder: ReplicaCost) -> FirstToken:
+        if not (self._query.early and decoder.view.facts.goes_on):
+            return LATE
+        return first_token(
             self._slo,
             waited_s=self._query.waited_s,
             prefilled_s=option.queue_s + option.prefill_s,

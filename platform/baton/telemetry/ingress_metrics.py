@@ -127,9 +127,11 @@ class IngressMetrics:
         if known is None:
             return
         begun = going_on = 0
-        for _, token_ids, _, _, ticket, cached_tokens, _, _ in outputs:
+        for _, token_ids, finish, _, ticket, cached_tokens, _, times in outputs:
             if token_ids and ticket is None:
-                if cached_tokens is None:
+                # A leg tells its times with its first output, and some again with the last; one
+                # that goes on after another's tokens does not say how many were cached.
+                if cached_tokens is None and (times is None or finish is not None):
                     going_on += 1
                 else:
                     begun += 1

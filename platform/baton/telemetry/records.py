@@ -194,6 +194,7 @@ def _option(option: Option) -> Story:
         "cost_s": _plain(option.cost_s),
         "missed": _plain(option.missed),
         "ttft_s": _plain(option.ttft_s),
+        "early": option.early,
     }
 
 

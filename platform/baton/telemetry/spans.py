@@ -265,6 +265,7 @@ def _candidate(option: Option, at_s: float) -> SpanEvent:
         "harm_s": option.harm_s,
         "cost_s": option.cost_s,
         "ttft_s": option.ttft_s,
+        "early": option.early,
     }
     return SpanEvent("candidate", at_s, _ours(told))
 

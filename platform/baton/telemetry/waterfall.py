@@ -112,8 +112,9 @@ def _add_leg(line: _Line, leg: LegStory, option: Option | None) -> None:
     waits, computes = _parts_of(leg)
     where, first_at_s = leg.replica_id, leg.first_output_at_s
     if first_at_s is None:
-        # Its request ended while it waited, or computed: nobody said which.
-        line.until(waits, where, leg.ended_at_s, guessed=True)
+        # Its request ended, or it was given up, while it waited, or computed: nobody said which.
+        lost = leg.end in _BROKEN_OFF
+        line.until(Part.LOST if lost else waits, where, leg.ended_at_s, guessed=not lost)
         return
     waited_s = first_at_s - leg.began_at_s
     predicted = _predicted(option, waits), _predicted(option, computes)

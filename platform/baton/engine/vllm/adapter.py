@@ -140,7 +140,12 @@ class VllmEngine:
         except BaseException:
             await self.close()
             raise
-        self._facts = replica_facts(self._settings, self._core.vllm_config, self._events_endpoint)
+        self._facts = replica_facts(
+            self._settings,
+            self._core.vllm_config,
+            self._events_endpoint,
+            takes_up=self._takes_up,
+        )
         return self._facts
 
     def _construct(self) -> None:

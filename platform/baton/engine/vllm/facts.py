@@ -29,7 +29,11 @@ def typed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def replica_facts(
-    settings: VllmEngineSettings, config: VllmConfig, kv_events_endpoint: str | None = None
+    settings: VllmEngineSettings,
+    config: VllmConfig,
+    kv_events_endpoint: str | None = None,
+    *,
+    takes_up: bool = False,
 ) -> ReplicaFacts:
     """The facts of an engine, from vLLM's config after the engine said ready.
 
@@ -61,6 +65,7 @@ def replica_facts(
             and events.endpoint == kv_events_endpoint
         ),
         prefix_fetch=hands_off and _is_ours(transfer),
+        takes_up=takes_up,
         host_blocks=(settings.host_memory_bytes or 0) // kv_block_bytes(config),
         adapter_slots=_adapter_slots(config),
     )

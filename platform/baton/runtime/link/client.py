@@ -157,18 +157,23 @@ class LinkClient:
 
     def _tick(self) -> None:
         now_s, beat_s = self._loop.time(), self._options.beat_s
-        if now_s - self._tick_due_at_s > beat_s:
+        late_s = now_s - self._tick_due_at_s
+        if late_s > beat_s:
             self._stalled_at_s = now_s
         if not self._turns:
             self._turns = list(self._connections.values())
             self._parts = max(1, math.ceil(len(self._turns) / _AT_A_TIME))
+        part_s = beat_s / self._parts
+        # A loop whose turns are longer than a part would let beats come ever later.
+        parts = 1 if late_s > beat_s else 1 + int(max(0.0, late_s) / part_s)
         # Half a part less: the turns of the next round are none of those that the stall excuses.
         stalled = now_s - self._stalled_at_s < beat_s * (1 - 0.5 / self._parts)
         self._tick_due_at_s = next_tick_at_s(
-            self._tick_due_at_s, now_s, beat_s / self._parts, beat_s=beat_s
+            self._tick_due_at_s, now_s, parts * part_s, beat_s=beat_s
         )
         self._timer = self._loop.call_at(self._tick_due_at_s, self._tick)
-        now, self._turns = self._turns[:_AT_A_TIME], self._turns[_AT_A_TIME:]
+        count = parts * _AT_A_TIME
+        now, self._turns = self._turns[:count], self._turns[count:]
         for connection in now:
             if self._connections.get(connection.replica_id) is connection:
                 connection.tick(now_s, stalled=stalled)
