@@ -100,6 +100,11 @@ def test_only_what_differs_is_a_difference(tree: Tree, data: st.DataObject) -> N
         ("slo.default.ttft=1s", Reload.LIVE, "slo.default.ttft: null -> 1s"),
         ("admission.max_queue=9", Reload.LIVE, "admission.max_queue: 1024 -> 9"),
         ("router.seed=9", Reload.LIVE, "router.seed: 0 -> 9"),
+        (
+            "transfer.early_first_token=true",
+            Reload.LIVE,
+            "transfer.early_first_token: false -> true",
+        ),
         ("pools.d.resources.price_per_hour=2.5", Reload.LIVE, "price_per_hour: null -> 2.5"),
         ("pools.d.replicas.max=9", Reload.POOL_SIZE, "pools.d.replicas.max: 1 -> 9"),
         ("pools.d.resources.cpus=2", Reload.ROLLING, "pools.d.resources.cpus: 1.0 -> 2.0"),

@@ -249,3 +249,20 @@ def test_a_token_whose_blocks_were_not_kept_was_given_all_the_same() -> None:
     assert world.tokens["r"] == [0, 1, 2, 3]
     first = world.records["r"].legs[0]
     assert (first.output_tokens, first.first_output_at_s) == (1, 0.0)
+
+
+def test_requests_keep_what_held_when_they_came() -> None:
+    world = fleet(LIMITS)
+    world.arrive(request("before", max_tokens=2))
+    (late,) = world.legs
+    world.machine.reconfigure(limits=EARLY)
+    world.step(late)
+    assert world.tokens["before"] == []
+    world.run_to_end()
+    world.arrive(request("after", max_tokens=2))
+    (early,) = world.legs
+    world.machine.reconfigure(limits=LIMITS)
+    world.step(early)
+    assert world.tokens["after"] == [0]
+    world.run_to_end()
+    assert world.tokens == {"before": [0, 1], "after": [0, 1]}

@@ -54,6 +54,8 @@ _CLASSES: tuple[tuple[str, Reload], ...] = (
     ("models.*.revision", Reload.ROLLING),
     # A request must not begin on one model and end on another.
     ("models.**", Reload.RESTART),
+    # Each request keeps what held when it came.
+    ("transfer.early_first_token", Reload.LIVE),
     # Both ends of a handoff must agree about it, at any time.
     ("transfer.**", Reload.RESTART),
     ("server.**", Reload.RESTART),
