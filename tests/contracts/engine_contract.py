@@ -262,6 +262,24 @@ class EngineContract:
         local = await engine_pair.prefill.run(self.make_leg(LegKind.LOCAL, prompt, max_tokens=10))
         assert handed_off == local
 
+    @pytest.mark.parametrize("more", [7, 0], ids=["within a block", "at the end of one"])
+    async def test_decode_goes_on_after_a_token_that_a_prefill_leg_gives(
+        self, engine_pair: RunningPair, more: int
+    ) -> None:
+        block = engine_pair.prefill.facts.block_size_tokens
+        prompt = self.new_prompt(2 * block + more)
+        leg = evolve(self.make_leg(LegKind.PREFILL, prompt, max_tokens=10), gives_token=True)
+        first = await engine_pair.prefill.run(leg)
+        ticket = engine_pair.prefill.outputs(leg.leg_id)[-1].ticket
+        assert ticket is not None
+        assert ticket.tokens == len(prompt)
+        decode = self.make_leg(
+            LegKind.DECODE, prompt + first, max_tokens=9, ticket=ticket, resumed_tokens=1
+        )
+        rest = await engine_pair.decode.run(decode)
+        local = await engine_pair.prefill.run(self.make_leg(LegKind.LOCAL, prompt, max_tokens=10))
+        assert first + rest == local
+
     async def test_a_pull_is_counted_with_its_bytes_and_spares_the_prefill(
         self, engine_pair: RunningPair
     ) -> None:
