@@ -20,11 +20,11 @@ from baton.domain.events import (
     StepProduced,
 )
 from baton.domain.fleet import LinkTotals, Load, Role
-from baton.domain.handoff import HandoffMode, HitSource, LegFailure, LegKind, RouteReason
+from baton.domain.handoff import Decision, HandoffMode, HitSource, LegFailure, LegKind, RouteReason
 from baton.domain.request import Phase, Request
 from baton.domain.value import evolve
 from baton.policy.links import LinkState
-from baton.policy.placement import Disaggregate
+from baton.policy.placement import Disaggregate, NoRoute, PlacementQuery, Surroundings
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from tests.control.world import LIMITS, World, request
 from tests.fakes.facts import replica_facts
@@ -488,9 +488,18 @@ def test_a_route_that_was_submitted_names_replicas_of_the_fleet() -> None:
     assert submitted.replica_id in fleet.alive
 
 
-def test_who_hands_out_a_prefix_gives_no_token() -> None:
+class Unpredicting(PredictedPlacer):
+    """Says where, and not why."""
+
+    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
+        decision = super().place(query, around)
+        return evolve(decision, options=()) if isinstance(decision, Decision) else decision
+
+
+@pytest.mark.parametrize("policy", [PredictedPlacer, Unpredicting])
+def test_who_hands_out_a_prefix_gives_no_token(policy: type[PredictedPlacer]) -> None:
     limits = replace(LIMITS, early_first_token=True)
-    fleet, _ = fetched(World(limits, policy=PredictedPlacer()))
+    fleet, _ = fetched(World(limits, policy=policy()))
     ((_, leg),) = fleet.legs.values()
     assert (leg.kind, leg.gives_token) == (LegKind.PREFILL, False)
     fleet.step(leg.leg_id)
