@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install demo demo-once test check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-hybrid bench-ingress bench-long-prompts bench-loop bench-metrics bench-overhead bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install install-gpu demo demo-once test test-gpu check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-from-zero bench-hybrid bench-ingress bench-long-prompts bench-loop bench-metrics bench-overhead bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +17,12 @@ demo: install ## start a prefill and a decode engine on this machine, ask them, 
 
 demo-once: install ## the same, but end; the last line of stdout is one JSON object
 	@.venv/bin/baton demo --once $(ARGS)
+
+install-gpu: ## create .venv-gpu: the build for GPUs, which is tested without one
+	@scripts/install gpu
+
+test-gpu: install-gpu ## what can be tested of the build for GPUs on a machine without one
+	@scripts/test-gpu $(ARGS)
 
 test: install ## every test whose needs are met here; ARGS="-m 'not real and not slow and not thorough'" for the quick ones
 	@scripts/test $(ARGS)
@@ -41,6 +47,9 @@ bench-fidelity: install ## how far predictions are from measurements; ARGS="--da
 
 bench-frontends: install ## what a streamed token costs in vLLM's Python and Rust frontends (needs vllm-rs)
 	@.venv/bin/python -m benchmarks.frontends $(ARGS)
+
+bench-from-zero: install ## whether each request to a fleet at zero is served, behind a balancer (simulated engines)
+	@.venv/bin/python -m benchmarks.from_zero $(ARGS)
 
 bench-hybrid: install ## baton's hybrid against colocation and static splits (simulated); ARGS="--data FOLDER"
 	@.venv/bin/python -m benchmarks.hybrid $(ARGS)
@@ -94,5 +103,5 @@ sbom: install ## a bill of material of what is installed, in CycloneDX: dist/sbo
 	@scripts/sbom $(ARGS)
 
 clean: ## remove the environment and every cache
-	@rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-gpu dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find platform tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,6 +23,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from baton.config import DeploymentConfig, load_config
+from baton.domain import addresses
 from baton.engine.vllm.frontend_gate import AsgiApp
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import ReplicaHost
@@ -88,7 +89,8 @@ async def replicas_main(config: DeploymentConfig, names: Sequence[str]) -> None:
             reserve_ports=lambda _host, base, _count: base,
         )
         engine = build_engine(config, site)
-        host = ReplicaHost(engine, bind=f"tcp://{_HOST}:0", options=host_options(config, pool))
+        bind = addresses.endpoint("tcp", _HOST, 0)
+        host = ReplicaHost(engine, bind=bind, options=host_options(config, pool))
         await host.start()
         hosts[site.replica_id] = host
         series = CollectorRegistry()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from baton.domain.addresses import address_text
 from benchmarks._figures import Segment
 
 _LAST = b"0\r\n\r\n"
@@ -192,7 +193,7 @@ class Client:
 
     def _request(self, body: bytes) -> bytes:
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+            f"POST /v1/completions HTTP/1.1\r\nHost: {address_text(self._host, self._port)}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body

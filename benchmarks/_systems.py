@@ -28,7 +28,7 @@ from baton.simulator.engine.settings import SimSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 SCENARIOS = ROOT / "benchmarks" / "scenarios"
-_START_S = 180.0
+_START_S = 600.0
 _STOP_S = 60.0
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
+
+from tests.fakes.scaled_deadline import slowness
+from tests.outcomes import keep_outcomes
 
 TRACES = "BATON_TRACES"
 """Names the folder of recorded traces; tests marked `data` are skipped without it."""
@@ -20,11 +23,13 @@ os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).with_name("no-certificates"))
 
 # The same examples on every run, so that a red build is red again; `BATON_HYPOTHESIS=search` looks
-# for new ones. No deadline: a busy machine is not a failure.
+# for new ones. No deadline: a busy machine is not a failure. No lines of the code beside a failing
+# example: to trace each takes longer than a test may.
 settings.register_profile(
     "repeat",
     derandomize=True,
     deadline=None,
+    phases=[phase for phase in Phase if phase is not Phase.explain],
     max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -32,8 +37,13 @@ settings.register_profile("search", deadline=None, max_examples=1000, print_blob
 settings.load_profile(os.environ.get("BATON_HYPOTHESIS", "repeat"))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what becomes of each test, where somebody wants to know."""
+    keep_outcomes(config)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with a reason, what needs something that is not here."""
+    """Skip what needs something that is not here; give a slow machine time to start things."""
     missing = {
         "real": None if importlib.util.find_spec("vllm") else "vllm is not installed",
         "data": None if os.environ.get(TRACES) else f"{TRACES} names no folder of traces",
@@ -44,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=why))
+    times = slowness()
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        starts = item.get_closest_marker("slow") or item.get_closest_marker("real")
+        if limit is not None and starts is not None:
+            item.add_marker(pytest.mark.timeout(limit.args[0] * times), append=False)
 
 
 @pytest.fixture

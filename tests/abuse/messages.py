@@ -187,7 +187,7 @@ PATHS = (
     b"/v1/models%0d%0aX:1", b"/V1/MODELS", b"/v1\\models", b"/v1/models%252e", b"/v1/models\x00",
     b"/v1/m\xc3\xb6dels", b"/..%2f..%2fetc/passwd", b"/%2e%2e/%2e%2e/etc/passwd", b"/", b"*",
     b"front.example:443", b"/invocations", b"/docs", b"/openapi.json", b"/redoc", b"/version",
-    b"/load", b"/server_info", b"/ping", b"/v1/load_lora_adapter", b"/v1/embeddings", b"/pause",
+    b"/load", b"/server_info", b"/ping", b"/v1/load%5flora_adapter", b"/v1/embeddings", b"/pause",
     b"/internal/route", b"/collective_rpc", b"/reset_prefix_cache", b"/sleep", b"/abort_requests",
     b"/inference/v1/generate", b"/v1/chat/completions/batch", b"/rerank", b"/classify", b"/score",
 )  # fmt: skip

@@ -17,6 +17,7 @@ class Rule(StrEnum):
 
     ANYBODY = "anybody"
     KEY = "those with a good key"
+    ADMINISTER = "those with a good key that may administer"
     NOBODY = "nobody"
 
 
@@ -39,6 +40,8 @@ RULES: Mapping[str, Rule] = {
     "/v1/messages/count_tokens": Rule.KEY,
     "/tokenize": Rule.KEY,
     "/detokenize": Rule.KEY,
+    "/v1/load_lora_adapter": Rule.ADMINISTER,
+    "/v1/unload_lora_adapter": Rule.ADMINISTER,
 }
 
 
@@ -69,7 +72,10 @@ def what_is_wrong(
             wanted, right = "404", status == httpx.codes.NOT_FOUND
         case Rule.ANYBODY:
             wanted, right = "200", status == httpx.codes.OK
-        case Rule.KEY if which in BAD:
+        case Rule.ADMINISTER if which not in BAD:
+            wanted = "not to be let in"
+            right = status in {httpx.codes.FORBIDDEN, httpx.codes.METHOD_NOT_ALLOWED}
+        case Rule.KEY | Rule.ADMINISTER if which in BAD:
             wanted, right = "401", status == httpx.codes.UNAUTHORIZED
         case Rule.KEY:
             # The body is empty, so that most say 400; none says that it lets nobody in, or breaks.

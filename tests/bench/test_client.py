@@ -19,7 +19,9 @@ from baton.bench.client import (
     Message,
     Question,
 )
+from baton.domain.addresses import endpoint
 from baton.domain.errors import NotRunning
+from baton.runtime.sockets import bound_socket
 from tests.fakes.completion_server import (
     END,
     Asked,
@@ -29,6 +31,7 @@ from tests.fakes.completion_server import (
     token,
     usage,
 )
+from tests.fakes.machine import need_ipv6
 
 QUESTION = Question(prompt=[1, 2, 3], output_tokens=3)
 CHAT = Question(prompt=[Message(role="user", content="hello")], output_tokens=3)
@@ -304,3 +307,21 @@ async def test_where_nobody_counts_tokens_because_nobody_is_there_it_says_so() -
     async with CompletionClient(ClientOptions(url="http://127.0.0.1:1")) as client:
         with pytest.raises(NotRunning):
             await client.count_tokens("tiny", "a")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://::1:8000", "http://[::1", "::1:8000", "localhost:8000", "ftp://there"]
+)
+async def test_a_url_that_is_none_is_said_to_be_one_and_not_that_nothing_answers(url: str) -> None:
+    async with CompletionClient(ClientOptions(url=url)) as client:
+        with pytest.raises(EndpointUnusable, match=r"wanted http://HOST:PORT.*\[::1\]:8000"):
+            await client.model()
+
+
+async def test_an_endpoint_at_an_address_of_ipv6_is_asked() -> None:
+    need_ipv6()
+    with bound_socket("::1", 0) as free:
+        url = endpoint("http", "::1", free.getsockname()[1])
+    async with CompletionClient(ClientOptions(url=url)) as client:
+        with pytest.raises(NotRunning, match="Cannot connect to host ::1"):
+            await client.model()

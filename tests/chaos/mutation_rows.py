@@ -10,6 +10,8 @@ _CONTROL = "platform/baton/control"
 _LINK = "platform/baton/runtime/link"
 _STEPS = "platform/baton/engine/vllm/step_budget.py"
 _COORDINATOR = ("tests/control/test_coordinator.py", "tests/control/test_coordinator_placement.py")
+_REFUSALS = ("tests/control/test_refusals.py",)
+_FROM_ZERO = ("tests/control/test_from_zero.py",)
 _EARLY = ("tests/control/test_early_first_token.py",)
 _CONVERSATION = ("tests/runtime/test_link_conversation.py",)
 _LINK_FAULTS = ("tests/runtime/test_link_faults.py",)
@@ -25,8 +27,8 @@ DEADLINES = (
     Mutation(
         "the deadline of a transfer",
         f"{_CONTROL}/journey.py",
-        "min(now_s + self.limits.transfer_s, entry.handoff_due_at_s)",
-        "entry.handoff_due_at_s",
+        "self.wait_until(entry, now_s + self.limits.transfer_s)",
+        "pass",
         _COORDINATOR,
     ),
     Mutation(
@@ -39,9 +41,44 @@ DEADLINES = (
     Mutation(
         "the deadline of those who wait for a replica",
         f"{_CONTROL}/turns.py",
-        "self._journeys.wait_until(entry, now_s + wait_s)",
+        "self._journeys.wait_until(entry, now_s + self._queue_wait_s(now_s))",
         "self._journeys.wait_until(entry, now_s + 1e6)",
         _COORDINATOR,
+    ),
+    Mutation(
+        "the bound on a wait for a cold start",
+        f"{_CONTROL}/cold_wait.py",
+        "return 0.0 if is_known and self.left_s(now_s) > self.most_s else self.most_s",
+        "return 1e6",
+        _FROM_ZERO,
+    ),
+    Mutation(
+        "the wait of a request that has a replica started",
+        f"{_CONTROL}/turns.py",
+        "return wait_s if self.has_replica else max(wait_s, self.cold.waits_s(now_s))",
+        "return wait_s",
+        _FROM_ZERO,
+    ),
+    Mutation(
+        "that a wait for a replica is not judged as one for a turn",
+        f"{_CONTROL}/knowledge.py",
+        "now_s - request.arrived_at_s - entry.no_replica_s(now_s))",
+        "now_s - request.arrived_at_s)",
+        _FROM_ZERO,
+    ),
+    Mutation(
+        "that clients come back when a cold start is over",
+        f"{_CONTROL}/turns.py",
+        "return max(wait_s, self.cold.left_s(now_s))",
+        "return wait_s",
+        _FROM_ZERO,
+    ),
+    Mutation(
+        "that the load of an adapter is no queue",
+        "platform/baton/policy/replica_cost.py",
+        "return self.backlog_s + self.room_wait_s",
+        "return self.backlog_s + self.room_wait_s + self.adapter_s",
+        ("tests/control/test_service.py", "tests/policy/test_adapter_locality.py"),
     ),
     Mutation(
         "the deadline of an abort that nobody confirms",
@@ -80,6 +117,27 @@ RECOVERY = (
         "if entry.failures > self._journeys.limits.max_failures:",
         "if entry.failures > 10_000:",
         _COORDINATOR,
+    ),
+    Mutation(
+        "answering once what an engine finds wrong with a request",
+        f"{_CONTROL}/leg_events.py",
+        "elif output.finish in REFUSALS:",
+        "elif False:",
+        _REFUSALS,
+    ),
+    Mutation(
+        "the bound on replicas that die with one request",
+        f"{_CONTROL}/recovery.py",
+        "if trouble is Trouble.LOST and entry.crashes >= _MOST_CRASHES:",
+        "if False:",
+        _REFUSALS,
+    ),
+    Mutation(
+        "telling a request that is wrong from an engine that failed",
+        "platform/baton/engine/vllm/wire.py",
+        "if finish is FinishReason.ERROR and (told := refusal(stop_reason)) is not None:",
+        "if False and (told := refusal(stop_reason)) is not None:",
+        ("tests/engine/test_refusals.py",),
     ),
     Mutation(
         "one replica for a prompt whose handoff has failed",
@@ -208,10 +266,59 @@ BOUNDS = (
     ),
     Mutation(
         "the bound on pulls at a time",
-        "platform/baton/runtime/desk.py",
-        "if self._max_pulls is None or len(self._pulling) < self._max_pulls:",
+        f"{_CONTROL}/pull_permits.py",
+        "return len(self._counts_until_s) < self._limit",
+        "return True",
+        ("tests/control/test_pull_permits.py",),
+    ),
+    Mutation(
+        "the deadline of a pull that holds up others",
+        f"{_CONTROL}/pull_permits.py",
+        "if until_s > now_s:",
         "if True:",
-        ("tests/runtime/test_pull_limit.py",),
+        ("tests/control/test_pull_permits.py",),
+    ),
+    Mutation(
+        "throwing away blocks that a source has lost",
+        "platform/baton/engine/vllm/connector.py",
+        "if not kept:\n                self.xfer_stats",
+        "if False:\n                self.xfer_stats",
+        ("tests/engine/test_vllm_links.py",),
+    ),
+    Mutation(
+        "asking a source before its blocks are used",
+        "platform/baton/engine/vllm/connector.py",
+        "if newly_done and handles and not newly_failed and self._ask_source(request_id):",
+        "if False:",
+        ("tests/engine/test_vllm_links.py",),
+    ),
+    Mutation(
+        "asking a source before it may free its blocks",
+        "platform/baton/engine/vllm/connector.py",
+        'notif_msg = b""\n        return self._agent',
+        "pass\n        return self._agent",
+        ("tests/engine/test_vllm_links.py",),
+    ),
+    Mutation(
+        "not believing a source that says nothing",
+        "platform/baton/engine/vllm/lease_checks.py",
+        "found.update((read.request_id, False) for read in asked.reads)\n\n\ndef _prepare",
+        "found.update((read.request_id, True) for read in asked.reads)\n\n\ndef _prepare",
+        ("tests/engine/test_lease_checks.py",),
+    ),
+    Mutation(
+        "the simulated engine's own look whether blocks were kept",
+        "platform/baton/simulator/engine/core.py",
+        "if not kept:\n            self._meters.void()",
+        "if False:\n            self._meters.void()",
+        ("tests/simulator/test_sim_core_pulls.py",),
+    ),
+    Mutation(
+        "renewing the leases of legs that wait",
+        "platform/baton/engine/sim/engine.py",
+        "core.renew(leg_id, now_s)",
+        "pass",
+        ("tests/engine/test_sim_contract.py",),
     ),
     Mutation(
         "the bound on what the prefix index keeps",
@@ -226,6 +333,34 @@ BOUNDS = (
         "if len(values) >= self._most_values:",
         "if False:",
         ("tests/telemetry/test_families.py",),
+    ),
+    Mutation(
+        "the bound on rows of a histogram",
+        "platform/baton/telemetry/histograms.py",
+        "if len(self._rows) >= self._most_rows:",
+        "if False:",
+        ("tests/telemetry/test_histograms.py",),
+    ),
+    Mutation(
+        "the bound on sets of edges whose series are told",
+        "platform/baton/telemetry/histograms.py",
+        "while len(self._former) >= MOST_EDGE_SETS:",
+        "while False:",
+        ("tests/telemetry/test_histograms.py",),
+    ),
+    Mutation(
+        "the edges of histograms at timeouts",
+        "platform/baton/telemetry/edges.py",
+        "for edge_s in (*objectives, *deadlines)",
+        "for edge_s in (*objectives,)",
+        ("tests/telemetry/test_ingress_metrics.py", "tests/telemetry/test_edges.py"),
+    ),
+    Mutation(
+        "quantiles by set of edges",
+        "platform/baton/telemetry/dashboards/promql.py",
+        "by = (*by, Label.EDGES) if Label.EDGES in metric.labels else by",
+        "by = tuple(by)",
+        ("tests/dashboards/test_files.py", "tests/dashboards/test_quantiles.py"),
     ),
     Mutation(
         "refusing who would be late",

@@ -186,9 +186,30 @@ DEPLOYMENT = (
     Mutation(
         "heads have a deadline",
         f"{_SERVING}/haproxy_front.py",
-        'f"    timeout http-request {_REQUEST_S}s", ',
+        'f"    timeout http-request {_REQUEST_S}s",',
         "",
         ("tests/serving/test_haproxy_front.py", "-k", "public_port"),
+    ),
+    Mutation(
+        "heads with many fields are refused with a reason",
+        f"{_SERVING}/haproxy_front.py",
+        ', f"    {MOST_FIELDS_READ}"]',
+        "]",
+        ("tests/serving/test_haproxy_front.py", "-k", "too_large"),
+    ),
+    Mutation(
+        "Serve's own answers in plain text are a 503",
+        f"{_SERVING}/haproxy_front.py",
+        'for status in ("{ status ge 500 }", "{ status 404 }"):',
+        "for status in ():",
+        ("tests/serving/test_haproxy_front.py", "-k", "plain_text"),
+    ),
+    Mutation(
+        "without an ingress clients are told when to come back",
+        f"{_SERVING}/haproxy_front.py",
+        "if _ERROR_FILE.fullmatch(line):",
+        "if not line:",
+        ("tests/serving/test_haproxy_front.py", "-k", "without_an_ingress"),
     ),
     Mutation(
         "who had heard nothing is asked again when an ingress ends",
@@ -200,9 +221,9 @@ DEPLOYMENT = (
     Mutation(
         "HAProxy has the whole request by then",
         f"{_SERVING}/haproxy_front.py",
-        ', "    option http-buffer-request"]',
-        "]",
-        ("tests/serving/test_haproxy_front.py", "-k", "public_port"),
+        '"    option http-buffer-request",',
+        "",
+        ("tests/serving/test_haproxy_front.py", "-k", "beginning_does_not_come"),
     ),
     Mutation(
         "a request that ends ingresses ends few of them",
@@ -256,8 +277,8 @@ DEPLOYMENT = (
     Mutation(
         "a public port is held before anybody listens there",
         f"{_SERVING}/public_port.py",
-        "return _bound(host, port, reuse_address=False)",
-        "return _bound(host, port, reuse_address=True)",
+        "return bound_socket(host, port, reuse_address=False, reuse_port=True)",
+        "return bound_socket(host, port, reuse_address=True, reuse_port=True)",
         ("tests/serving/test_public_port.py", "-k", "held_port_alone"),
     ),
     Mutation(
@@ -304,6 +325,34 @@ ROLLOUTS = (
         "if verdict.step is Step.ROLL_BACK:",
         "if False:",
         ("tests/serving/test_rolling.py",),
+    ),
+    Mutation(
+        "pools do not grow beyond what their cluster was started for",
+        f"{_SERVING}/apply.py",
+        "running.cannot_grow(new) or ",
+        "",
+        ("tests/serving/test_apply.py",),
+    ),
+    Mutation(
+        "an ingress is replaced for what it keeps from its start",
+        "platform/baton/config/diff.py",
+        'Row("admission.max_body", Reload.ROLLING, _FRONTS, _IN_RUST)',
+        'Row("admission.max_body", Reload.LIVE)',
+        ("tests/serving/test_what_changes_take.py",),
+    ),
+    Mutation(
+        "a gate holds streams as long as the deployment lets them run",
+        f"{_SERVING}/rust_ingress.py",
+        "        longest_stream_s=config.admission.timeouts.total_s,\n",
+        "",
+        ("tests/serving/test_rust_ingress.py",),
+    ),
+    Mutation(
+        "limits of tenants are shared out among simulated ingresses",
+        "platform/baton/simulator/scenario.py",
+        "                coordinators=scenario.coordinators,\n",
+        "",
+        ("tests/simulator/test_scenario_rules.py",),
     ),
     Mutation(
         "pools whose generations cannot exchange blocks change together",

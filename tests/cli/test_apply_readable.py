@@ -66,6 +66,17 @@ def test_changes_stand_under_what_they_take_and_the_outcome_comes_last() -> None
     ]
 
 
+def test_histograms_that_begin_new_series_are_named_below_the_changes() -> None:
+    histograms = ["baton_held_seconds: +45 s, -2 s"]
+    lines = readable({**APPLIED, "changes": CHANGES[:1], "histograms": histograms})
+    assert lines[:4] == [
+        "live:",
+        "  slo.default.ttft: null -> 1s",
+        "histograms with other edges, which begin new series (label edges):",
+        "  baton_held_seconds: +45 s, -2 s",
+    ]
+
+
 def test_what_a_model_hands_on_to_its_pools_is_shown_where_it_takes_something() -> None:
     changes = [
         {"reload": "live", "change": "models.tiny.engine.max_num_seqs: 64 -> 32"},

@@ -424,6 +424,15 @@ def test_validate_says_what_it_found(run: Run) -> None:
     }
 
 
+def test_validate_warns_of_keys_that_work_against_each_other(run: Run) -> None:
+    zero = ["--set", "pools.decode.replicas={min: 0, start: 1}", "--set", "autoscaler.dry_run=true"]
+    zero += ["--set", "autoscaler.scale_to_zero=true"]
+    result = run("config", "validate", "-c", QUICKSTART, *zero, "-o", "json")
+    assert result.exit_code == 0
+    (warning,) = json.loads(result.stdout)["warnings"]
+    assert warning.startswith("autoscaler.scale_to_zero: no effect with autoscaler.dry_run")
+
+
 def test_validate_lists_everything_that_is_wrong(run: Run) -> None:
     wrong = ("config", "validate", "-c", QUICKSTART, "--set", "a=1", "--set", "b=1")
     result = run(*wrong)

@@ -154,6 +154,17 @@ def test_people_read_what_is_measured_and_what_is_simulated(tmp_path: Path) -> N
     assert "TTFT mean, predicted against measured: -" in shown
 
 
+def test_arguments_of_the_engine_that_are_not_modelled_are_named(tmp_path: Path) -> None:
+    others = {"speculative_config": {"method": "ngram"}, "enable_expert_parallel": True, "seed": 3}
+    folder = written(tmp_path, line(0), engine={**ENGINE, **others, "enforce_eager": False})
+    assert report_of(folder)["not_modelled"] == ["enable_expert_parallel", "speculative_config"]
+    shown = fit(folder).stdout
+    assert "not_modelled" in shown
+    assert "speculative_config" in shown
+    assert report_of(written(tmp_path, line(0)))["not_modelled"] == []
+    assert "not_modelled" not in fit(tmp_path).stdout
+
+
 def test_a_bad_line_is_named_and_counted_when_left_out(tmp_path: Path) -> None:
     folder = written(tmp_path, line(0), "{}")
     result = fit(folder)

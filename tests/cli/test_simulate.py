@@ -336,6 +336,33 @@ def test_a_report_says_whose_limits_refuse_requests() -> None:
     assert not any(one.startswith("Limits hold") for one in free["notes"])
 
 
+SPECULATES = "models.llama-8b.engine.extra.speculative_config={method: ngram}"
+NOTE = (
+    "Speculative decoding is not simulated: a step gives each stream one token"
+    " (pools.prefill.engine.extra.speculative_config,"
+    " pools.decode.engine.extra.speculative_config)."
+)
+
+
+def test_what_is_not_simulated_is_said_in_every_kind_of_report(tmp_path: Path) -> None:
+    page = tmp_path / "a.html"
+    few = (*SMALL, "--set", SPECULATES, "--report", str(page))
+    assert NOTE in report_of(*few, config=GPU)["notes"]
+    assert NOTE in page.read_text()
+    shown = simulate(*few, config=GPU)
+    assert NOTE in " ".join(shown.stdout.split())
+    assert not [n for n in report_of(*SMALL, config=GPU)["notes"] if "not simulated" in n]
+
+
+def test_what_is_not_simulated_of_a_comparison_alone_is_said_of_it() -> None:
+    compared = ("--compare", "disaggregate=never", "--compare", "pools.decode.parallel.ep=true")
+    notes = report_of(*SMALL, *compared, config=GPU)["notes"]
+    (note,) = (one for one in notes if "not simulated" in one)
+    assert note.startswith("With pools.decode.parallel.ep=true: Expert parallelism is not")
+    notes = report_of(*SMALL, *compared, "--set", SPECULATES, config=GPU)["notes"]
+    assert len([one for one in notes if "not simulated" in one]) == 2
+
+
 def test_a_scaling_policy_that_there_is_not_is_refused() -> None:
     result = simulate(*SMALL, "--autoscaler", "magic")
     assert result.exit_code == 2

@@ -26,6 +26,7 @@ import psutil
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from tests.cluster.network import NetworkNode, network
 from tests.e2e.deployments import CONFIGS, Deployment, alive, descendants
+from tests.fakes.scaled_deadline import ScaledDeadline
 
 LABEL = "baton/node"
 _PORT = 8000
@@ -134,10 +135,10 @@ def _up(log: Path) -> int | None:
 def _await(
     holds: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, *, within_s: float
 ) -> None:
-    until_s = time.monotonic() + within_s
+    deadline = ScaledDeadline(within_s)
     while not holds():
         assert process.poll() is None, f"it ended:\n{_text(log)}"
-        assert time.monotonic() < until_s, f"not within {within_s:.0f} s:\n{_text(log)}"
+        assert not deadline.passed(), f"not within {within_s:.0f} s:\n{_text(log)}"
         time.sleep(_POLL_S)
 
 

@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from baton.engine.gpus import compute_on_cpus
 from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FrontendSettings
@@ -25,6 +26,8 @@ from tests.compat.endpoint import (
     ServerThread,
     serve,
 )
+
+compute_on_cpus(os.environ)  # before the first test imports vLLM
 
 
 @pytest.fixture(scope="session")

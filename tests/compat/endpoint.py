@@ -8,13 +8,15 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import uvicorn
 
+from baton.control.adapter_registry import RuntimeAdapter
 from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.frontend_access import Access
+from baton.engine.vllm.frontend_adapters import Administer
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
@@ -103,6 +105,20 @@ class ServerThread:
         async def switch() -> None:
             assert self.frontend is not None
             self.frontend.reconfigure(limits=limits, access=access)
+
+        asyncio.run_coroutine_threadsafe(switch(), self._loop).result(10)
+
+    def administer(
+        self, administer: Administer | None, adapters: Sequence[RuntimeAdapter] = ()
+    ) -> None:
+        """Have adapters loaded and unloaded by this, and serve these besides those of the start."""
+        assert self._loop is not None
+
+        async def switch() -> None:
+            assert self.frontend is not None
+            self.frontend.set_adapters(adapters)
+            if administer is not None:
+                self.frontend.administer_by(administer)
 
         asyncio.run_coroutine_threadsafe(switch(), self._loop).result(10)
 

@@ -66,12 +66,14 @@ def ask(
     return httpx.post(server.base_url + path, json=body, headers=headers, timeout=20)
 
 
-@pytest.mark.parametrize("message", list(messages()), ids=lambda message: message.name)
+# Of those that do not end a server waits for more, for as long as it may take.
+ENDING = [message for message in messages() if message.ends]
+
+
+@pytest.mark.parametrize("message", ENDING, ids=lambda message: message.name)
 def test_a_message_that_can_be_read_in_two_ways_is_not_served(
     server: Server, fleet: EchoFleet, keyed: ServerThread, message: Message
 ) -> None:
-    if not message.ends:
-        pytest.skip("a server waits for more, for as long as it may take")
     data = message.make(ACME_KEY) + raw.last_word()
     heard = raw.converse(server.address, data, within_s=5)
     assert heard.closed, heard
@@ -285,6 +287,42 @@ def test_a_session_is_known_by_its_tenant_too(
     assert sessions[3:5] == ["beta/s", "beta/s"]
     assert all(len(session or "") < 200 for session in sessions)
     assert sessions[2] != sessions[5]
+
+
+SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "x-session-affinity", "session_id")
+
+
+@pytest.mark.usefixtures("stand_in_only", "keyed")
+@pytest.mark.parametrize("path", PATHS)
+def test_a_session_is_known_however_a_client_names_it(
+    server: Server, fleet: EchoFleet, path: str
+) -> None:
+    for header in SESSION_HEADERS:
+        assert ask(server, path, {"x-api-key": ACME_KEY, header: "s"}).status_code == 200
+        assert fleet.arrived.get(timeout=5).session_id == "acme/s", header
+    asked = {"prompt_cache_key": "s", "user": "u", "safety_identifier": "u"}
+    for key in (ACME_KEY, BETA_KEY):
+        for stream in (False, True):
+            answer = ask(server, path, {"x-api-key": key}, **asked, stream=stream)
+            assert answer.status_code == 200
+    sessions = [fleet.arrived.get(timeout=5).session_id for _ in range(4)]
+    assert sessions == ["acme/s", "acme/s", "beta/s", "beta/s"]
+
+
+@pytest.mark.usefixtures("stand_in_only", "keyed")
+@pytest.mark.parametrize("path", PATHS)
+def test_a_session_that_is_no_name_fails_no_request(
+    server: Server, fleet: EchoFleet, path: str
+) -> None:
+    headers = {"x-api-key": ACME_KEY, "x-claude-code-session-id": "", "session_id": ""}
+    answer = ask(server, path, headers, prompt_cache_key="a\nb")
+    assert answer.status_code == 200, answer.text
+    assert fleet.arrived.get(timeout=5).session_id is None
+    # Of another type it is OpenAI's own field on `/v1/responses`, which vLLM checks: 400 there.
+    odd = "" if path == "/v1/responses" else ["s"]
+    answer = ask(server, path, {"x-api-key": ACME_KEY}, user="u", prompt_cache_key=odd)
+    assert answer.status_code == 200, answer.text
+    assert fleet.arrived.get(timeout=5).session_id is None
 
 
 @pytest.mark.usefixtures("stand_in_only")

@@ -21,6 +21,7 @@ from baton.domain.errors import (
     NoCapacity,
     NotResumable,
     QueueFull,
+    RequestInvalid,
 )
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_BODY_BYTES, Server, ServerThread
@@ -43,6 +44,7 @@ FAILURES: list[tuple[BatonError, int]] = [
     (NoCapacity("r", 2.0, "no replica"), 503),
     (Evicted("r", 1.5, "waited too long"), 503),
     (DeadlineExceeded("r", "no first token within 30 s"), 504),
+    (RequestInvalid("r", "the engine refuses it: no such grammar"), 400),
     (EngineFailed("r", "replica d-0 died"), 500),
     (NotResumable("r", "replica d-0 died"), 500),
 ]

@@ -160,7 +160,9 @@ def test_a_response_stream_is_created_then_deltas_then_completed(
         client.responses.create(model=server.model, input="hello", max_output_tokens=6, stream=True)
     )
     assert events[0].type == "response.created"
-    assert events[-1].type == "response.completed"
+    # It ends at its limit, which is "completed" to vLLM 0.32, and to 0.33 what it is.
+    assert events[-1].type in {"response.completed", "response.incomplete"}
+    assert events[-1].response.status == "incomplete"
     deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     assert deltas
 

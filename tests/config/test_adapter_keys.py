@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.config.derive import adapter_sources, sim_settings
+from baton.config.derive import adapter_rules, adapter_sources, sim_settings
 from baton.config.diff import Reload, reload_class
 from tests.config.conftest import LEAST, Load
 
@@ -53,3 +53,37 @@ def test_other_adapters_take_a_restart_and_other_room_does_not() -> None:
     # Every ingress and engine is told of all adapters when it starts.
     assert reload_class(("models", "m", "adapters", "sql", "source")) is Reload.RESTART
     assert reload_class(("pools", "p", "engine", "adapters", "max_loaded")) is Reload.ROLLING
+
+
+RUNTIME = LEAST.replace("source: tiny", "source: tiny, runtime_adapters: {max: 2, paths: [/a]}")
+
+
+def test_an_engine_has_room_for_adapters_that_come_later(load: Load) -> None:
+    config = load(RUNTIME).config
+    (model,), (pool,) = config.models.values(), config.pools.values()
+    assert sim_settings(pool.engine, model, config.transfer).adapter_slots > 0
+    (rules,) = adapter_rules(config).values()
+    assert (rules.limit, rules.places, rules.limit_per_tenant) == (2, ("/a",), None)
+    assert list(adapter_rules(config)) == list(rules.taken)
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ("{max: 2}", "runtime_adapters.paths: got none, wanted the folders in which adapters lie"),
+        ("{max: 2, paths: [a]}", "runtime_adapters.paths.0: got 'a', wanted an absolute path, or"),
+        ("{max: 2, paths: [a/b/]}", "runtime_adapters.paths.0: got 'a/b/', wanted an absolute"),
+        ("{max: 2, max_per_tenant: 3, paths: [/a]}", "max_per_tenant: got 3, wanted at most max"),
+        ("{max: 1001, paths: [/a]}", "runtime_adapters.max: got 1001"),
+    ],
+)
+def test_adapters_that_come_later_have_bounds_and_places(
+    refuse: Refuse, keys: str, wanted: str
+) -> None:
+    (finding,) = refuse(LEAST.replace("source: tiny", f"source: tiny, runtime_adapters: {keys}"))
+    assert wanted in finding
+
+
+def test_the_rust_frontend_takes_none_later(refuse: Refuse) -> None:
+    (finding,) = refuse(RUNTIME + "server: {frontend: rust}\n")
+    assert "runtime_adapters.max: the Rust frontend takes no adapters while it serves" in finding

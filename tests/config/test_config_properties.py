@@ -110,18 +110,25 @@ def counts(*names: str) -> st.SearchStrategy[object]:
 
 IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (DeploymentConfig, "version"): st.just(1),
+    (ModelConfig, "api"): st.fixed_dictionaries(
+        {},
+        optional={
+            "sse_keep_alive_interval": st.integers(1, 60),
+            "return_tokens_as_token_ids": st.booleans(),
+        },
+    ),
     (PoolConfig, "model"): st.just("m.1"),
     (PoolConfig, "role"): st.sampled_from(["mixed", "decode"]),
     (PoolConfig, "replicas"): counts("min", "start", "max"),
     (ServerConfig, "replicas"): counts("min", "max"),
     (ServerConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "front.example"]),
-    (ServerConfig, "port"): st.integers(1, 10_000),
+    (ServerConfig, "port"): st.integers(1, 9_000),
     (AllowConfig, "media_domains"): st.none() | st.just(["media.example", "10.1.2.3"]),
     (MetricsConfig, "host"): st.sampled_from(["::1", "127.0.0.1", "localhost"]),
     (MetricsConfig, "port"): st.integers(10_001, 19_999),
     (TracingConfig, "otlp"): st.none() | st.just("http://collector.example:4318"),
-    (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fe80::1", "10.1.0.0/16"]),
-    (ClusterConfig, "node_address"): st.sampled_from(["127.0.0.1", "10.1.2.3", "fe80::1"]),
+    (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fd00::1", "10.1.0.0/16"]),
+    (ClusterConfig, "node_address"): st.sampled_from(["127.0.0.1", "10.1.2.3", "fd00::1"]),
     (SideChannel, "port_base"): st.integers(20_000, 40_000),
     (Parallel, "tp"): st.integers(1, 16),
     (Parallel, "pp"): st.integers(1, 16),
@@ -138,6 +145,11 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (AdapterSlots, "max_batched"): st.integers(1, 16),
     (AdapterSlots, "max_loaded"): st.integers(16, 1000),
     (AdapterSlots, "max_rank"): st.sampled_from([8, 16, 320]),
+    (ModelConfig, "runtime_adapters"): st.just({})
+    | st.fixed_dictionaries(
+        {"max": st.integers(2, 1000), "paths": st.just(["/adapters", "acme/"])},
+        optional={"max_per_tenant": st.none() | st.integers(1, 2)},
+    ),
     # What goes with the other one is in test_frontends.
     (ServerConfig, "frontend"): st.just("python"),
     (ServerConfig, "front"): st.just("serve"),
@@ -244,9 +256,22 @@ def simulated(tree: Tree) -> st.SearchStrategy[Tree]:
     return pools.map(lambda pools: {**tree, "models": {"m.1": model}, "pools": pools})
 
 
-CONFIGS = sections(DeploymentConfig) | sections(DeploymentConfig).flatmap(simulated).filter(
-    lambda tree: "admission" not in tree
-)
+def on_devices(tree: Tree) -> Tree:
+    """The same with GPUs for engines that are split as they can be on those alone."""
+    pools = tree["pools"]
+    assert isinstance(pools, Mapping)
+    split = {}
+    for name, pool in pools.items():
+        parallel = pool.get("parallel", {})
+        tp, pp = parallel.get("tp", 1), parallel.get("pp", 1)
+        if pp > 1 or (parallel.get("ep") and tp * pp > 1):
+            split[name] = pool | {"resources": pool.get("resources", {}) | {"gpus": tp * pp}}
+    return {**tree, "pools": {**pools, **split}}
+
+
+CONFIGS = sections(DeploymentConfig).map(on_devices) | sections(DeploymentConfig).flatmap(
+    simulated
+).filter(lambda tree: "admission" not in tree)
 
 
 @slow_machines

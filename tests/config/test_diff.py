@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.config import DeploymentConfig
-from baton.config.diff import _CLASSES, Change, Reload, _matches, changes_layout, diff, reload_class
+from baton.config.diff import _ROWS, Change, Reload, changes_layout, diff, elsewhere, reload_class
 from baton.config.fields import Anything, Environment, Labels, Named, Nested, fields_of
 from baton.config.render import plain
-from baton.config.tree import Path, format_path
+from baton.config.tree import Path, format_path, is_raw
 from tests.config.conftest import LEAST, Load
 from tests.config.test_config_properties import CONFIGS, Tree, load
 
@@ -43,9 +43,8 @@ def test_every_key_of_the_schema_has_a_reload_class(path: Path) -> None:
 
 def test_every_rule_about_reloading_is_about_a_key_that_exists() -> None:
     others = {"pools.*.engine.extra.kv_cache_dtype"}
-    for pattern, _reload in _CLASSES:
-        split = tuple(pattern.split("."))
-        assert pattern in others or any(_matches(path, split) for path in PATHS), pattern
+    for row in _ROWS:
+        assert row.pattern in others or any(row.names(path) for path in PATHS), row.pattern
 
 
 def test_a_key_that_nobody_has_classified_is_an_error() -> None:
@@ -53,6 +52,7 @@ def test_a_key_that_nobody_has_classified_is_an_error() -> None:
         reload_class(("what", "else"))
 
 
+@pytest.mark.timeout(600)  # to make a failing example small takes minutes
 @settings(deadline=None, max_examples=15)
 @given(old=CONFIGS, new=CONFIGS)
 def test_the_old_configuration_with_its_differences_is_the_new_one(old: Tree, new: Tree) -> None:
@@ -61,9 +61,10 @@ def test_the_old_configuration_with_its_differences_is_the_new_one(old: Tree, ne
     tree = plain(before)
     sets = []
     for change in changes:
-        if change.new is None:
+        # What is passed on unread is laid over what was there key by key, at any depth.
+        if change.new is None or (change.old is not None and is_raw(change.path)):
             remove(tree, change.path)
-        else:
+        if change.new is not None:
             sets.append(f"{format_path(change.path)}={change.new}")
     assert load(tree, sets=sets).config == after
 
@@ -174,6 +175,46 @@ def test_a_tenant_that_comes_is_live_and_a_pool_that_comes_is_a_restart(load: Lo
         (one.path, one.old, one.new) for one in changes
     }
     assert {one.reload for one in gone if one.path[0] == "pools"} == {Reload.RESTART}
+
+
+CLASSES = "slo.classes={a: {when: prompt_tokens > 9}, b: {when: prompt_tokens > 99}, c: {}}"
+MOVED = "slo.classes={c: {}, b: {when: prompt_tokens > 99}, a: {when: prompt_tokens > 9}}"
+ONE_MORE = (
+    "slo.classes={d: {when: prompt_tokens < 9}, a: {when: prompt_tokens > 9},"
+    " b: {when: prompt_tokens > 99}, c: {}}"
+)
+
+
+def test_another_order_of_classes_is_a_change_for_the_first_whose_condition_holds_counts(
+    load: Load,
+) -> None:
+    old, new = load(PD, sets=[CLASSES]).config, load(PD, sets=[MOVED]).config
+    (change,) = diff(old, new)
+    assert str(change) == "slo.classes: a, b, c -> c, b, a"
+    assert change.reload is Reload.LIVE
+    assert diff(old, old) == ()
+    more = diff(old, load(PD, sets=[ONE_MORE]).config)
+    assert {one.path[2] for one in more} == {"d"}  # nobody changed places
+
+
+def test_what_a_change_takes_may_depend_on_what_stands_in_front(load: Load) -> None:
+    old, new = "admission.max_body=1MiB", "admission.max_body=2MiB"
+    rust = "server.frontend=rust"
+    (live,) = diff(load(PD, sets=[old]).config, load(PD, sets=[new]).config)
+    (rolling,) = diff(load(PD, sets=[old, rust]).config, load(PD, sets=[new, rust]).config)
+    assert (live.reload, rolling.reload) == (Reload.LIVE, Reload.ROLLING)
+    path = ("admission", "max_body")
+    assert elsewhere(path) == {"with `server.frontend: rust`": Reload.ROLLING}
+    assert elsewhere(("admission", "max_n")) == {}
+
+
+def test_a_row_names_who_is_built_from_its_keys_exactly_where_it_is_not_live() -> None:
+    live = {Reload.LIVE, Reload.POOL_SIZE}
+    for row in _ROWS:
+        if row.reload in live:
+            assert not row.built, row.pattern
+        if row.reload is Reload.ROLLING:
+            assert row.built, row.pattern
 
 
 def test_what_looks_secret_is_not_shown_but_the_name_of_a_file_is(load: Load) -> None:

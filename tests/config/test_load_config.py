@@ -140,6 +140,18 @@ def test_environment_variables_keep_their_text_and_their_case(load: Load) -> Non
 # ------------------------------------------------------------------------------------- the layers
 
 
+@pytest.mark.parametrize("low", ["text", "{env: A}", "{file: a}"])
+@pytest.mark.parametrize("high", ["other", "{env: B}", "{file: b}"])
+def test_where_a_variable_is_to_be_found_is_replaced_as_a_whole(
+    load: Load, low: str, high: str
+) -> None:
+    below = with_key("transfer", f"{{env: {{X: {low}, Y: kept}}}}")
+    alone = load(with_key("transfer", f"{{env: {{X: {high}, Y: kept}}}}")).config
+    assert load(below, f"transfer: {{env: {{X: {high}}}}}\n").config == alone
+    assert load(below, sets=[f"transfer.env.X={high}"]).config == alone
+    assert load(below, env={"BATON__TRANSFER__ENV__X": high}).config == alone
+
+
 def test_later_layers_win_key_by_key_and_lists_are_replaced(load: Load) -> None:
     base = LEAST + "server: {host: h, port: 1, routes: [chat, models]}\nadmission: {max_queue: 1}\n"
     overlay = "server: {port: 2, routes: [health]}\nadmission: {max_queue: 2}\n"
@@ -569,6 +581,16 @@ def model(rest: str, base: str = LEAST) -> str:
             "pools.main.resources.gpus: got 1, wanted tp x pp = 4 (or 0: no GPU)",
         ),
         (
+            main_pool("parallel: {pp: 2}"),
+            "2}",
+            "pools.main.parallel.pp: got 2, wanted 1: vLLM does not split engines on CPUs so",
+        ),
+        (
+            main_pool("parallel: {tp: 2, ep: true}"),
+            "true}",
+            "pools.main.parallel.ep: got true, wanted false: vLLM does not split engines on CPUs",
+        ),
+        (
             main_pool("resources: {accelerator: H100}"),
             "H100",
             "pools.main.resources.accelerator: got 'H100' without GPUs, wanted gpus: 1",
@@ -821,7 +843,9 @@ def test_simulated_engines_are_like_their_defaults_unless_told(load: Load) -> No
     engine = config.pools["main"].engine
     assert engine.kind is EngineKind.SIM
     assert engine.sim == SimTimings()
-    assert sim_settings(engine, config.models["tiny"], config.transfer) == SimSettings()
+    assert sim_settings(engine, config.models["tiny"], config.transfer) == SimSettings(
+        max_pulls=config.transfer.max_concurrent_pulls
+    )
 
 
 def test_a_pool_of_simulated_engines_needs_no_timings(load: Load) -> None:
@@ -937,5 +961,6 @@ def test_simulated_engines_take_what_they_share_with_real_ones_from_there(load: 
         speed=2.0,
         side_channel_deadline_s=1.0,
         lease_s=9.0,
+        max_pulls=8,
         on_transfer_failure=found.on_transfer_failure.FAIL,
     )

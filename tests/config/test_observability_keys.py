@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from baton.config import render
-from baton.config.addresses import is_any, is_host, is_loopback
+from baton.config.addresses import is_host
 from baton.config.render import render_for_all
+from baton.config.tree import is_secret_name
+from baton.domain.addresses import is_any, is_loopback
 from tests.config.conftest import LEAST, Load
 
 HUSH = "hunter2"
@@ -91,8 +93,27 @@ def test_what_may_be_a_secret_is_not_shown_to_viewers(load: Load) -> None:
     assert "seed: 7" in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("return_tokens_as_token_ids", False),
+        ("long_prefill_token_threshold", False),
+        ("long-prefill-token-threshold", False),
+        ("encoder_cudagraph_token_budgets", False),
+        ("num_experts_per_token", False),
+        ("token_identity", True),
+        ("per_token_key", True),
+        ("hf_token", True),
+        ("HF_TOKEN_2", True),
+        ("token", True),
+    ],
+)
+def test_an_argument_about_the_tokens_of_a_text_is_no_secret(name: str, *, secret: bool) -> None:
+    assert is_secret_name(name) is secret
+
+
 def test_what_may_be_a_secret_of_the_api_server_is_not_shown_either(load: Load) -> None:
-    text = LEAST.replace("4096", "4096, api: {some_token: 12345678, chat_template: a}")
+    text = LEAST.replace("4096", "4096, api: {hf_overrides: {some_token: 12345678}}")
     shown = render_for_all(load(text).config)
     assert "12345678" not in shown
     assert 'some_token: "(not shown)"' in shown
@@ -138,6 +159,12 @@ def test_a_configuration_without_secrets_is_shown_as_it_is(load: Load) -> None:
     [
         ("127.0.0.1", True, False, True),
         ("::1", True, False, True),
+        ("::ffff:127.0.0.1", True, False, True),
+        ("::ffff:0.0.0.0", False, True, True),
+        ("fd00::2", False, False, True),
+        ("fe80::1%eth0", False, False, False),
+        ("fe80::1", False, False, False),
+        ("[::1]", False, False, False),
         ("LocalHost", True, False, True),
         (EVERYWHERE, False, True, True),
         ("::", False, True, True),

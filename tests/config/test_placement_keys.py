@@ -35,7 +35,7 @@ def test_a_label_may_be_chosen_in_each_of_rays_ways(load: Load, selector: str) -
         ("placement: {labels: {rack: 7}}", "placement.labels.rack: got 7, wanted what a label"),
         ("placement: {labels: {'a b': c}}", "placement.labels: got the name 'a b', wanted"),
         (
-            "parallel: {tp: 2}, placement: {max_per_node: 1}",
+            "resources: {gpus: 2}, parallel: {tp: 2}, placement: {max_per_node: 1}",
             "placement.max_per_node: not possible with 2 workers",
         ),
         (
@@ -53,6 +53,54 @@ def test_what_no_node_can_be_asked_for_is_refused(refuse: Refuse, keys: str, fin
 def test_a_node_is_reached_at_one_address(refuse: Refuse, address: str) -> None:
     (found,) = refuse(f"{LEAST}cluster: {{node_address: {address}}}\n")
     assert f"cluster.node_address: got {address!r}, wanted one IP address" in found
+
+
+@pytest.mark.parametrize("address", ["::1", "0:0:0:0:0:0:0:1"])
+def test_a_node_that_ray_would_call_by_another_name_is_refused(
+    refuse: Refuse, address: str
+) -> None:
+    (found,) = refuse(f'{LEAST}cluster: {{node_address: "{address}"}}\n')
+    assert f"cluster.node_address: got {address!r}, which Ray takes for 127.0.0.1" in found
+
+
+@pytest.mark.parametrize(
+    "key", ["server: {host", "observability: {metrics: {host", "cluster: {node_address",
+            "transfer: {side_channel: {bind"]
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[fd00::2]", "got '[fd00::2]', wanted it without brackets: 'fd00::2'"),
+        ("[::1]", "got '[::1]', wanted it without brackets: '::1'"),
+        ("fe80::1%eth0", "got 'fe80::1%eth0', a link-local address: wanted a global"),
+        ("fe80::1", "got 'fe80::1', a link-local address: wanted a global"),
+        ("[fd00::2]:8000", "got '[fd00::2]:8000', wanted "),
+        ("fd00::2:z", "got 'fd00::2:z', wanted "),
+    ],
+)
+def test_what_is_no_address_of_ipv6_by_itself_is_refused(
+    refuse: Refuse, key: str, text: str, why: str
+) -> None:
+    (found,) = refuse(f'{LEAST}{key}: "{text}"{"}" * key.count("{")}\n')
+    assert why in found
+
+
+@pytest.mark.parametrize("bind", ["fe80::/64", "fe80::/10"])
+def test_side_channels_keep_off_networks_whose_addresses_need_a_zone(
+    refuse: Refuse, bind: str
+) -> None:
+    (found,) = refuse(f'{LEAST}transfer: {{side_channel: {{bind: "{bind}"}}}}\n')
+    assert f"got {bind!r}, a link-local address" in found
+
+
+def test_addresses_of_ipv6_are_taken_where_addresses_are(load: Load) -> None:
+    text = (
+        f'{LEAST}server: {{host: "::"}}\ncluster: {{node_address: "fd00::2"}}\n'
+        'transfer: {side_channel: {bind: "fd00::/64"}}\n'
+        'observability: {metrics: {host: "::1"}}\n'
+    )
+    config = load(text).config
+    assert (config.server.host, config.cluster.node_address) == ("::", "fd00::2")
 
 
 def test_a_pools_variables_win_over_those_of_all(load: Load) -> None:

@@ -256,7 +256,49 @@ def test_a_policy_that_cannot_be_loaded_is_said_before_anything_runs() -> None:
 def test_what_is_not_simulated_is_said() -> None:
     limited = simulated(config(GPU, "models.llama-8b.engine.offload.host_memory=64GiB"))
     assert any("not simulated" in note for note in limited.notes)
+    assert not any("not simulated" in note for note in simulated(config(GPU)).notes)
     assert any("no statement about hardware" in note for note in simulated(config(SIM)).notes)
+
+
+MANY = "models.llama-8b.engine.extra"
+
+
+@pytest.mark.parametrize(
+    ("option", "note"),
+    [
+        (f"{MANY}.speculative_config={{method: ngram}}", "Speculative decoding"),
+        (f"{MANY}.quantization=bitsandbytes", "This quantization"),
+        (f"{MANY}.quantization=fp8", None),
+        (f"{MANY}.quantization=gptq_marlin", None),
+        (f"{MANY}.kv_cache_dtype=int4_per_token", "This type of KV blocks"),
+        (f"{MANY}.kv_cache_dtype=fp8_e5m2", None),
+        (f"{MANY}.enforce_eager=true", "Arguments passed on to vLLM"),
+        (f"{MANY}.decode_context_parallel_size=2", "Arguments passed on to vLLM"),
+        (f"{MANY}.seed=7", None),
+        ("pools.decode.parallel.ep=true", "Expert parallelism"),
+        ("models.llama-8b.adapters.a.source=org/a", "LoRA adapters"),
+        ("pools.decode.env.VLLM_USE_V1=1", "Environment variables"),
+        ("transfer.on_failure=fail", "Legs that fail with their transfer"),
+        ("tenants.acme={keys_file: x}", "Prefix caches of single tenants"),
+    ],
+)
+def test_a_report_names_what_is_set_and_not_simulated(option: str, note: str | None) -> None:
+    plain, notes = simulated(config(GPU)).notes, simulated(config(GPU, option)).notes
+    new = [one for one in notes if one not in plain]
+    assert [one[: len(note or "")] for one in new] == ([] if note is None else [note])
+
+
+def test_of_many_keys_that_are_not_simulated_some_are_named() -> None:
+    sets = [f"pools.decode.env.{name}=1" for name in "abcdef"]
+    (note,) = (one for one in simulated(config(GPU, *sets)).notes if "Environment" in one)
+    assert note.endswith("pools.decode.env.d and 2 more).")
+
+
+@pytest.mark.parametrize("held", ["bfloat16", "float16"])
+def test_a_kv_cache_may_be_narrower_than_activations(held: str) -> None:
+    wide = settings(GPU, "decode", "models.llama-8b.engine.dtype=float32")
+    sets = ("models.llama-8b.engine.dtype=float32", f"{MANY}.kv_cache_dtype={held}")
+    assert settings(GPU, "decode", *sets).kv_block_bytes * 2 == wide.kv_block_bytes
 
 
 # ------------------------------------------------------------------ shapes

@@ -236,6 +236,7 @@ class LifelikeFeed:
             "transfer_s": 312.0,
             "transfer_failures": 0,
             "expired_leases": 0,
+            "void_pulls": 0,
             "load_age_s": 0.12,
             "cache": {"gpu_blocks": 18400, "in_step": True, "stale": False, "age_s": 0.1},
             "leases": 0 if is_decode else 2,

@@ -262,7 +262,7 @@ async def test_a_viewer_for_whom_there_is_no_room_is_told_when_to_come_again() -
             answer = await client.get("events")
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "10"
-        assert answer.json()["why"] == "1 pages watch already"
+        assert answer.json()["why"] == "1 pages watch already; retry in 10 s"
 
 
 async def test_a_viewer_that_leaves_makes_room() -> None:

@@ -23,9 +23,9 @@ import pytest
 
 from baton.control.cache_feed import CacheFeed
 from baton.domain.cache import unpack_hashes
-from baton.domain.errors import TransferFailed
+from baton.domain.errors import LegInvalid, TransferFailed
 from baton.domain.fleet import LinkTotals, ReplicaFacts
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
+from baton.domain.handoff import CacheUse, Leg, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEventBatch
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
@@ -114,14 +114,10 @@ async def running_pair(prefill: Engine, decode: Engine) -> AsyncIterator[Running
         yield RunningPair(prefill=prefilling, decode=decoding)
 
 
-class EngineContract:
-    """The tests. A leg is awaited by its outputs, never by time."""
+class EngineTests:
+    """Legs and prompts for tests of engines. A leg is awaited by its outputs, never by time."""
 
     _ids = 0
-
-    def new_engine(self) -> Engine:
-        """An engine that was not started, for the test that closes engines."""
-        raise NotImplementedError
 
     def make_leg(
         self,
@@ -146,13 +142,19 @@ class EngineContract:
 
     def new_leg_id(self) -> str:
         """An id that no other leg of these tests has."""
-        EngineContract._ids += 1
-        return f"leg-{EngineContract._ids}"
+        EngineTests._ids += 1
+        return f"leg-{EngineTests._ids}"
+
+    def make_invalid_leg(
+        self, kind: LegKind, prompt: tuple[int, ...], ticket: Ticket | None
+    ) -> Leg:
+        """A leg that is accepted, and that the engine then finds to ask for what it has not."""
+        raise NotImplementedError
 
     def new_prompt(self, tokens: int) -> tuple[int, ...]:
         """A prompt that no other test has sent, so that no prefix cache knows it."""
-        EngineContract._ids += 1
-        rng = random.Random(EngineContract._ids)
+        EngineTests._ids += 1
+        rng = random.Random(EngineTests._ids)
         return tuple(rng.randrange(3, 97) for _ in range(tokens))
 
     async def prefilled(self, pair: RunningPair, prompt: tuple[int, ...]) -> Ticket:
@@ -185,6 +187,14 @@ class EngineContract:
         load = listener.engine.load
         await self.until(listener, lambda: load().kv_used_fraction <= before)
 
+
+class EngineContract(EngineTests):
+    """The tests."""
+
+    def new_engine(self) -> Engine:
+        """An engine that was not started, for the test that closes engines."""
+        raise NotImplementedError
+
     # ------------------------------------------------------------------ legs
     async def test_a_local_leg_streams_exactly_max_tokens_tokens_and_finishes_once(
         self, engine_pair: RunningPair
@@ -209,6 +219,27 @@ class EngineContract:
         assert await decode.run(first) == await decode.run(second)
         assert decode.outputs(first.leg_id)[0].cached_tokens == 0
         assert [o.cached_tokens for o in decode.outputs(second.leg_id)] == [2 * block_tokens, None]
+        created = [o.cache for leg in (first, second) for o in decode.outputs(leg.leg_id)]
+        assert created == [CacheUse(0, 2 * block_tokens), None, CacheUse(0, 0), None]
+
+    async def test_a_prefill_leg_tells_what_it_found_and_what_it_keeps(
+        self, engine_pair: RunningPair
+    ) -> None:
+        prefill = engine_pair.prefill
+        block_tokens = prefill.facts.block_size_tokens
+        prompt = self.new_prompt(3 * block_tokens + 5)
+        told = []
+        for front in (prompt[: block_tokens + 5], prompt):
+            leg = self.make_leg(LegKind.PREFILL, front, max_tokens=4)
+            await prefill.run(leg)
+            (output,) = prefill.outputs(leg.leg_id)
+            assert output.ticket is not None
+            await engine_pair.decode.engine.release(output.ticket)
+            told.append((output.cached_tokens, output.cache))
+        assert told == [
+            (0, CacheUse(0, block_tokens)),
+            (block_tokens, CacheUse(0, 2 * block_tokens)),
+        ]
 
     async def test_many_legs_at_once_all_finish(self, engine_pair: RunningPair) -> None:
         legs = [
@@ -227,14 +258,36 @@ class EngineContract:
         rest = self.make_leg(LegKind.LOCAL, prompt + whole[:4], max_tokens=6, resumed_tokens=4)
         assert await engine_pair.prefill.run(rest) == whole[4:]
 
-    async def test_a_prompt_longer_than_the_context_is_refused(
+    async def test_a_prompt_longer_than_the_context_is_invalid_and_how_long_it_may_be_is_said(
         self, engine_pair: RunningPair
     ) -> None:
-        prompt = self.new_prompt(engine_pair.decode.facts.max_len_tokens + 1)
-        leg = self.make_leg(LegKind.LOCAL, prompt, max_tokens=1)
-        assert await engine_pair.decode.engine.submit(leg) is LegFailure.REFUSED
+        most = engine_pair.decode.facts.max_len_tokens
+        leg = self.make_leg(LegKind.LOCAL, self.new_prompt(most + 1), max_tokens=1)
+        with pytest.raises(LegInvalid, match=f"has {most + 1} tokens, wanted fewer than {most}"):
+            await engine_pair.decode.engine.submit(leg)
         await self.nudge(engine_pair.decode)
         assert engine_pair.decode.outputs(leg.leg_id) == ()
+
+    @pytest.mark.parametrize("kind", [LegKind.LOCAL, LegKind.DECODE])
+    async def test_a_leg_that_the_engine_finds_wrong_ends_once_with_why_and_others_run_on(
+        self, engine_pair: RunningPair, kind: LegKind
+    ) -> None:
+        decode = engine_pair.decode
+        beside = self.make_leg(LegKind.LOCAL, self.new_prompt(20), max_tokens=12)
+        running = asyncio.create_task(decode.run(beside))
+        prompt = self.new_prompt(40)
+        ticket = None
+        if kind is LegKind.DECODE:
+            ticket = await self.prefilled(engine_pair, prompt)
+        leg = self.make_invalid_leg(kind, prompt, ticket)
+        assert await decode.engine.submit(leg) is None
+        (output,) = (await decode.finished(leg.leg_id),)
+        assert (output.finish, output.token_ids) == (FinishReason.INVALID, ())
+        assert isinstance(output.stop_reason, str)
+        assert output.stop_reason
+        assert len(await running) == 12
+        await self.nudge(decode)
+        assert decode.outputs(leg.leg_id) == (output,)
 
     # ------------------------------------------------------------------ handoff
     async def test_a_prefill_leg_gives_one_token_and_a_ticket_for_its_prompt(
@@ -294,9 +347,11 @@ class EngineContract:
         assert after.pulls == before.pulls + 1
         assert after.moved_bytes > before.moved_bytes
         assert after.failures == before.failures
-        cached = decode.outputs(leg.leg_id)[0].cached_tokens
-        assert cached is not None
-        assert cached >= 3 * decode.facts.block_size_tokens
+        output = decode.outputs(leg.leg_id)[0]
+        assert output.cached_tokens is not None
+        assert output.cached_tokens >= 3 * decode.facts.block_size_tokens
+        assert output.cache is not None
+        assert output.cache.external_tokens == output.cached_tokens, "it held none of it"
 
     async def test_a_finished_pull_frees_the_source(self, engine_pair: RunningPair) -> None:
         before = await self.kv_used(engine_pair.prefill)
@@ -327,8 +382,9 @@ class EngineContract:
         ticket = await self.prefilled(engine_pair, prompt[:covered])
         leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=6, ticket=ticket)
         fetched = await decode.run(leg)
-        cached = decode.outputs(leg.leg_id)[0].cached_tokens
-        assert cached == covered
+        output = decode.outputs(leg.leg_id)[0]
+        assert output.cached_tokens == covered
+        assert output.cache == CacheUse(covered, decode.facts.block_size_tokens)
         local = self.make_leg(LegKind.LOCAL, prompt, max_tokens=6)
         assert fetched == await engine_pair.prefill.run(local)
 

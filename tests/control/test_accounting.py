@@ -55,6 +55,24 @@ def test_what_is_spent_is_booked_on_the_pools_where_it_was() -> None:
     assert (row.pool, row.model, row.gpu_s) == ("decode", "tiny", world.records["r"].gpu_s)
 
 
+def test_a_record_names_the_model_and_the_pool_that_its_tally_does() -> None:
+    world = World()
+    world.pd()
+    world.arrive(request("r"))
+    world.run_to_end()
+    (row,) = report(world).tallies
+    record = world.records["r"]
+    assert (record.model, record.pool) == (row.model, row.pool) == ("tiny", "decode")
+
+
+def test_a_record_of_what_was_never_placed_names_neither() -> None:
+    world = World(replace(LIMITS, queue_wait_s=1.0))
+    world.arrive(request("r"))
+    world.wait(2.0)
+    record = world.records["r"]
+    assert (record.outcome, record.model, record.pool) == (Phase.EVICTED, "", "")
+
+
 def test_a_stream_among_many_pays_for_its_part_only() -> None:
     alone, crowded = World(), World()
     for world, streams in ((alone, 1), (crowded, 8)):

@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from baton.control.journey import BROKEN, REFUSALS
 from baton.control.service_rules import ServiceRules
 from baton.domain.events import QuotasShared
 from baton.domain.fleet import Load, LossReason, Role
@@ -84,7 +85,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.world.step(self.pick(data, list(self.world.legs)))
 
     @precondition(lambda self: self.world.legs)
-    @rule(data=st.data(), finish=st.sampled_from([FinishReason.ERROR, FinishReason.ABORT]))
+    @rule(data=st.data(), finish=st.sampled_from(sorted(BROKEN | REFUSALS)))
     def break_leg(self, data: st.DataObject, finish: FinishReason) -> None:
         self.world.step(self.pick(data, list(self.world.legs)), finish=finish)
 

@@ -124,6 +124,21 @@ def test_the_crowd_is_all_reported_legs_for_each_of_ours_among_them() -> None:
     assert fleet.view(0.0).crowd == 64
 
 
+def test_adapters_of_legs_are_needed_until_their_legs_end() -> None:
+    fleet = FleetTable()
+    fleet.join(replica_facts("a", Role.MIXED), 0.0)
+    fleet.begin("a", "leg0", 10, adapter="ada")
+    fleet.begin("a", "leg1", 10, adapter="ada")
+    fleet.report("a", Load(adapters=AdapterLoad(("ada",))), 1.0)
+    fleet.check_integrity()
+    assert fleet.view(1.0).replicas["a"].inflight_adapters == {"ada"}
+    fleet.end("a", "leg0", 10)
+    assert fleet.view(1.0).replicas["a"].inflight_adapters == {"ada"}
+    fleet.end("a", "leg1", 10)
+    fleet.check_integrity()
+    assert not fleet.view(1.0).replicas["a"].inflight_adapters
+
+
 def test_adapters_of_legs_that_a_replica_has_not_reported_count_as_there() -> None:
     fleet = table("a")
     fleet.begin("a", "leg0", 10, adapter="ada")

@@ -23,7 +23,7 @@ from baton.domain.demand import (
 )
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
-from baton.policy.scaling.observation import Demand, Observation
+from baton.policy.scaling.observation import Demand, Observation, PoolObservation
 
 OPTIONS = ObserverOptions(window_s=30.0, fast_window_s=5.0, stale_s=10.0)
 SLOS = {
@@ -294,6 +294,26 @@ def test_a_quantile_lies_within_its_bucket(q: float, wanted_s: float) -> None:
     assert quantile_s(latencies, q) == pytest.approx(wanted_s)
 
 
+@pytest.mark.parametrize("latency_s", [3_000.0, 7_000.0, 86_400.0])
+def test_a_quantile_is_not_pinned_below_the_longest_timeout(latency_s: float) -> None:
+    watch = Watch()
+    watch.see(report("a", 0.0))
+    service = watch.see(report("a", 2.0, ttft=histogram(*[latency_s] * 20))).service
+    assert service.ttft_p90_s == pytest.approx(latency_s, rel=0.25)
+
+
+@pytest.mark.parametrize("buckets", [65, 84, 100])
+def test_latencies_of_another_version_with_more_edges_or_fewer_are_added_up(buckets: int) -> None:
+    watch = Watch()
+    first, then = [0] * buckets, [0] * buckets
+    first[10], then[10], then[-1] = 1, 11, 1
+    watch.see(report("a", 0.0, ttft=LatencyTotals(1, 1.0, tuple(first))), report("b", 0.0))
+    ours = report("b", 2.0, ttft=histogram(*[EDGES_S[10]] * 10))
+    seen = watch.see(report("a", 2.0, ttft=LatencyTotals(12, 9.0, tuple(then))), ours)
+    assert seen.missing == ()
+    assert seen.service.ttft_p90_s == pytest.approx(EDGES_S[10], rel=0.25)
+
+
 def test_who_waits_is_added_up_and_the_worst_slack_counts_for_a_while() -> None:
     watch = Watch()
     watch.see(report("a", 0.0))
@@ -412,6 +432,22 @@ def test_cold_starts_are_measured_once_any_was_seen() -> None:
     assert seen(2.0, 1, 1, 1) == 60.0
     assert seen(4.0, 0, 2, 1) == 60.0
     assert seen(6.0, 0, 2, 2) == 4.0
+
+
+def test_what_starts_is_seen_with_how_long_ago_it_was_asked_for() -> None:
+    watch = Watch()
+
+    def seen(at_s: float, starting: int, running: int) -> PoolObservation:
+        state = PoolState(role=Role.DECODE, starting=starting, running=running, cold_start_s=60.0)
+        told = report("a", at_s, pools=(pool(decode=running),))
+        return watch.see(told, states={"decode": state}).pools["decode"]
+
+    assert seen(0.0, 0, 0).starting_for_s is None
+    assert seen(2.0, 1, 0).starting_for_s == 0.0
+    assert seen(4.0, 1, 0).starting_for_s == 2.0
+    assert seen(6.0, 1, 0).starting_for_s == 4.0
+    came = seen(8.0, 0, 1)
+    assert (came.starting_for_s, came.cold_start_measured, came.cold_start_s) == (None, True, 6.0)
 
 
 # ------------------------------------------------------------------------------ in general

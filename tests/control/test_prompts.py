@@ -26,6 +26,16 @@ def test_prompts_are_taken_to_be_computed_one_after_the_other() -> None:
     assert here.due_at_s["p1"] == pytest.approx(1.11)
 
 
+def test_the_load_of_an_adapter_comes_before_its_prompt() -> None:
+    here = Prompts()
+    here.sent("a", "p0", tokens=100, timing=TIMING, now_s=1.0, load_s=0.5)
+    assert here.due_at_s["p0"] == pytest.approx(1.61)
+    here.sent("b", "p1", tokens=1, timing=TIMING, now_s=1.0, load_s=0.5)
+    assert here.due_at_s["p1"] == pytest.approx(1.5)
+    here.computed("b", 1.2)
+    assert "p1" not in here.due_at_s
+
+
 def test_when_one_is_done_the_rest_takes_no_longer_than_what_is_out() -> None:
     here = Prompts()
     sent(here, "a", 1000, 0.0)

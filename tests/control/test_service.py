@@ -13,7 +13,7 @@ from baton.control.service_rules import ServiceRules
 from baton.domain.errors import Evicted, NotAllowed, QueueFull, RateLimited, TooLate
 from baton.domain.events import QuotasShared
 from baton.domain.fleet import Load, LossReason, Role
-from baton.domain.handoff import HandoffMode, HitSource, LegKind, Option
+from baton.domain.handoff import HandoffMode, HitSource, LegFailure, LegKind, Option
 from baton.domain.request import Phase, Request
 from baton.domain.slo import Slo
 from baton.domain.tenant import QuotaShare, RateLimit, Tenant
@@ -75,6 +75,34 @@ def run_one(at: World, request_id: str) -> None:
         (leg_id,) = (leg_id for leg_id, (_, leg) in at.legs.items() if leg.request_id == request_id)
         at.step(leg_id)
     at.wait(0.005)  # the pause between two tries
+
+
+def ask_adapted(at: World, name: str, adapter: str) -> None:
+    """Ask for the one replica with an adapter over its model."""
+    item = request(name, prompt_tokens=100, max_tokens=2, arrived_at_s=at.now_s)
+    at.arrive(evolve(item, adapter=adapter))
+
+
+def test_to_load_an_adapter_on_an_idle_replica_is_no_reason_to_hold() -> None:
+    at = world()
+    ask_adapted(at, "r0", "ada")
+    assert runs(at) == ["r0"]
+
+
+def test_an_adapter_that_cannot_be_loaded_holds_nobody_up_afterwards() -> None:
+    at = world()
+    ask_adapted(at, "r0", "ada")
+    ask(at, "r1", tokens=100)
+    assert runs(at) == ["r0"], "the replica is loading"
+    (leg_id,) = at.legs
+    at.fail_leg(leg_id, LegFailure.REFUSED)
+    assert at.records["r0"].outcome is Phase.FAILED
+    at.wait(0.05)
+    assert runs(at) == ["r1"]
+    ask_adapted(at, "r2", "ada")
+    view = at.machine.fleet(at.now_s).replicas["m0"]
+    assert not view.has_adapter("ada")
+    at.machine.check_integrity()
 
 
 def test_what_can_wait_is_held_and_what_would_be_late_is_refused_at_once() -> None:

@@ -261,7 +261,7 @@ class World:
             finish = FinishReason.LENGTH
         if finish is not None:
             del self.legs[leg_id]
-        if finish in {FinishReason.ERROR, FinishReason.ABORT}:
+        if finish not in {None, FinishReason.STOP, FinishReason.LENGTH}:
             return LegOutput(leg_id, (), finish)
         return LegOutput(leg_id, (position + produced,), finish)
 

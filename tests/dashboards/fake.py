@@ -69,6 +69,7 @@ _VALUES: Final[Mapping[Label, Iterable[str]]] = {
     Label.WINDOW: tuple(Window),
     Label.VERSION: ("0",),
     Label.ENGINE: ("sim",),
+    Label.EDGES: ("0a1b2c3d",),
 }
 _TURNS: Final = "baton_scaling_turns_total"
 _PERIOD_S: Final = 60.0

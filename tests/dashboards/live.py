@@ -25,7 +25,8 @@ from tests.dashboards.expected_empty import EXPECTED_EMPTY
 from tests.dashboards.load import Load
 from tests.dashboards.pages import pages
 from tests.dashboards.prometheus import SCRAPE_S, Prometheus, prometheus
-from tests.e2e.deployments import free_port, running
+from tests.e2e.deployments import running
+from tests.fakes.free_ports import free_port
 
 _TENANTS = ("acme", "lab")
 _WARM_UP_S = 10.0

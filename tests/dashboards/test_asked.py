@@ -14,7 +14,7 @@ from tests.dashboards.expected_empty import EXPECTED_EMPTY
 from tests.dashboards.fake import exposition, fake_baton
 from tests.dashboards.pages import GET_TOOLS, page, pages
 from tests.dashboards.prometheus import PROMETHEUS, Found, prometheus
-from tests.e2e.deployments import free_port
+from tests.fakes.free_ports import free_port
 
 SPAN = Span(from_s=0.0, to_s=4.0, step_s=2.0, window="16s")
 QUESTION = Question(where="here", expr="sum(baton_leases)")

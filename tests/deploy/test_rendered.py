@@ -168,7 +168,10 @@ def test_an_image_that_has_no_name_is_refused(image: str) -> None:
 
 @pytest.mark.parametrize(
     ("host", "asked"),
-    [("::1", "[::1]"), ("10.0.0.5", "10.0.0.5"), ("0.0.0.0", "127.0.0.1")],  # noqa: S104 - read only
+    [
+        *(("::1", "[::1]"), ("10.0.0.5", "10.0.0.5"), ("::", "127.0.0.1")),
+        *(("0.0.0.0", "127.0.0.1"), ("fd00::2", "[fd00::2]")),  # noqa: S104 - read only
+    ],
 )
 def test_compose_asks_where_the_metrics_are(tmp_path: Path, host: str, asked: str) -> None:
     seen = f'{{metrics: {{host: "{host}", port: 9500}}, token_file: /t}}'
@@ -219,6 +222,20 @@ def test_where_ingresses_are_the_front_serve_keeps_to_the_head_and_to_itself(
     front = json.dumps(workers(path, "ingress"))
     assert '"containerPort": 8443' in front
     assert '{"path": "/-/healthz", "port": 8443}' in front
+
+
+@pytest.mark.parametrize(
+    ("host", "told", "metrics"),
+    [("::1", "::0", "::"), ("::", "::0", "::"), ("fd00::2", "fd00::2", "::")],
+)
+def test_who_serves_at_ipv6_serves_at_both_versions_in_a_cluster(
+    tmp_path: Path, host: str, told: str, metrics: str
+) -> None:
+    seen = f'observability: {{metrics: {{host: "{host}"}}, token_file: /t}}'
+    path = config(tmp_path, f'server: {{host: "{host}"}}\n{seen}')
+    there = adapted(load_config([path]))
+    assert serve_config(there)["http_options"] == {"host": told, "port": 8000}
+    assert there.config.observability.metrics.host == metrics
 
 
 def test_the_chart_tells_serve_the_same(tmp_path: Path) -> None:

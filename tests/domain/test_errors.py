@@ -15,6 +15,7 @@ ARGUMENTS: dict[str, object] = {
     "request_id": "r-1",
     "replica_id": "d-1",
     "part": "controller",
+    "leg_id": "r-1.0",
     "retry_after_s": 2.0,
     "why": "it broke",
     "remedy": "mend it",

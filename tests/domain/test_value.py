@@ -19,7 +19,7 @@ WHERE = (
     *("policy.judging", "policy.placement", "policy.ways", "control.legs"),
     *("simulator.engine.orders", "simulator.v1.core"),
 )
-IN_ORDER = {"Counts", "Delivery", "Done", "Got", "Option", "StepBatch", "Way"}
+IN_ORDER = {"Counts", "Delivery", "Done", "Forgone", "Got", "Option", "StepBatch", "Way"}
 """Those that are made with their fields in order, too."""
 TICKET = Ticket(tokens=32, blocks=2, params=b"ticket")
 LEG = Leg(

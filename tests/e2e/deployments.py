@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,13 +19,17 @@ import httpx
 import psutil
 import pytest
 
+from baton.domain.addresses import endpoint, loopback
 from baton.domain.errors import EngineStartFailed
 from baton.engine.vllm.rust_binary import find_rust_frontend
 from baton.serving.data_path import DataPath, choose_data_path
+from tests.fakes.free_ports import free_port
+from tests.fakes.scaled_deadline import ScaledDeadline
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _BATON = [sys.executable, "-m", "baton.cli.main"]
 MAX_TOKENS = 64
+_START_S = 240.0
 
 
 def skip_without_rust() -> None:
@@ -38,13 +41,6 @@ def skip_without_rust() -> None:
     choice = choose_data_path(os.environ)
     if choice.data_path is not DataPath.HAPROXY:
         pytest.skip(choice.warning or "no HAProxy")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +98,8 @@ class Deployment:
     ) -> dict[str, Any]:
         """Wait until the status, or what another command answers, is as wanted.
 
-        A command that fails is tried again: who it asks may just be replaced.
+        A command that fails, or that not everybody answers, is tried again: who it asks may just be
+        replaced.
         """
         until_s = time.monotonic() + timeout_s
         while True:
@@ -111,7 +108,7 @@ class Deployment:
             said = answer.stdout if answer.returncode == 0 else b""
             assert not said or said.lstrip().startswith(b"{"), f"{command} said no JSON: {said!r}"
             found: dict[str, Any] = json.loads(said) if said else {}
-            if found and holds(found):
+            if found and "unanswered" not in found and holds(found):
                 return found
             shown = (answer.stdout + answer.stderr).decode()
             assert time.monotonic() < until_s, f"not so within {timeout_s} s: {shown}"
@@ -170,8 +167,8 @@ def running(config: str, folder: Path, **settings: object) -> Iterator[Deploymen
             command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=_environment()
         )
     try:
-        _await_serving(process, log, timeout_s=240.0)
-        url = f"http://127.0.0.1:{port}"
+        _await_serving(process, log, deadline=ScaledDeadline(_START_S))
+        url = endpoint("http", loopback(str(sets.get("server.host", "127.0.0.1"))), port)
         yield Deployment(url=url, process=process, log=log, options=tuple(options))
     finally:
         _end(process)
@@ -181,11 +178,10 @@ def _environment() -> Mapping[str, str]:
     return os.environ | {"NO_COLOR": "1"}
 
 
-def _await_serving(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
-    until_s = time.monotonic() + timeout_s
+def _await_serving(process: subprocess.Popen[bytes], log: Path, deadline: ScaledDeadline) -> None:
     while "Ctrl-C ends it" not in log.read_text(errors="replace"):
         assert process.poll() is None, f"baton up ended:\n{log.read_text(errors='replace')}"
-        assert time.monotonic() < until_s, f"not serving:\n{log.read_text(errors='replace')}"
+        assert not deadline.passed(), f"not serving:\n{log.read_text(errors='replace')}"
         time.sleep(0.2)
 
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.deployments import MAX_TOKENS, Deployment, descendants, running
+from tests.fakes.free_ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STREAMS = 8
@@ -211,6 +214,7 @@ def test_a_configuration_is_applied_while_streams_flow_and_a_bad_one_changes_not
         "slo: {default: {ttft: 20s}, classes: {batch: {ttft: 60s, priority: -1}}}\n"
         "tenants: {default: {weight: 2, rate: {requests: 10k/s}, max_in_flight: 500}}\n"
         "admission: {max_queue: 500, max_n: 4}\n"
+        "transfer: {early_first_token: true}\n"
         "pools: {decode: {replicas: {start: 3}}}\n"
     )
     bad = tmp_path / "bad.yaml"
@@ -243,9 +247,48 @@ def test_a_configuration_is_applied_while_streams_flow_and_a_bad_one_changes_not
             over.set()
         assert all(stream.result(timeout=90) for stream in asking)
     assert (applied["generation"], applied["resized"]) == (1, {"decode": [2, 3]})
+    assert applied["replaced"] == []
     assert (again["changes"], grown["generation"]) == ([], 1)
     assert (back["generation"], back["resized"]) == (2, {"decode": [3, 2]})
     baton.wait_for(lambda status: decoding(status) == 2, 30)
+
+
+def test_an_applied_timeout_is_an_edge_of_new_series_and_the_old_ones_stay_as_they_are(
+    baton: Deployment, token_file: Path
+) -> None:
+    baton.stream(prompt(3))
+    before = worst_gaps(baton, token_file)
+    sets = ("--set", "admission.timeouts.stall=11s")
+    shown = baton.ask("apply", *baton.options, *sets, "--diff")["histograms"]
+    assert baton.ask("apply", *baton.options, *sets)["histograms"] == shown
+    try:
+        assert "baton_worst_token_gap_seconds: +11 s" in shown
+        baton.stream(prompt(3))
+        after = worst_gaps(baton, token_file)
+    finally:
+        baton.ask("apply", *baton.options)
+    (new,) = after.keys() - before.keys()
+    assert before.items() <= after.items()
+    assert after[new]["11.0"] == after[new]["600.0"] == after[new]["+Inf"] == 1
+    assert all("11.0" not in buckets for buckets in before.values())
+
+
+def worst_gaps(baton: Deployment, token_file: Path) -> dict[tuple[str, ...], dict[str, float]]:
+    """The histogram of the requests' longest gaps: counts by edge, by model, pool and edges."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    url = baton.status()["observability"]["url"]
+    with httpx.Client(auth=("prometheus", token_file.read_text().strip()), timeout=10) as reader:
+        for target in reader.get(f"{url}/sd").json():
+            if target["labels"]["component"] != "ingress":
+                continue
+            page = f"http://{target['targets'][0]}{target['labels']['__metrics_path__']}"
+            for family in text_string_to_metric_families(reader.get(page).text):
+                for sample in family.samples:
+                    if sample.name == "baton_worst_token_gap_seconds_bucket":
+                        of = sample.labels
+                        whose = (of["slo_class"], of["model"], of["pool"], of["edges"])
+                        found.setdefault(whose, {})[of["le"]] = sample.value
+    return found
 
 
 def decoding(status: dict[str, object]) -> int:
@@ -449,6 +492,30 @@ def ingresses(baton: Deployment) -> set[int]:
     return found
 
 
+def test_when_the_only_ingress_is_killed_clients_wait_or_are_told_when_to_come_back(
+    baton: Deployment,
+) -> None:
+    (pid,) = ingresses(baton)
+    os.kill(pid, signal.SIGKILL)
+    until_s, seen = time.monotonic() + 180, Counter[int]()
+    body = {"model": "tiny", "prompt": prompt(1), "max_tokens": 1}
+    while not seen[200] or pid in ingresses(baton):
+        assert time.monotonic() < until_s, seen
+        try:
+            answer = httpx.post(f"{baton.url}/v1/completions", json=body, timeout=60)
+        except httpx.RemoteProtocolError:  # it was with the ingress when that died
+            seen[0] += 1
+            continue
+        assert answer.status_code in {200, 502, 503}, answer.text
+        seen[answer.status_code] += 1
+        if answer.status_code != 200:
+            kinds = {502: "InternalServerError", 503: "ServiceUnavailableError"}
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.json()["error"]["type"] == kinds[answer.status_code]
+            assert int(answer.headers["retry-after"]) > 0
+    assert seen[0] + seen[502] <= 1, "only the one that was under way is cut off"
+
+
 def test_a_taken_port_is_said_before_anything_starts(baton: Deployment) -> None:
     port = baton.url.rpartition(":")[2]
     done = subprocess.run(
@@ -465,6 +532,32 @@ def test_a_taken_port_is_said_before_anything_starts(baton: Deployment) -> None:
     assert done.returncode == 1
     assert f"port {port}" in done.stderr or f":{port}" in done.stderr
     assert "starting" not in done.stderr
+
+
+def test_a_start_that_is_late_says_what_it_waited_for_and_keeps_its_logs(
+    tmp_path: Path, baton: Deployment
+) -> None:
+    del baton  # its cluster runs beside
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "baton.cli.main", "up", "-c", "configs/sim.yaml", "--detach"),
+            *("--set", f"server.port={free_port()}", "--set", "observability.metrics.port=0"),
+            *("--timeout", "1s"),
+        ],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "after 1 s" in done.stderr
+    (where,) = re.findall(r"logs are kept in ([^\s;]+)", done.stderr)
+    assert Path(where).parent == tmp_path / "baton" / "failed"
+    assert list(Path(where).glob("serve/*"))
+    (log,) = re.findall(r"its output is in ([^\s;]+)", done.stderr)
+    assert "after 1 s" in Path(log).read_text()
 
 
 def test_down_ends_the_deployment_and_every_process(tmp_path: Path, baton: Deployment) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
 import pytest
 
+from baton.engine.gpus import compute_on_cpus
 from baton.engine.tiny_model import write_tiny_model
+
+compute_on_cpus(os.environ)  # before the first test imports vLLM
 
 
 @pytest.fixture(scope="module")

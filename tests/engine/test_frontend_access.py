@@ -233,3 +233,22 @@ def test_who_asks_is_what_the_gate_says_whatever_a_client_wrote_there(
 def test_nothing_rides_along_for_nobody_in_particular() -> None:
     assert with_caller(None, Caller()) is None
     assert with_caller({CALLER_ARG: ["acme", None, None]}, Caller()) is None
+
+
+def test_who_may_administer_is_said_by_the_key_alone() -> None:
+    ops = Known(key_id="k1", tenant="ops", administers=True)
+    known = {"bt_ops": ops, "bt_user": Known(key_id="k2", tenant="acme")}
+    access = Access(look_up=lambda token: known.get(token, Unknown()), anonymous=True)
+    assert access.administrator([(b"x-api-key", b"bt_ops")]) == ops
+    for headers, status in (
+        ([], 401),
+        ([(b"x-api-key", b"bt_user")], 403),
+        ([(b"x-api-key", b"none")], 401),
+        ([(b"x-api-key", b"bt_user"), (b"authorization", b"Bearer bt_ops")], 401),
+    ):
+        refused = access.administrator(headers)
+        assert isinstance(refused, Problem)
+        assert refused.status == status
+    nobody = Access(anonymous=True).administrator([(b"x-api-key", b"bt_ops")])
+    assert isinstance(nobody, Problem)
+    assert nobody.status == 403

@@ -116,3 +116,19 @@ async def test_a_body_beyond_the_limit_reaches_nobody(
 
 async def test_it_is_healthy_when_what_it_stands_before_is(client: httpx.AsyncClient) -> None:
     assert (await client.get("/health")).status_code == 200
+
+
+async def test_adapters_that_came_later_go_to_their_model_until_they_are_gone() -> None:
+    apis = {"large": Api("large"), "small": Api("small")}
+    router = ModelRouter(apis)
+    transport = httpx.ASGITransport(router)
+    async with httpx.AsyncClient(transport=transport, base_url="http://baton") as client:
+
+        async def served_by(model: str) -> object:
+            asked = {"model": model, "prompt": "x"}
+            return (await client.post("/v1/completions", json=asked)).json()["served_by"]
+
+        router.add_names({"sql": "small", "large": "small"})
+        assert [await served_by("sql"), await served_by("large")] == ["small", "large"]
+        router.add_names({})
+        assert await served_by("sql") == "large", "who says that it does not exist"

@@ -73,6 +73,25 @@ def test_tenant_and_class_are_the_last_two_words_of_the_id(said: str, slo_class:
     assert door.introduce(request(f"chatcmpl-{said}")) == (Caller("acme", slo_class), None)
 
 
+@pytest.mark.parametrize(
+    ("said", "slo_class", "session_id"),
+    [
+        ("name~h0~gold+0123456789abcdef", "gold", "acme/0123456789abcdef"),
+        ("name~h0~+ab", None, "acme/ab"),
+        ("a+b~h0~gold", "gold", None),
+        ("name~h0~+", None, None),
+    ],
+)
+def test_a_session_is_behind_the_class_and_its_tenants_own(
+    said: str, slo_class: str | None, session_id: str | None
+) -> None:
+    door = callers()
+    door.handle("acme")
+    asked = request(f"chatcmpl-{said}")
+    assert door.introduce(asked) == (Caller("acme", slo_class), None)
+    assert asked.session_id == session_id
+
+
 def test_a_tenant_with_a_cache_of_its_own_has_its_scope() -> None:
     door = callers()
     door.handle("secret")

@@ -18,6 +18,7 @@ import pytest
 
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineFailed, EngineStartFailed, LinkFailed
+from baton.domain.handoff import CacheUse
 from baton.domain.request import FinishReason, Request
 from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend_limits import FrontendLimits
@@ -32,10 +33,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.serial_utils import MsgpackEncoder
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
     import baton.engine.vllm.rust_callers
     import baton.engine.vllm.seam  # noqa: F401
+    from baton.engine.vllm.wire import unpack_frames
 
 FACTS = FleetFacts(
     max_len_tokens=512,
@@ -45,6 +47,9 @@ FACTS = FleetFacts(
     max_batched_tokens=256,
     adapters=1,
 )
+
+
+NO_SCHEMA = {"name": "x", "schema": {"type": "nonsense"}}
 
 
 class FixedClock:
@@ -275,6 +280,29 @@ async def test_a_completion_is_made_of_the_fleets_tokens(real: Real, fleet: Flee
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+async def test_what_was_cached_is_told_as_the_fleet_says_it(model: Path, fleet: Fleet) -> None:
+    try:
+        find_rust_frontend(os.environ)
+    except EngineStartFailed as missing:
+        pytest.skip(str(missing))
+    extra = {"enable-prompt-tokens-details": True}
+    rust = frontend(fleet, settings(str(model), extra=extra))
+    async with client(await rust.start()) as http:
+        for stream in (False, True):
+            options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            asked = ask(http, f"x{stream}~{rust.handle('acme')}~", prompt="def " * 40, **options)
+            request = await fleet.next_request()
+            first = Delivery(request.request_id, (300,), cached_tokens=16, cache=CacheUse(0, 16))
+            rust.deliver([first])
+            rust.deliver([Delivery(request.request_id, (301,), FinishReason.LENGTH)])
+            text = (await asked).text
+            *_, last = [line for line in text.splitlines() if '"usage":{' in line]
+            usage = json.loads(last.removeprefix("data: "))["usage"]
+            assert usage["prompt_tokens"] == len(request.prompt_token_ids)
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 16
+    await rust.close()
+
+
 async def test_the_gates_id_counts_before_the_one_in_a_body(real: Real, fleet: Fleet) -> None:
     rust, http = real
     other = rust.handle("other")
@@ -320,6 +348,58 @@ async def test_a_failure_before_the_first_token_is_a_500_without_a_reason(
     answer = await asked
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "Internal server error"
+
+
+async def test_choices_reach_the_fleet_as_a_grammar(real: Real, fleet: Fleet) -> None:
+    rust, http = real
+    asked = ask(http, f"x~{rust.handle('acme')}~", structured_outputs={"choice": ["yes", "no"]})
+    request = await fleet.next_request()
+    sent = MsgpackDecoder(EngineCoreRequest).decode(unpack_frames(request.payload))
+    told = sent.sampling_params.structured_outputs
+    assert (told.choice, "yes" in told.grammar) == (None, True)
+    rust.deliver([Delivery(request.request_id, (300,), FinishReason.STOP)])
+    assert (await asked).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"structured_outputs": {"regex": "a+("}},
+        {"structured_outputs": {"grammar": "root ::= missing"}},
+        {"response_format": {"type": "json_schema", "json_schema": NO_SCHEMA}},
+    ],
+)
+async def test_what_no_answer_can_keep_to_is_answered_without_asking_an_engine(
+    real: Real, fleet: Fleet, body: dict[str, object]
+) -> None:
+    rust, http = real
+    answer = await ask(http, f"x~{rust.handle('acme')}~", **body)
+    assert answer.status_code == 500, "the program has no other status for what an engine says"
+    assert fleet.requests.empty()
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"stop_token_ids": [999999]}, "stop_token_ids"),
+        ({"allowed_token_ids": [999999]}, "allowed_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"logprobs": 50}, "logprobs"),
+        ({"prompt_logprobs": 50}, "prompt_logprobs"),
+        ({"temperature": -1}, "temperature"),
+        ({"prompt": [999999, 5]}, "prompt"),
+        ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
+    ],
+)
+async def test_the_program_checks_all_other_fields_itself_and_names_them(
+    real: Real, fleet: Fleet, body: dict[str, object], field: str
+) -> None:
+    rust, http = real
+    answer = await ask(http, f"x~{rust.handle('acme')}~", **body)
+    assert answer.status_code == 400
+    assert field in answer.json()["error"]["message"]
+    assert fleet.requests.empty()
 
 
 async def test_a_request_without_the_gates_id_is_not_run(real: Real, fleet: Fleet) -> None:

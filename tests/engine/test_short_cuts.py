@@ -177,7 +177,10 @@ OTHERS: dict[str, tuple[str, dict[str, object]]] = {
 def test_whoever_wants_more_than_text_gets_it_vllms_way(
     server: ServerThread, taken: list[str], path: str, more: dict[str, object]
 ) -> None:
-    ask(server, path, {**PATHS[path], **more})
+    whole = {"model": MODEL, "max_tokens": TOKENS, "stream": True, **PATHS[path], **more}
+    answer = httpx.post(f"{server.base_url}/v1/{path}", json=whole, timeout=20)
+    # The stand-in tells no probabilities, over which vLLM's handler of completions stumbles.
+    assert answer.status_code == (500 if path == "completions" and "logprobs" in more else 200)
     assert not taken
 
 

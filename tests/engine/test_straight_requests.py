@@ -20,9 +20,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
     from fastapi import Depends, FastAPI, HTTPException
     from vllm.entrypoints.launchers.app import build_app
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from baton.engine.vllm.cli_args import make_arg_parser
     from baton.engine.vllm.straight_requests import PATHS, StraightRoute, go_straight
 
 JSON = b"application/json"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import AdapterFailed
+from baton.runtime.known_adapters import KnownAdapters
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -36,7 +37,7 @@ class Engine:
 
 
 async def test_an_adapter_is_loaded_before_the_first_leg_that_needs_it_and_not_again() -> None:
-    engine, adapters = Engine(), EngineAdapters(SOURCES, slots=2)
+    engine, adapters = Engine(), EngineAdapters(KnownAdapters(SOURCES), slots=2)
     first = await adapters.ready("l1", "ada", engine.load)
     second = await adapters.ready("l2", "ada", engine.load)
     assert first is second
@@ -48,13 +49,14 @@ async def test_an_adapter_is_loaded_before_the_first_leg_that_needs_it_and_not_a
 
 
 async def test_legs_that_come_together_load_their_adapter_once() -> None:
-    engine, adapters = Engine(), EngineAdapters(SOURCES, slots=2)
+    engine, adapters = Engine(), EngineAdapters(KnownAdapters(SOURCES), slots=2)
     await asyncio.gather(*(adapters.ready(f"l{n}", "ada", engine.load) for n in range(5)))
     assert engine.loaded == ["ada"]
 
 
 async def test_an_adapter_that_lies_here_is_taken_from_where_it_lies(tmp_path: Path) -> None:
-    adapters = EngineAdapters({"here": str(tmp_path), "lost": str(tmp_path / "no")}, slots=2)
+    sources = {"here": str(tmp_path), "lost": str(tmp_path / "no")}
+    adapters = EngineAdapters(KnownAdapters(sources), slots=2)
     adapters.fetch()
     for name, path in (("here", tmp_path), ("lost", tmp_path / "no")):
         found = await adapters.ready(name, name, Engine().load)
@@ -63,18 +65,18 @@ async def test_an_adapter_that_lies_here_is_taken_from_where_it_lies(tmp_path: P
 
 
 async def test_a_leg_without_an_adapter_loads_nothing() -> None:
-    engine, adapters = Engine(), EngineAdapters(SOURCES, slots=2)
+    engine, adapters = Engine(), EngineAdapters(KnownAdapters(SOURCES), slots=2)
     assert await adapters.ready("l", None, engine.load) is None
     assert not engine.loaded
 
 
 async def test_an_adapter_that_nobody_configured_is_named_with_those_that_are() -> None:
     with pytest.raises(AdapterFailed, match=r"eve: this engine has no adapter .* it has ada, bob"):
-        await EngineAdapters(SOURCES, slots=2).ready("l", "eve", Engine().load)
+        await EngineAdapters(KnownAdapters(SOURCES), slots=2).ready("l", "eve", Engine().load)
 
 
 async def test_an_adapter_that_cannot_be_loaded_fails_its_own_leg_with_the_reason() -> None:
-    engine, adapters = Engine("ada"), EngineAdapters(SOURCES, slots=2)
+    engine, adapters = Engine("ada"), EngineAdapters(KnownAdapters(SOURCES), slots=2)
     with pytest.raises(AdapterFailed, match="ada: /adapters/ada: no adapter in /adapters/ada"):
         await adapters.ready("l1", "ada", engine.load)
     assert not adapters.told().loaded
@@ -82,8 +84,25 @@ async def test_an_adapter_that_cannot_be_loaded_fails_its_own_leg_with_the_reaso
 
 
 async def test_a_place_is_taken_from_the_adapter_that_no_leg_needs_any_more() -> None:
-    engine, adapters = Engine(), EngineAdapters(SOURCES, slots=1)
+    engine, adapters = Engine(), EngineAdapters(KnownAdapters(SOURCES), slots=1)
     await adapters.ready("l1", "ada", engine.load)
     adapters.leg_over("l1")
     await adapters.ready("l2", "bob", engine.load)
     assert adapters.told().loaded == ("bob",)
+
+
+async def test_an_adapter_that_came_later_is_loaded_under_an_id_of_its_own() -> None:
+    engine, known = Engine(), KnownAdapters(SOURCES)
+    adapters = EngineAdapters(known, slots=4)
+    await adapters.ready("l0", "ada", engine.load)
+    known.take({"sql@1": "/adapters/sql"})
+    first = await adapters.ready("l1", "sql@1", engine.load)
+    known.take({"sql@2": "/adapters/other"})
+    second = await adapters.ready("l2", "sql@2", engine.load)
+    assert first is not None
+    assert second is not None
+    assert (first.lora_path, second.lora_path) == ("/adapters/sql", "/adapters/other")
+    assert len({first.lora_int_id, second.lora_int_id, 1, 2}) == 4
+    assert engine.loaded == ["ada", "sql@1", "sql@2"]
+    with pytest.raises(AdapterFailed, match="no adapter of that name"):
+        await adapters.ready("l3", "sql@1", engine.load)

@@ -40,10 +40,11 @@ from tests.engine.vllm_engines import (
     VllmSeries,
     checking_engine,
     engine_settings,
-    free_port,
+    not_compiling,
     tiny_model,
     with_payload,
 )
+from tests.fakes.free_ports import free_port
 
 pytestmark = [
     pytest.mark.real,
@@ -105,6 +106,27 @@ class TestVllmEngine(EngineContract):
             kind, prompt, max_tokens=max_tokens, ticket=ticket, resumed_tokens=resumed_tokens
         )
         return with_payload(leg)
+
+    def make_invalid_leg(
+        self, kind: LegKind, prompt: tuple[int, ...], ticket: Ticket | None
+    ) -> Leg:
+        leg = super().make_leg(kind, prompt, max_tokens=3, ticket=ticket)
+        return with_payload(leg, structured_outputs=not_compiling())
+
+    @pytest.mark.parametrize("backend", [None, "xgrammar"])
+    async def test_prepared_or_compiled_what_is_wrong_with_a_request_is_told(
+        self, engine_pair: RunningPair, backend: str | None
+    ) -> None:
+        leg = super().make_leg(LegKind.LOCAL, self.new_prompt(9), max_tokens=3)
+        asked = not_compiling(backend)
+        assert (
+            await engine_pair.decode.engine.submit(with_payload(leg, structured_outputs=asked))
+            is None
+        )
+        output = await engine_pair.decode.finished(leg.leg_id)
+        assert output.finish is FinishReason.INVALID
+        # The first request of an engine chooses its backend: only that one's is looked for.
+        assert "grammar" in str(output.stop_reason) or "backend" in str(output.stop_reason)
 
     # Two engines start for it, which takes a busy machine longer than a test may.
     @pytest.mark.thorough

@@ -7,6 +7,7 @@ import warnings
 import pytest
 
 from baton.domain.handoff import Leg, LegKind, LegOutput, LegTimes
+from baton.runtime.known_adapters import KnownAdapters
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -27,7 +28,7 @@ QUEUED, SCHEDULED, PREEMPTED = EngineCoreEventType
 
 
 def live_leg() -> LiveLegs:
-    legs = LiveLegs(EngineWire(), lambda _source_id: "", EngineAdapters({}, slots=1))
+    legs = LiveLegs(EngineWire(), lambda _source_id: "", EngineAdapters(KnownAdapters(), slots=1))
     legs.add(
         Leg(
             leg_id="a",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import msgspec
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from baton.domain.fleet import LinkTotals
 from baton.domain.handoff import Leg, LegKind, Ticket
 from baton.domain.request import FinishReason
+from baton.runtime.known_adapters import KnownAdapters
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -23,10 +27,17 @@ with warnings.catch_warnings():
 
     from baton.engine.vllm import links
     from baton.engine.vllm.adapters import EngineAdapters
-    from baton.engine.vllm.connector import SourcedStats, SourcedWorker, prefix_to_fetch
+    from baton.engine.vllm.connector import (
+        QuietAgent,
+        SourcedStats,
+        SourcedWorker,
+        prefix_to_fetch,
+    )
+    from baton.engine.vllm.lease_checks import LeaseQuestions
     from baton.engine.vllm.legs import LiveLegs
     from baton.engine.vllm.links import LinkMeter
     from baton.engine.vllm.wire import EngineWire
+    from tests.fakes.lease_source import Source, serving
 
 
 def decode_leg(leg_id: str, source_id: str | None, engine_id: str) -> Leg:
@@ -219,19 +230,107 @@ class Agent:
         self._states.pop(handle)
 
 
+@contextmanager
+def reading(worker: SourcedWorker) -> Iterator[Source]:
+    """Have the worker read for requests a to d from a source with a side channel of its own."""
+    with serving() as source:
+        host, _, port = source.address.removeprefix("tcp://").rpartition(":")
+        worker._recving_metadata = {
+            name: SimpleNamespace(
+                remote=SimpleNamespace(
+                    engine_id=f"engine-{name}", host=host, port=int(port), request_id=f"of-{name}"
+                )
+            )
+            for name in "abcd"
+        }
+        worker._failed_remote_engines = set()
+        worker._recv_failures = set()
+        worker._log_failure = lambda **_context: None
+        worker._questions = LeaseQuestions(deadline_s=30.0)
+        try:
+            yield source
+        finally:
+            worker._questions.close()
+
+
+def settle(
+    worker: SourcedWorker, transfers: dict[str, list[int]], *asked: str
+) -> tuple[set[str], set[str]]:
+    """Poll as vLLM does, until the sources of these requests have answered."""
+    done, failed = worker._pop_done_transfers(transfers)
+    polls = 0
+    while set(asked) - done:
+        assert (polls := polls + 1) < 10_000
+        time.sleep(0.001)
+        more = worker._pop_done_transfers(transfers)
+        done |= more[0]
+        failed |= more[1]
+    return done, failed
+
+
+def test_blocks_that_their_source_has_lost_fail_the_read_and_blame_no_link() -> None:
+    worker = SourcedWorker.__new__(SourcedWorker)
+    worker.xfer_stats = SourcedStats()
+    worker.nixl_wrapper = Agent({1: "DONE", 2: "DONE"})
+    with reading(worker) as source:
+        source.leases.keep("of-a")
+        transfers = {"a": [1], "b": [2]}
+        done, failed = settle(worker, transfers, "a", "b")
+    assert (done, failed, transfers) == ({"a", "b"}, {"b"}, {})
+    data = worker.xfer_stats.data
+    assert data["baton_void_sources"] == ["engine-b"]
+    assert data["baton_failed_sources"] == []
+    assert data["bytes_transferred"] == [100, 200]
+
+
+def test_vllm_hears_of_a_read_only_when_its_source_has_answered() -> None:
+    worker = SourcedWorker.__new__(SourcedWorker)
+    worker.xfer_stats = SourcedStats()
+    worker.nixl_wrapper = Agent({1: "DONE"})
+    with reading(worker) as source:
+        worker._questions = LeaseQuestions(deadline_s=0.0)
+        worker._recving_metadata["a"].remote.port = 1  # nobody listens there
+        transfers: dict[str, list[int]] = {"a": [1]}
+        assert worker._pop_done_transfers(transfers) in ((set(), set()), ({"a"}, {"a"}))
+        assert settle(worker, transfers, *transfers)[1] <= {"a"}
+        assert worker.xfer_stats.data["baton_void_sources"] == ["engine-a"]
+        assert source.leases.are_kept(["of-a"]) == [False]
+
+
+def test_a_read_that_failed_in_part_is_asked_nothing() -> None:
+    worker = SourcedWorker.__new__(SourcedWorker)
+    worker.xfer_stats = SourcedStats()
+    worker.nixl_wrapper = Agent({1: "DONE"})
+    with reading(worker):
+        worker._recv_failures = {"a"}
+        assert worker._pop_done_transfers({"a": [1]}) == ({"a"}, set())
+
+
+def test_a_read_says_nothing_to_its_source_and_anything_else_does() -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def prepare(operation: str, *sides: object, notif_msg: bytes = b"") -> int:
+        calls.append((operation, sides, notif_msg))
+        return 7
+
+    agent = QuietAgent(SimpleNamespace(make_prepped_xfer=prepare, name="nixl"))
+    assert agent.make_prepped_xfer("READ", "here", "there", notif_msg=b"leg:1") == 7
+    agent.make_prepped_xfer("WRITE", "here", "there", notif_msg=b"leg:2")
+    assert calls == [("READ", ("here", "there"), b""), ("WRITE", ("here", "there"), b"leg:2")]
+    assert agent.untold == [b"leg:1"]
+    assert agent.name == "nixl"
+
+
 def test_whatever_vllms_worker_counts_goes_under_the_engine_it_came_from() -> None:
     worker = SourcedWorker.__new__(SourcedWorker)
     worker.xfer_stats = SourcedStats()
     worker.nixl_wrapper = Agent({1: "DONE", 2: "PROC", 3: "DONE", 4: "ERR", 5: "DONE", 6: "DONE"})
-    worker._recving_metadata = {
-        name: SimpleNamespace(remote=SimpleNamespace(engine_id=f"engine-{name}")) for name in "abc"
-    }
-    worker._failed_remote_engines = set()
-    worker._log_failure = lambda **_context: None
-    transfers = {"a": [1, 2], "b": [3, 5], "c": [4], "forgotten": [6]}
-    done, failed = worker._pop_done_transfers(transfers)
-    assert transfers == {"a": [2]}
-    assert (done, failed) == ({"b", "c", "forgotten"}, {"c"})
+    with reading(worker) as source:
+        transfers = {"a": [1, 2], "b": [3, 5], "c": [4], "forgotten": [6]}
+        source.leases.keep("of-b")
+        done, failed = settle(worker, transfers, "b")
+        assert transfers == {"a": [2]}
+        assert (done, failed) == ({"b", "c", "forgotten"}, {"c"})
     data = worker.xfer_stats.data
     assert data["bytes_transferred"] == [100, 300, 500, 600]
     assert data["baton_sources"] == ["engine-a", "engine-b", "engine-b", ""]
@@ -277,7 +376,7 @@ def a_step(*outputs: EngineCoreOutput, **statistics: object) -> EngineCoreOutput
 
 
 def live_legs() -> LiveLegs:
-    return LiveLegs(EngineWire(), lambda _source_id: "", EngineAdapters({}, slots=1))
+    return LiveLegs(EngineWire(), lambda _source_id: "", EngineAdapters(KnownAdapters(), slots=1))
 
 
 def test_context_is_what_each_running_leg_has_behind_it() -> None:

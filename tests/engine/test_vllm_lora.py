@@ -177,3 +177,21 @@ async def test_an_adapter_that_is_not_there_costs_its_own_leg_and_nothing_else(
     with pytest.raises(AdapterFailed, match=r"eve: this engine has no adapter of that name"):
         await engines.vllm.submit(leg(tokens, "eve"))
     assert await engines.decode.run(leg(tokens, "ada")) == before
+
+
+async def test_a_name_that_is_loaded_again_from_elsewhere_finds_nothing_of_the_first(
+    engines: Engines,
+) -> None:
+    """Prefixes are cached by what the fleet calls an adapter, which is another for each load."""
+    tokens = prompt()
+    wanted = {name: await engines.decode.run(leg(tokens, name)) for name in ("ada", "bob")}
+    known = engines.vllm._adapters._known
+    sources = dict(known.fixed)
+    known.take({"sql@1": sources["ada"]})
+    assert await engines.decode.run(leg(tokens, "sql@1")) == wanted["ada"]
+    known.take({"sql@1": sources["ada"], "sql@2": sources["bob"]})
+    assert await engines.decode.run(leg(tokens, "sql@2")) == wanted["bob"]
+    assert await engines.decode.run(leg(tokens, "sql@1")) == wanted["ada"]
+    known.take({"sql@2": sources["bob"]})
+    with pytest.raises(AdapterFailed, match="no adapter of that name"):
+        await engines.vllm.submit(leg(tokens, "sql@1"))

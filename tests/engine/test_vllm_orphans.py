@@ -13,12 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engine.vllm_engines import HOST, free_port, tiny_model
+from tests.engine.vllm_engines import tiny_model
+from tests.fakes.free_ports import HOST, free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 REPLICA = """
     import asyncio, json, os, sys
+    from dataclasses import replace
 
     async def main():
         from pathlib import Path
@@ -27,6 +29,9 @@ REPLICA = """
         from tests.engine.vllm_engines import engine_settings
 
         settings = engine_settings(Path(sys.argv[1]), Role.PREFILL, port=int(sys.argv[2]))
+        if (workers := int(sys.argv[3])) > 1:
+            mp = {"distributed_executor_backend": "mp"}
+            settings = replace(settings, tensor_parallel=workers, extra=mp)
         engine = VllmEngine(settings)
         await engine.start()
         print(json.dumps(engine.processes()), flush=True)
@@ -38,11 +43,14 @@ REPLICA = """
 """
 
 
-def test_killing_a_replica_leaves_no_engine_process_and_a_free_port(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killing_a_replica_leaves_no_engine_process_and_a_free_port(
+    tmp_path: Path, workers: int
+) -> None:
     model, port = tiny_model(tmp_path), free_port()
     script = tmp_path / "replica.py"
     script.write_text(textwrap.dedent(REPLICA))
-    command = [sys.executable, str(script), str(model), str(port)]
+    command = [sys.executable, str(script), str(model), str(port), str(workers)]
     root = Path(__file__).parents[2]
     replica = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=root, env=_environment(root)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import string
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -35,6 +36,13 @@ with warnings.catch_warnings():
 PROMPT = [5, 6, 7]
 OUTPUT = [8, 9]
 VOCABULARY = [*string.ascii_lowercase, "</s>"]
+
+
+@pytest.fixture(autouse=True)
+def sampler_of_this_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build for CUDA draws on GPUs as torch does, and has no operation for draws on CPUs."""
+    if not hasattr(torch.ops._C, "fused_gumbel_argmax"):
+        monkeypatch.setattr(TopKTopPSampler, "forward_cpu", TopKTopPSampler.forward_native)
 
 
 def taken_up(
@@ -114,7 +122,16 @@ def test_a_repetition_is_found_across_the_break() -> None:
 def test_a_pull_brings_what_was_generated_too() -> None:
     request = taken_up(pull={"do_remote_prefill": True, "baton_prefix_tokens": 5})
     bare = object.__new__(NixlConnector)
+    bare.connector_scheduler = cast("Any", SimpleNamespace(may_pull=lambda: True))
     assert bare.get_num_new_matched_tokens(request, 1) == (4, True)
+
+
+def test_a_request_that_waits_for_its_turn_to_pull_is_asked_about_again() -> None:
+    request = taken_up(pull={"do_remote_prefill": True, "baton_prefix_tokens": 5})
+    bare = object.__new__(NixlConnector)
+    bare.connector_scheduler = cast("Any", SimpleNamespace(may_pull=lambda: False))
+    assert bare.get_num_new_matched_tokens(request, 1) == (None, False)
+    assert bare.get_num_new_matched_tokens(request, 5) == (0, False)  # nothing is to be pulled
 
 
 # ------------------------------------------------------------------ grammars

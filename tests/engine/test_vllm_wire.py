@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.domain.commands import Delivery
-from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.handoff import CacheUse, Leg, LegKind, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
 from baton.domain.trace_context import TraceContext, span_id
 from baton.domain.value import evolve
@@ -326,14 +326,22 @@ def test_children_of_a_fanned_out_request_are_recognized_by_the_ids_that_vllm_gi
     parent = engine_request(sampling_params=SamplingParams(n=2, max_tokens=3))
     for index in range(2):
         child_id, params = ParentRequest(parent).get_child_info(index)
-        child = engine_request(request_id=child_id, sampling_params=params)
-        assert split(child).local_only is LocalOnly.FAN_OUT
+        child = split(engine_request(request_id=child_id, sampling_params=params))
+        assert child.local_only is LocalOnly.FAN_OUT
+        assert child.parent_id == parent.request_id
+
+
+def test_answers_that_an_engine_finds_no_prefix_for_are_not_told_to_share_one() -> None:
+    parent = engine_request(sampling_params=SamplingParams(n=2, max_tokens=3, prompt_logprobs=1))
+    child_id, params = ParentRequest(parent).get_child_info(1)
+    child = split(engine_request(request_id=child_id, sampling_params=params))
+    assert (child.local_only, child.parent_id) == (LocalOnly.PROMPT_LOGPROBS, None)
 
 
 @pytest.mark.parametrize("external", ["cmpl-1", "0_cmpl-1", "7", "7_7", "0_0_x", "1_-"])
 def test_an_odd_id_of_a_client_does_not_look_like_a_child(external: str) -> None:
-    request = engine_request(request_id=f"{external}-0123abcd", external_req_id=external)
-    assert split(request).local_only is None
+    request = split(engine_request(request_id=f"{external}-0123abcd", external_req_id=external))
+    assert (request.local_only, request.parent_id) == (None, None)
 
 
 STATEFUL = [
@@ -690,6 +698,7 @@ def delivered(output: EngineCoreOutput) -> EngineCoreOutput:
             leg_output.stop_reason,
             leg_output.cached_tokens,
             leg_output.detail,
+            leg_output.cache,
         ),
         prompt_tokens=len(PROMPT),
     )
@@ -712,7 +721,9 @@ def test_every_way_to_finish_comes_through(reason: EngineFinishReason) -> None:
 
 
 def test_our_ways_to_finish_are_the_engines() -> None:
-    assert {str(reason) for reason in EngineFinishReason} == {str(r) for r in FinishReason}
+    ours = {FinishReason.INVALID, FinishReason.REFUSED}  # told in an error's stop reason
+    engines = {str(reason) for reason in EngineFinishReason}
+    assert engines == {str(reason) for reason in FinishReason if reason not in ours}
 
 
 def test_logprobs_come_through_whatever_their_size() -> None:
@@ -773,14 +784,27 @@ def test_a_finished_prefill_hands_out_a_ticket_for_its_prompt() -> None:
     assert params == TICKET_PARAMS | {"remote_block_ids": [[4, 5], [6]]}
 
 
-def test_cached_tokens_are_said_once_and_reach_the_usage_of_the_client() -> None:
+@pytest.mark.parametrize("detailed", [False, True])
+def test_every_field_about_the_prompt_reaches_the_frontend_as_the_engine_says_it(
+    *, detailed: bool
+) -> None:
     stats = PrefillStats()
     stats.set(len(PROMPT), num_local_cached_tokens=16, num_external_cached_tokens=8)
+    stats.finalize(len(PROMPT) - 2)
     output = EngineCoreOutput("leg-1", [7], prefill_stats=stats)
-    assert EngineWire().to_output(output, prompt_tokens=len(PROMPT)).cached_tokens == 24
-    found = delivered(output).prefill_stats
-    assert (found.num_prompt_tokens, found.num_cached_tokens) == (len(PROMPT), 24)
+    if detailed:
+        output.num_nans_in_logits = 1
+    told = EngineWire().to_output(output, prompt_tokens=len(PROMPT))
+    assert (told.cached_tokens, told.cache) == (24, CacheUse(8, len(PROMPT) - 26))
+    assert delivered(output).prefill_stats == stats
     assert delivered(EngineCoreOutput("leg-1", [7])).prefill_stats is None
+
+
+def test_what_is_cached_of_a_prompt_of_unknown_length_is_not_more_than_it() -> None:
+    delivery = Delivery("request-1", (7,), cached_tokens=32, cache=CacheUse(0, 16))
+    wire = FrontendWire(max_len_tokens=MAX_LEN_TOKENS)
+    stats = wire.from_delivery(delivery, prompt_tokens=0).prefill_stats
+    assert (stats.num_prompt_tokens, stats.num_computed_tokens) == (48, 16)
 
 
 def of_caller(caller: Caller, **changes: object) -> Request:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 import warnings
 from dataclasses import replace
 from functools import cache
@@ -18,11 +15,13 @@ from baton.domain.value import evolve
 from baton.engine.vllm.settings import Nixl, OnLoadFailure, VllmEngineSettings
 from baton.transfer.peers import Peers
 from baton.transfer.side_channel import SideChannelChecks
+from tests.fakes.free_ports import HOST, free_port
+from tests.fakes.scaled_deadline import slowness
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import
-    from vllm.sampling_params import SamplingParams
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackEncoder
 
@@ -37,7 +36,6 @@ __all__ = [
     "VllmSeries",
     "checking_engine",
     "engine_settings",
-    "free_port",
     "payload",
     "peering_engine",
     "tiny_model",
@@ -45,27 +43,12 @@ __all__ = [
 ]
 
 MAX_LEN_TOKENS = 2048
-HOST = "127.0.0.1"
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-_PORTS = iter(range(15_000 + os.getpid() % 500 * 32, 32_000))
-"""Below those that Linux gives to outgoing connections; each is given out once."""
-
-
-def free_port() -> int:
-    """A port that nobody has, and that no outgoing connection will have before an engine binds it.
-
-    A vLLM engine whose side channel finds its port taken waits for it for ever.
-    """
-    for port in _PORTS:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
-    raise RuntimeError("no port below the ephemeral ones is free")
 
 
 def tiny_model(folder: Path) -> Path:
@@ -94,7 +77,7 @@ def engine_settings(
         kv_cache_bytes=64 << 20,
         enforce_eager=True,
         nixl=Nixl(host=HOST, port=port or free_port(), on_load_failure=on_load_failure),
-        start_deadline_s=240.0,
+        start_deadline_s=240.0 * slowness(),
         env=ENVIRONMENT,
     )
 
@@ -131,6 +114,15 @@ def payload(*, cache_salt: str | None = None, **sampling: object) -> bytes:
     return pack_frames(MsgpackEncoder().encode(request))
 
 
+def not_compiling(backend: str | None = "xgrammar") -> StructuredOutputsParams:
+    """What xgrammar has no grammar for, as a frontend would send it that prepares nothing."""
+    asked = StructuredOutputsParams(choice=["yes", "no"])
+    asked._backend = backend
+    return asked
+
+
 def with_payload(leg: Leg, **sampling: object) -> Leg:
     """The leg with sampling parameters that a vLLM engine understands."""
-    return evolve(leg, payload=payload(cache_salt=leg.cache_salt, **sampling))
+    # What is asked for in a dictionary or a dataclass has no hash to be remembered by.
+    write = payload.__wrapped__ if "structured_outputs" in sampling else payload
+    return evolve(leg, payload=write(cache_salt=leg.cache_salt, **sampling))

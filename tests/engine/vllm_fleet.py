@@ -193,24 +193,20 @@ class RealFleet:
         return {name: index.state(name, now_s) for name in self.fleet.driver.fleet().replicas}
 
 
-async def break_listener(address: str) -> None:
-    """Send one packet that vLLM's handshake listener cannot read, and see it end."""
-    await asyncio.to_thread(send_garbage, address)
-    host, _, port = address.rpartition(":")
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection(host, int(port))
-            except ConnectionRefusedError:
-                return
-            except ConnectionResetError:
-                continue  # it was just about to end
-            writer.transport.abort()
-            await asyncio.sleep(0.02)
+GARBAGE = (
+    (b"garbage",),
+    (b"", b""),
+    (b"", b"no message pack"),
+    (b"", b"\x93\xc4\x0cget_meta_msg\x07\x07"),
+    (b"", b"\x93\xc4\x0cget_meta_msg\x00\x00", b"one part more"),
+)
+"""Each ends vLLM's own handshake listener; the fourth asks for a rank that is not there."""
 
 
 def send_garbage(address: str) -> None:
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.setsockopt(zmq.LINGER, int(DEADLINE_S * 1000))
-        dealer.connect(f"tcp://{address}")
-        dealer.send_multipart((b"", b"no message pack"))
+    """Send a side channel what it cannot read, each from a connection of its own."""
+    for parts in GARBAGE:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, int(DEADLINE_S * 1000))
+            dealer.connect(f"tcp://{address}")
+            dealer.send_multipart(parts)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
+from baton.domain.addresses import endpoint
 from baton.domain.commands import Delivery, RequestRecord
 from baton.domain.errors import BatonError
 from baton.domain.events import Event
@@ -71,9 +72,17 @@ class Fleet:
     """Replicas by name, each with its engine and host; and one coordinator."""
 
     def __init__(
-        self, coordinator: Coordinator, *, name: str = "test", link: LinkOptions = FAST_LINK
+        self,
+        coordinator: Coordinator,
+        *,
+        name: str = "test",
+        link: LinkOptions = FAST_LINK,
+        clients: Clients | None = None,
+        at: str = "127.0.0.1",
     ) -> None:
-        self.clients = Clients()
+        """`at` is the address at which replicas listen."""
+        self._at = at
+        self.clients = clients or Clients()
         self.hosts: dict[str, ReplicaHost] = {}
         self.engines: dict[str, SimEngine] = {}
         """The simulated ones."""
@@ -101,19 +110,17 @@ class Fleet:
         name: str,
         role: Role,
         settings: SimSettings = ENGINE,
-        *,
-        max_concurrent_pulls: int | None = None,
     ) -> None:
         """Start a simulated replica and wait until the coordinator knows it."""
         engine = SimEngine(settings, replica_id=name, pool=str(role), role=role, model="tiny")
         self.engines[name] = engine
-        options = HostOptions(lease_s=settings.lease_s, max_concurrent_pulls=max_concurrent_pulls)
+        options = HostOptions(lease_s=settings.lease_s)
         await self.host(name, engine, options)
 
     async def host(self, name: str, engine: Engine, options: HostOptions | None = None) -> None:
         """Start a replica with this engine and wait until the coordinator knows it."""
         host = ReplicaHost(
-            engine, bind="tcp://127.0.0.1:0", options=options, link=self._link_options
+            engine, bind=endpoint("tcp", self._at, 0), options=options, link=self._link_options
         )
         await host.start()
         self.hosts[name] = host
@@ -172,18 +179,18 @@ async def running_fleet(
     limits: CoordinatorLimits | None = None,
     disaggregate: Disaggregate = Disaggregate.ALWAYS,
     settings: SimSettings = ENGINE,
-    max_concurrent_pulls: int | None = None,
 ) -> AsyncIterator[Fleet]:
-    """A fleet of `prefill` + `decode` replicas, ready to serve; closed on the way out."""
+    """A fleet of `prefill` + `decode` replicas, ready to serve; closed on the way out.
+
+    Links are at the address of the side channels.
+    """
     coordinator = Coordinator(limits=limits or CoordinatorLimits(), placer=placer(disaggregate))
-    fleet = Fleet(coordinator)
+    fleet = Fleet(coordinator, at=settings.side_channel_host)
     try:
         for i in range(prefill):
             await fleet.add(f"p{i}", Role.PREFILL, settings)
         for i in range(decode):
-            await fleet.add(
-                f"d{i}", Role.DECODE, settings, max_concurrent_pulls=max_concurrent_pulls
-            )
+            await fleet.add(f"d{i}", Role.DECODE, settings)
         yield fleet
     finally:
         await fleet.close()

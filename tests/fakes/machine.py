@@ -8,6 +8,24 @@ import psutil
 import pytest
 
 
+def need_ipv6() -> None:
+    """Skip, with what to do, where not even this machine's own address of IPv6 can be had."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"::1 cannot be had ({error}): sysctl net.ipv6.conf.lo.disable_ipv6=0")
+
+
+def ipv6_address_of_this_machine() -> str:
+    """An address of IPv6 by which other machines would reach this one."""
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            if one.family == socket.AF_INET6 and not one.address.startswith(("::1", "fe80")):
+                return one.address
+    pytest.skip("no address of IPv6 but loopback: ip -6 address add fd00::2/64 dev eth0")
+
+
 def address_of_this_machine() -> str:
     """An address by which this machine reaches itself as another one would."""
     for addresses in psutil.net_if_addrs().values():

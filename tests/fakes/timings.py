@@ -48,6 +48,8 @@ class FixedTimings:
     output_tokens: float = 10.0
     shares: Mapping[str, float] = field(default_factory=dict)
     """By replica: what share of its time prompts take."""
+    contexts: Mapping[str, float] = field(default_factory=dict)
+    """By replica: how many tokens each of its streams attends to."""
 
     def of(self, view: ReplicaView) -> EngineTiming:
         return self.by_pool.get(view.facts.pool, self.timing)
@@ -55,6 +57,9 @@ class FixedTimings:
     def prompt_share(self, view: ReplicaView, now_s: float) -> float:
         del now_s
         return self.shares.get(view.replica_id, 0.0)
+
+    def stream_context(self, view: ReplicaView) -> float | None:
+        return self.contexts.get(view.replica_id)
 
     def expected_output_tokens(self, max_tokens: int) -> float:
         return min(max_tokens, self.output_tokens)
@@ -88,6 +93,9 @@ class KnownHits:
 
     def holders(self, limit: int) -> Sequence[str]:
         return sorted(self.blocks, key=lambda one: (-self.blocks[one], one))[:limit]
+
+    def depths(self) -> Sequence[int]:
+        return sorted({one for one in self.blocks.values() if one}, reverse=True)
 
 
 def replica_view(

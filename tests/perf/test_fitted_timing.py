@@ -350,3 +350,29 @@ def test_the_book_learns_output_lengths_too() -> None:
     for _ in range(300):
         book.observe_output(20, 100)
     assert book.expected_output_tokens(100) == pytest.approx(20, rel=0.05)
+
+
+# ---------------------------------------------------------------- what streams attend to
+
+
+def test_each_stream_attends_to_what_the_last_report_with_decodes_says() -> None:
+    book, facts = TimingBook(), replica_facts("a", Role.DECODE)
+    assert book.stream_context(view(facts)) is None
+    totals = StepTotals(steps=10, busy_s=1.0)
+    book.observe(facts, Load(steps=totals), 0.0)
+    totals = totals._replace(steps=20, busy_s=2.0, decode_tokens=200, context_tokens=400_000)
+    book.observe(facts, Load(steps=totals), 1.0)
+    assert book.stream_context(view(facts)) == 2000.0
+    prefilled = totals._replace(steps=21, busy_s=2.1, prefill_tokens=100)
+    book.observe(facts, Load(steps=prefilled), 2.0)
+    assert book.stream_context(view(facts)) == 2000.0
+    book.leave("a")
+    assert book.stream_context(view(facts)) is None
+
+
+def test_an_engine_that_does_not_say_what_streams_attend_to_leaves_it_unknown() -> None:
+    book, facts = TimingBook(), replica_facts("a", Role.DECODE)
+    for steps in (10, 20):
+        totals = StepTotals(steps=steps, busy_s=steps / 10, decode_tokens=steps)
+        book.observe(facts, Load(steps=totals), steps / 10)
+    assert book.stream_context(view(facts)) is None

@@ -43,6 +43,14 @@ def test_a_quantile_is_the_edge_above_it() -> None:
     assert seen.quantile_s(0.5) < seen.quantile_s(0.99)
 
 
+@pytest.mark.parametrize("late_s", [60.0, 600.0, 86_400.0])
+def test_what_is_later_than_half_a_minute_is_not_taken_for_half_a_minute(late_s: float) -> None:
+    seen = Overruns()
+    for _ in range(100):
+        seen.observe(late_s)
+    assert seen.quantile_s(0.99) == pytest.approx(late_s, rel=0.25)
+
+
 def test_of_a_few_nothing_is_said() -> None:
     seen = Overruns()
     for _ in range(49):

@@ -65,10 +65,45 @@ def test_a_request_for_the_model_itself_does_not_mind_adapters() -> None:
     assert where(busy, having("b"), query=evolve(QUERY, adapter=None)) == "b"
 
 
-def test_loading_is_predicted_beside_the_rest_of_the_wait() -> None:
+def test_loading_is_predicted_beside_the_wait_and_is_no_part_of_it() -> None:
     (option,) = placed(surroundings(having("a"))).options
     (held,) = placed(surroundings(having("a", "ada"))).options
-    assert option.queue_s - held.queue_s == pytest.approx(0.5)
+    assert (option.load_s, held.load_s) == (0.5, 0.0)
+    assert option.queue_s == held.queue_s
+    assert option.ttft_s - held.ttft_s == pytest.approx(0.5)
+
+
+def test_a_second_copy_goes_before_the_last_one_of_another_adapter() -> None:
+    last = having("a", "w", "x")
+    assert where(last, having("b", "x", "y"), having("c", "y", "x")) == "b"
+
+
+def test_an_adapter_that_a_leg_needs_is_not_taken_to_go() -> None:
+    view = evolve(having("a", "x", "y"), inflight_adapters=frozenset({"x"}))
+    assert view.next_to_go == "y"
+    coming = evolve(view, unseen_adapters=frozenset({"z"}), inflight_adapters=frozenset("xz"))
+    assert coming.adapters == ("x", "z")
+    assert [coming.has_adapter(name) for name in "xyz"] == [True, False, True]
+
+
+def test_a_leg_waits_for_the_streams_of_other_adapters_where_too_many_run() -> None:
+    around = surroundings(_running("a", "x"), _running("b", "y"))
+    (option, _) = placed(around).options
+    assert option.queue_s > 0.05
+    assert placed(surroundings(_running("a", "ada"), _running("b", "y"))).options[0].queue_s == 0
+
+
+def test_where_an_adapter_is_being_loaded_it_is_waited_for() -> None:
+    comes = evolve(having("b"), unseen_adapters=frozenset({"ada"}), unseen_tokens=6000)
+    assert where(having("a"), comes) == "b"
+    late = evolve(comes, unseen_tokens=20_000)
+    assert where(having("a"), late) == "a"
+
+
+def _running(name: str, adapter: str) -> ReplicaView:
+    """A replica that runs one adapter at a time, and has legs with this one."""
+    view = evolve(having(name, adapter), inflight_adapters=frozenset({adapter}))
+    return evolve(view, facts=replace(view.facts, adapters_per_batch=1))
 
 
 def test_streams_that_would_stand_still_meanwhile_are_counted() -> None:

@@ -11,6 +11,7 @@ from baton.domain.handoff import Decision, HandoffMode, HitSource, RouteReason
 from baton.domain.request import LocalOnly
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
+from baton.perf.timing import delay_s
 from baton.policy.placement import (
     Disaggregate,
     NoRoute,
@@ -182,6 +183,89 @@ def test_an_uneven_load_counts_for_as_long_as_it_lasts() -> None:
     assert many.join_s == pytest.approx(lasts * 10 * 0.001)
     assert none.own_s == pytest.approx(10 * (0.01 + 0.016 - 0.015 / 31))
     assert none.join_s == pytest.approx(10 * 0.001 / 31)
+
+
+class Room:
+    """So many free blocks everywhere."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+
+    def free_blocks(self, replica_id: str) -> int:
+        del replica_id
+        return self._blocks
+
+
+def test_what_a_cache_has_room_for_drives_nothing_out() -> None:
+    item = query(hits=KnownHits({"b": 50}))
+    found = []
+    for free in (0, 60, 200):
+        costs = [
+            replica_cost(item, replica_view(one), LinearTiming(), output_tokens=1, at_s=0)
+            for one in "ab"
+        ]
+        compare(costs, reuses=2.0, room=Room(free))
+        found.append(costs[0].displaced_s)
+    # 1,600 tokens are stored, of which 960 have room in 60 blocks; of the rest, 640 make way.
+    assert found == pytest.approx([2 * 799 * 0.0001, 2 * 639 * 0.0001, 0.0])
+
+
+def test_streams_that_share_a_prefix_attend_to_all_of_it_each() -> None:
+    # 20 streams of 1,000 tokens, most of them the same blocks: a tenth of the cache is in use.
+    load = Load(running_requests=20, kv_used_fraction=0.1)
+    views = (replica_view("busy", load=load), replica_view("idle"))
+    contexts = {"busy": 1000.0, "idle": None}
+    costs = [
+        replica_cost(
+            query(1000),
+            view,
+            LinearTiming(),
+            output_tokens=10,
+            at_s=0,
+            stream_context=contexts[view.replica_id],
+        )
+        for view in views
+    ]
+    assert [cost.context_tokens for cost in costs] == [20_000, 0]
+
+
+class Saturating(LinearTiming):
+    """A step that grows less and less with what it attends to."""
+
+    def step_s(self, *, running: int, context_tokens: int = 0) -> float:
+        del running
+        used = min(1.0, context_tokens / 40_000)
+        return 0.006 + used * (0.054 - 0.026 * used)
+
+
+def test_an_idle_replica_is_never_dearer_for_streams_that_run_elsewhere() -> None:
+    load = Load(running_requests=20, kv_used_fraction=0.1)
+    costs = [
+        replica_cost(
+            query(1000),
+            view,
+            Saturating(),
+            output_tokens=100,
+            at_s=0,
+            stream_context=1000.0 if view.load.running_requests else None,
+        )
+        for view in (replica_view("busy", load=load), replica_view("idle"))
+    ]
+    compare(costs, reuses=0.0)
+    busy, idle = costs
+    assert idle.own_s < busy.own_s
+
+
+def test_prompts_that_are_short_hold_up_streams_by_what_any_prefill_costs() -> None:
+    class Fixed(LinearTiming):
+        def prefill_s(
+            self, tokens: int, *, running: int = 0, context_tokens: int = 0, length_tokens: int = 0
+        ) -> float:
+            return 0.02 + LinearTiming.prefill_s(self, tokens, running=running) if tokens else 0.0
+
+    assert delay_s(Fixed(), 0) == 0
+    assert delay_s(Fixed(), 1) == pytest.approx(0.02 + 0.0001)
+    assert delay_s(Fixed(), 1000) == pytest.approx(0.02 + 0.1)
 
 
 def test_what_one_replica_would_store_again_is_what_another_holds_more() -> None:

@@ -98,8 +98,8 @@ def test_a_looser_tpot_never_makes_a_feasible_option_infeasible(
 
 
 def test_a_prompt_breaks_the_streams_that_cannot_make_up_for_it() -> None:
-    # 1,600 tokens take 0.1599 s more than one; streams gain 10 ms with each of 100 tokens.
-    lives = 0.1599 / (0.01 * 100)
+    # 1,600 tokens take 0.16 s; streams gain 10 ms with each of 100 tokens.
+    lives = 0.16 / (0.01 * 100)
     wanted = 20 * (1 - exp(-lives) * (1 + lives))
     assert Promises(0.02).missed(cost(), 1600) == pytest.approx(wanted)
     assert Promises(0.02).missed(cost()) == 0

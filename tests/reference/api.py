@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from baton.config.api_arguments import OWN_KEYS, PASSED_ON, REFUSED
 from baton.config.schema import Route
 from baton.domain import errors
 from baton.domain.errors import BatonError, Cause
@@ -14,7 +15,9 @@ from baton.engine.vllm.frontend_access import (
     SLO_CLASS_HEADER,
 )
 from baton.engine.vllm.frontend_errors import Dialect, Problem
-from baton.engine.vllm.frontend_gate import ROUTES
+from baton.engine.vllm.frontend_gate import METHODS, ROUTES
+from baton.engine.vllm.frontend_model_list import LIST_PATH
+from baton.engine.vllm.rust_arguments import KNOWN
 from tests.abuse.routes import CONSOLE, RULES, Rule
 from tests.reference.docstrings import attribute_docs, class_doc
 
@@ -28,17 +31,25 @@ OpenAI and Anthropic. What baton adds is who may ask ([tenants](../operations/te
 is promised ([objectives](../operations/usage.md)), what is refused
 ([security](../operations/security.md#hostile-requests)) and how errors look.
 """
-GETS = frozenset({"/v1/models", "/health", "/metrics"})
+GETS = frozenset(path for path, methods in METHODS.items() if "GET" in methods)
 """What is asked for with GET; everything else with POST."""
 _HEADERS = {
     "`Authorization: Bearer KEY`, `x-api-key: KEY`": "who asks; either will do on every route",
     f"`{SLO_CLASS_HEADER.decode()}: NAME`": "the class that it is to be served as, at most"
     f" {MAX_CLASS_CHARS} characters; 403 where its tenant may not ask for it",
     "`X-Session-ID: NAME`": "requests of one session stay where their prefix is cached, when that"
-    " costs hardly more; the field `session_id` does the same",
+    " costs hardly more; so do other names of it"
+    " ([which](../operations/routing.md#sessions))",
     "`x-request-id: NAME`": "what it is called in logs, traces and `baton explain route`; one word"
     f" of at most {MAX_REQUEST_ID_CHARS} letters, digits and `._:/=@+-`",
+    "`anthropic-version: DATE`": "its client is Anthropic's: errors on every route, and lists of"
+    " models, have Anthropic's shape",
     "`traceparent`, `tracestate`": "the trace that it is part of (W3C Trace Context)",
+}
+_WHOM = {
+    Rule.ANYBODY: "anybody",
+    Rule.KEY: "who has a key",
+    Rule.ADMINISTER: "who has a key that may administer",
 }
 _OPERATORS = {
     "/": "the console",
@@ -54,7 +65,8 @@ _ROUTES_HEAD = """\
 ## Routes
 
 `server.routes` says which groups are open; all are unless it is set. Any other path, and any
-other spelling of one of these, is 404. While no tenant has keys, nobody needs one.
+other spelling of one of these, is 404. Another method than a path has is 405, and `Allow` names
+those that it has. While no tenant has keys, nobody needs one.
 
 | group | route | what it is | to whom |
 |---|---|---|---|"""
@@ -66,16 +78,56 @@ _HEADERS_HEAD = """\
 _ERRORS_HEAD = """\
 ## Errors
 
-One that happens before the first token has a status of its own, also where a stream was asked
-for. A later one is the last event of its stream, and no `[DONE]` follows. 429 and 503 say when to
-come back (`Retry-After`, in seconds). *Cause* is the label of the metrics.
+An error before the first token has a status of its own, also where a stream was asked for. A later
+error is the last event of its stream, and no `[DONE]` follows. 429 and 503 say when to come back
+(`Retry-After`, in whole seconds, rounded up; a text that says it has the same number). *Cause* is
+the label of the metrics.
+
+With `sse_keep_alive_interval` the status of a chat or completion stream is sent with the first
+keep-alive comment, after that many seconds without a token. Errors after it are in the stream.
 
 | status | cause | what happened | `type`, OpenAI | `type`, Anthropic |
 |---|---|---|---|---|"""
 _SHAPES_HEAD = """
-Besides, whatever is wrong with a request itself: 400, 401, 403, 404, 408, 413 and 431
-([which is what](../operations/security.md#hostile-requests)). The shapes:
+Besides, whatever is wrong with a request itself: 400, 401, 403, 404, 405, 408, 413 and 431
+([which is what](../operations/security.md#hostile-requests)). Errors are JSON. Anthropic's shape
+is that of `/v1/messages` and all below it, and of every request with the header
+`anthropic-version`. All others have OpenAI's shape:
 """
+_UNREAD = """
+Errors that HAProxy finds before it knows whose request it has can be read by clients of both:
+
+```json
+{
+  "type": "error",
+  "error": {
+    "type": "invalid_request_error",
+    "message": "the request cannot be read",
+    "param": null,
+    "code": 400
+  }
+}
+```
+
+One kind of error is HTML: HAProxy 2.8 answers with a page of its own where it cannot read a head at
+all. The status is 400 for no HTTP and for a head over 64 KiB or 4,096 fields, 408 for one that
+does not come in 10 s. The connection is closed.
+"""
+_ARGUMENTS_HEAD = """\
+## Arguments of vLLM's API server
+
+What stands in `models.*.api` is passed on to vLLM's API server, with underscores for dashes. These
+arguments do there what they do without baton. *Rust* says whether `server.frontend: rust` takes
+them.
+
+| argument | value | Rust |
+|---|---|---|"""
+_REFUSED_HEAD = """
+Each other argument is refused with its name, since it would do nothing behind baton's front. Those
+of engines belong in `engine.extra`. Of the rest:
+
+| argument | instead |
+|---|---|"""
 _OPERATORS_HEAD = """\
 ## For operators
 
@@ -89,7 +141,8 @@ token of `observability.token_file` where there is one.
 
 def page() -> str:
     """The page in Markdown."""
-    return "\n".join((HEAD, *_routes(), *_headers(), *_errors(), *_shapes(), *_operators()))
+    parts = (_routes(), _headers(), _errors(), _shapes(), _arguments(), _operators())
+    return "\n".join((HEAD, *(line for part in parts for line in part)))
 
 
 def _routes() -> Iterator[str]:
@@ -98,8 +151,11 @@ def _routes() -> Iterator[str]:
     for group in Route:
         for path in ROUTES[group]:
             method = "GET" if path in GETS else "POST"
-            whom = "anybody" if RULES[path] is Rule.ANYBODY else "who has a key"
+            whom = _WHOM[RULES[path]]
             yield f"| `{group}` | `{method} {path}` | {said[group.name]} | {whom} |"
+            if path == LIST_PATH:
+                one = f"GET {path}/NAME"
+                yield f"| `{group}` | `{one}` | One of them; its name may have slashes. | {whom} |"
     yield ""
 
 
@@ -123,7 +179,19 @@ def _shapes() -> Iterator[str]:
     problem = Problem(status=429, message="request r-1 refused: the queue is full; retry in 3 s")
     for dialect, whose in ((Dialect.OPENAI, "OpenAI's"), (Dialect.ANTHROPIC, "Anthropic's")):
         body = json.dumps(json.loads(problem.body(dialect)), indent=2)
-        yield f"{whose} routes:\n\n```json\n{body}\n```\n"
+        yield f"{whose} shape:\n\n```json\n{body}\n```\n"
+    yield _UNREAD
+
+
+def _arguments() -> Iterator[str]:
+    yield _ARGUMENTS_HEAD
+    for name, argument in sorted(PASSED_ON.items()):
+        yield f"| `{name}` | {argument.wanted} | {'yes' if name in KNOWN else 'no'} |"
+    yield _REFUSED_HEAD
+    instead = {name: f"`{key}`" if "." in key else key for name, key in OWN_KEYS.items()}
+    for name, what in sorted((instead | dict(REFUSED)).items()):
+        yield f"| `{name}` | {what} |"
+    yield ""
 
 
 def _told_to_clients() -> Iterator[type[BatonError]]:

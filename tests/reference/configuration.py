@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from baton.config.diff import reload_class
+from baton.config.diff import elsewhere, reload_class
 from baton.config.fields import Field, Named, Nested, fields_of, not_yet_of
 from baton.config.leaves import Choice, Leaf, Pluggable, Quantity
 from baton.config.render import flow
@@ -95,11 +95,16 @@ def _row(at: Path, field: Field, said: Mapping[str, str]) -> str:
             text, change = said.get(field.attribute, class_doc(inner)), "-"
         case leaf if isinstance(leaf, Leaf):
             value, default = _value(leaf), _default(field, leaf)
-            text, change = _leaf_text(field, leaf, said), str(reload_class((*at, field.key)))
+            text, change = _leaf_text(field, leaf, said), _change((*at, field.key))
         case _:
             value, default = "names and values", "none"
-            text, change = said[field.attribute], str(reload_class((*at, field.key, _NAME)))
+            text, change = said[field.attribute], _change((*at, field.key, _NAME))
     return f"| `{field.key}` | {value} | {default} | {text} | {change} |"
+
+
+def _change(path: Path) -> str:
+    others = (f"; {reload} {words}" for words, reload in elsewhere(path).items())
+    return str(reload_class(path)) + "".join(others)
 
 
 def _leaf_text(field: Field, leaf: Leaf, said: Mapping[str, str]) -> str:

@@ -11,7 +11,16 @@ import pytest
 
 from tests.repo.project import ROOT
 
-MAKEFILE = "install check check-deploy test demo-once:\n\t@echo step $@\n"
+MAKEFILE = "install install-gpu check check-deploy test test-gpu demo-once:\n\t@echo step $@\n"
+STAND_INS = {
+    ".venv/bin/python": "echo step ${2##*.}",
+    ".venv-gpu/bin/python": "echo step ${2##*.}",
+    "scripts/tools": "echo step tools",
+}
+STEPS = (
+    "install check install-gpu pip test test test-gpu tools check-deploy test typecheck demo-once"
+    " outcomes"
+)
 
 
 def run(tree: Path, command: str, *, path: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -50,7 +59,15 @@ def ci(tmp_path: Path) -> Path:
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
     (tmp_path / "Makefile").write_text(MAKEFILE)
+    for program, does in STAND_INS.items():
+        (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / program).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / program).chmod(0o755)
     return tmp_path
+
+
+def steps(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")]
 
 
 def test_without_python_3_11_the_installer_says_so_and_makes_nothing(
@@ -90,21 +107,24 @@ def test_ci_runs_the_readmes_commands_in_order(ci: Path) -> None:
     done = run(ci, ".ci/run")
 
     assert done.returncode == 0, done.stderr
-    steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")]
-    assert steps == ["install", "check", "test", "demo-once"]
-    assert "left out make check-deploy" in done.stdout
+    assert steps(done) == STEPS.split()
 
 
-def test_ci_checks_manifests_where_their_validators_can_be_had(ci: Path) -> None:
-    (ci / "scripts").mkdir()
-    (ci / "scripts/tools").write_text("#!/bin/sh\n[ \"$*\" = 'prometheus manifests' ]\n")
-    (ci / "scripts/tools").chmod(0o755)
-
+def test_ci_asks_twice_for_programs_of_others_and_goes_no_further_without_them(ci: Path) -> None:
+    (ci / "scripts/tools").write_text("#!/bin/sh\necho step tools\n[ -e away ]\n")
     done = run(ci, ".ci/run")
+    assert done.returncode != 0
+    assert steps(done) == [*STEPS.partition(" tools")[0].split(), "tools", "tools"]
 
-    assert done.returncode == 0, done.stderr
-    steps = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("step ")]
-    assert steps == ["install", "check", "check-deploy", "test", "demo-once"]
+    (ci / "scripts/tools").write_text("#!/bin/sh\n[ -e away ] || { touch away; exit 1; }\n")
+    assert run(ci, ".ci/run").returncode == 0
+
+
+def test_ci_fails_where_something_was_skipped_that_may_not_be(ci: Path) -> None:
+    (ci / ".venv/bin/python").write_text("#!/bin/sh\n[ $2 != tests.outcomes ]\n")
+    done = run(ci, ".ci/run")
+    assert done.returncode != 0
+    assert "step demo-once" in done.stdout
 
 
 def test_ci_stops_at_the_first_step_that_fails(ci: Path) -> None:

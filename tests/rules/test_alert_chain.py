@@ -21,7 +21,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import Deployment, free_port, running
+from tests.e2e.deployments import Deployment, running
+from tests.fakes.free_ports import free_port
 from tests.rules.rule_files import ROOT, RULES
 
 _TOOLS = {name: ROOT / ".tools/bin" / name for name in ("prometheus", "alertmanager")}

@@ -13,7 +13,7 @@ from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
 from baton.domain.cache import CacheUpdate
 from baton.domain.commands import Delivery, RequestRecord
-from baton.domain.errors import BatonError, LinkFailed, NoCapacity, QueueFull
+from baton.domain.errors import BatonError, LinkFailed, NoCapacity, QueueFull, RequestInvalid
 from baton.domain.events import (
     CacheChanged,
     LoadReported,
@@ -111,6 +111,19 @@ async def test_a_request_becomes_a_leg_and_its_tokens_reach_the_frontend() -> No
     driver.on_event(StepProduced(replica_id=replica_id, outputs=outputs))
     assert [d.token_ids for d in outside.delivered] == [(1, 2)]
     assert outside.records[0].outcome is Phase.FINISHED
+    driver.close()
+
+
+async def test_a_request_that_is_too_large_for_the_link_is_told_so_and_sent_nowhere_else() -> None:
+    driver, outside = rig()
+    for name in ("m0", "m1"):
+        driver.on_event(ReplicaJoined(facts=replica_facts(name)))
+        outside.refuse_with[name] = LegFailure.INVALID
+    driver.on_request(request("r"))
+    error = outside.failed["r"]
+    assert isinstance(error, RequestInvalid)
+    assert "too large for a message" in str(error)
+    assert len(outside.records[0].legs) == 1
     driver.close()
 
 

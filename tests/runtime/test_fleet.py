@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from baton.control.limits import CoordinatorLimits
-from baton.domain.errors import NoCapacity
+from baton.domain.errors import NoCapacity, RequestInvalid
 from baton.domain.fleet import Role
 from baton.domain.handoff import HandoffMode, RouteReason
 from baton.domain.request import LocalOnly, Phase, Request
 from baton.engine.sim import expected_tokens
+from baton.policy.breakers import Circuit
+from baton.policy.placement import Disaggregate
 from tests.fakes.fleet_rig import ENGINE, Fleet, running_fleet
 
 EARLY_OR_LATE = pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
@@ -218,3 +220,53 @@ async def test_a_prompt_that_no_engine_takes_fails_at_once() -> None:
         fleet.ask("r", prompt_tokens=ENGINE.max_len_tokens + 1, local_only=LocalOnly.FAN_OUT)
         await fleet.clients.ended(1, timeout_s=5.0)
         assert fleet.clients.records["r"].outcome is Phase.FAILED
+
+
+# ---------------------------------------------------------------------- requests that are wrong
+
+WRONG = 2
+"""A token that is in no other prompt."""
+
+
+@pytest.mark.parametrize("disaggregate", [Disaggregate.ALWAYS, Disaggregate.NEVER])
+async def test_a_request_that_engines_find_wrong_is_answered_once_and_harms_nobody(
+    disaggregate: Disaggregate,
+) -> None:
+    settings = replace(SLOW, invalid_token_id=WRONG)
+    async with running_fleet(
+        prefill=2, decode=2, settings=settings, disaggregate=disaggregate
+    ) as fleet:
+        stream = fleet.ask("stream", max_tokens=40)
+        for number in range(12):
+            fleet.driver.on_request(
+                Request(
+                    request_id=f"wrong{number}",
+                    prompt_token_ids=(5, 6, WRONG, *range(7, 60)),
+                    max_tokens=8,
+                    arrived_at_s=0.0,
+                )
+            )
+        await fleet.clients.ended(13)
+        assert_complete(fleet, stream)
+        for number in range(12):
+            error = fleet.clients.errors[f"wrong{number}"]
+            assert isinstance(error, RequestInvalid)
+            assert f"token {WRONG} cannot be had" in str(error)
+            record = fleet.clients.records[f"wrong{number}"]
+            assert (len(record.legs), record.resumes) == (1, 0)
+        assert set(fleet.coordinator.circuits(asyncio.get_running_loop().time()).values()) <= {
+            Circuit.CLOSED
+        }
+        assert not any(tries for _, tries in fleet.coordinator.recoveries().second_tries)
+        await fleet.freed()
+
+
+async def test_a_prompt_that_no_engine_has_room_for_is_answered_as_such() -> None:
+    async with running_fleet() as fleet:
+        most = ENGINE.max_len_tokens
+        fleet.ask("long", prompt_tokens=most + 3)
+        await fleet.clients.ended(1)
+        error = fleet.clients.errors["long"]
+        assert isinstance(error, RequestInvalid)
+        assert f"has {most + 3} tokens, wanted fewer than {most}" in str(error)
+        assert len(fleet.clients.records["long"].legs) == 1

@@ -521,3 +521,14 @@ def test_a_file_of_bad_lines_is_not_changed(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match=r"acme\.keys:1"), editing(path):
         pass
     assert path.read_text() == "nonsense\n"
+
+
+def test_a_key_that_may_administer_says_so_in_its_line_and_others_do_not() -> None:
+    now = datetime(2026, 11, 20, 21, tzinfo=UTC)
+    for administers in (True, False):
+        key, token = mint("ops", now=now, administers=administers, label="deploys")
+        assert parse_line(key.line()) == key
+        assert ("may=administer" in key.line()) == administers
+        found = KeyRing([key]).look_up(token, now)
+        assert isinstance(found, Known)
+        assert found.administers == administers

@@ -120,13 +120,13 @@ async def test_a_replica_that_has_not_joined_is_unreachable() -> None:
     assert log.events == []
 
 
-async def test_a_leg_that_cannot_be_sent_is_refused_and_costs_nobody_the_session() -> None:
+async def test_a_leg_that_cannot_be_sent_is_invalid_and_costs_nobody_the_session() -> None:
     link = LinkOptions(beat_s=0.05, liveness_s=0.6, max_part_bytes=10_000)
     async with hosting(link=link) as (host, engine), joined(host, link=link) as (client, log):
         submit = client.submit
-        assert submit("decode-1", make_leg("x" * 10_000)) is LegFailure.REFUSED
-        assert submit("decode-1", make_leg("a", prompt=(2**40,))) is LegFailure.REFUSED
-        assert submit("decode-1", make_leg("b", payload=bytes(10_001))) is LegFailure.REFUSED
+        assert submit("decode-1", make_leg("x" * 10_000)) is LegFailure.INVALID
+        assert submit("decode-1", make_leg("a", prompt=(2**40,))) is LegFailure.INVALID
+        assert submit("decode-1", make_leg("b", payload=bytes(10_001))) is LegFailure.INVALID
         assert submit("decode-1", make_leg("c")) is None
         await engine.watch.until(lambda: len(engine.submitted) == 1)
         assert not log.of(ReplicaLost)

@@ -17,7 +17,7 @@ from baton.domain.fleet import (
     StepTotals,
     TransferTotals,
 )
-from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, LegTimes, Ticket
+from baton.domain.handoff import CacheUse, Leg, LegFailure, LegKind, LegOutput, LegTimes, Ticket
 from baton.domain.request import FinishReason
 from baton.runtime.link import codec, frames
 from baton.runtime.link.codec import BadFrame
@@ -48,6 +48,7 @@ def legs(draw: st.DrawFn) -> Leg:
         cache_salt=draw(st.none() | st.text(max_size=40)),
         adapter=draw(st.none() | names),
         gives_token=kind is LegKind.PREFILL and draw(st.booleans()),
+        uncached_tokens=draw(st.none() | counts),
         payload=draw(st.binary(max_size=200)),
     )
 
@@ -62,6 +63,7 @@ outputs = st.builds(
     cached_tokens=st.none() | counts,
     detail=st.none() | st.binary(max_size=60),
     times=st.none() | st.builds(LegTimes, floats, floats, counts),
+    cache=st.none() | st.builds(CacheUse, counts, counts),
 )
 loads = st.builds(
     Load,
@@ -70,7 +72,7 @@ loads = st.builds(
     queued_tokens=counts,
     kv_used_fraction=floats,
     step_s=floats,
-    transfers=st.builds(TransferTotals, counts, counts, floats, counts, counts),
+    transfers=st.builds(TransferTotals, counts, counts, floats, counts, counts, counts),
     pulling_requests=counts,
     steps=st.builds(StepTotals, counts, floats, *[counts] * 5),
     cache_sequence=counts,
@@ -316,6 +318,8 @@ def test_a_prompt_of_broken_length_is_refused() -> None:
 
 
 def test_a_decode_leg_without_a_ticket_is_refused() -> None:
-    head = msgspec.msgpack.encode(["a", "a", "decode", 0, 1, 0, 0, None, None, None, None, False])
+    head = msgspec.msgpack.encode(
+        ["a", "a", "decode", 0, 1, 0, 0, None, None, None, None, False, None]
+    )
     with pytest.raises(BadFrame, match="ticket"):
         codec.decode_from_coordinator([b"S", head, b"", b""])

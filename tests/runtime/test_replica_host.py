@@ -9,8 +9,9 @@ import pytest
 from baton.domain.errors import AdapterFailed, EngineDied
 from baton.domain.events import LegFailed, LegsAborted, LoadReported, ReplicaLost, StepProduced
 from baton.domain.fleet import Load, LossReason
-from baton.domain.handoff import LegFailure, LegOutput
+from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason
+from baton.domain.value import evolve
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from tests.fakes.link_rig import ANY_PORT, FAST, hosting, joined
 from tests.fakes.scripted_engine import ScriptedEngine, make_leg, make_ticket
@@ -232,15 +233,23 @@ async def test_a_drain_waits_for_a_lease_until_the_engine_holds_no_blocks() -> N
             await host.drained.wait()
 
 
-async def test_a_lease_that_nobody_pulls_holds_a_drain_only_until_it_expires() -> None:
-    async with hosting(options=HostOptions(lease_s=0.3)) as (host, engine):
+async def test_a_lease_holds_a_drain_for_as_long_as_the_engine_keeps_blocks() -> None:
+    """Whoever waits for the blocks renews it, and only the engine hears of that."""
+    async with (
+        hosting(options=HostOptions(lease_s=0.1)) as (host, engine),
+        joined(host, "other") as (_, log),
+    ):
         engine.current_load = Load(kv_used_fraction=0.1)
         await finish_a_prefill(host, engine)
         host.drain()
+        async with asyncio.timeout(5):
+            while host.leases:  # noqa: ASYNC110 - nobody tells when one has expired
+                await asyncio.sleep(0.01)
+        await log.wait(LoadReported, len(log.of(LoadReported)) + 2)
         assert not host.drained.is_set()
+        engine.current_load = Load()
         async with asyncio.timeout(5):
             await host.drained.wait()
-        assert host.leases == 0
 
 
 async def test_a_released_ticket_is_no_lease_any_more() -> None:
@@ -249,6 +258,7 @@ async def test_a_released_ticket_is_no_lease_any_more() -> None:
         await finish_a_prefill(host, engine)
         client.release("decode-1", make_ticket("t1"))
         await engine.watch.until(lambda: bool(engine.released))
+        engine.current_load = Load()
         host.drain()
         async with asyncio.timeout(5):
             await host.drained.wait()
@@ -311,3 +321,42 @@ async def test_closing_leaves_no_task_and_no_descriptor_behind(
         assert engine.closed
     assert asyncio.all_tasks() == tasks
     assert open_descriptors() <= before
+
+
+def pulling_leg(leg_id: str) -> Leg:
+    leg = make_leg(leg_id, prompt=(1,) * 40)
+    return evolve(leg, kind=LegKind.DECODE, ticket=make_ticket(leg_id, tokens=32))
+
+
+async def test_a_leg_that_waits_for_the_engine_is_reported_as_queued_with_what_it_computes() -> (
+    None
+):
+    async with hosting() as (host, engine), joined(host) as (client, log):
+        engine.submit_gate.clear()
+        for leg_id in "abc":
+            client.submit("decode-1", pulling_leg(leg_id))
+        await log.until(
+            lambda: any(event.load.queued_requests == 2 for event in log.of(LoadReported))
+        )
+        load = next(e.load for e in log.of(LoadReported) if e.load.queued_requests == 2)
+        assert load.queued_tokens == 2 * 8  # the rest arrives as blocks
+        assert host.live_legs == 3
+        engine.submit_gate.set()
+
+
+async def test_a_leg_that_lost_its_coordinator_on_the_way_frees_its_source() -> None:
+    async with hosting() as (host, engine):
+        async with joined(host) as (client, _):
+            engine.submit_gate.clear()
+            for leg_id in "ab":
+                client.submit("decode-1", pulling_leg(leg_id))
+            async with asyncio.timeout(5):
+                while host.live_legs < 2:  # noqa: ASYNC110 - nobody tells when a leg has arrived
+                    await asyncio.sleep(0.001)
+        async with asyncio.timeout(5):
+            while host.coordinators:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        engine.submit_gate.set()
+        await engine.watch.until(lambda: set(engine.aborted) >= {"a", "b"})
+        await engine.watch.until(lambda: engine.released == [make_ticket("b")])
+        assert [leg.leg_id for leg in engine.submitted] == ["a"]

@@ -66,6 +66,13 @@ def test_a_split_engine_gets_a_bundle_for_each_worker() -> None:
     assert options["ray_actor_options"] == {"num_cpus": 0}
 
 
+def test_a_split_engine_on_cpus_is_one_actor_with_all_of_its_cpus() -> None:
+    split = config("quickstart.yaml", "pools.decode.parallel.tp=2", "pools.decode.resources.cpus=4")
+    options = pool_options(split, "decode")
+    assert options["ray_actor_options"] == {"num_cpus": 4}
+    assert "placement_group_bundles" not in options
+
+
 @pytest.mark.parametrize(
     "change",
     [

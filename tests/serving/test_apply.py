@@ -15,12 +15,13 @@ from baton.config import DeploymentConfig, load_config
 from baton.control.rollout import RolloutRules, Tally
 from baton.domain.errors import ApplyRefused
 from baton.runtime.link.frames import PROTOCOL
-from baton.serving.apply import apply_config, new_sizes, roll_back
+from baton.serving.apply import apply_config, new_sizes, report, roll_back
 from baton.serving.apply_ports import Applied
 from baton.serving.built import Builds, Built, Mark, first_built, vllm_version
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.live_config import ConfigFollower, Fate, Generations, Kept, LiveConfig
 from baton.serving.rolling import Manner, Sight
+from baton.serving.running import outgrown
 from tests.fakes.head_store import HeadStore
 
 BASE = (
@@ -56,6 +57,8 @@ class Fleet:
     """What each look at its health finds; the last one stays."""
     stuck_pool: str = ""
     no_room: str = ""
+    cpus: float = 1000.0
+    """That Ray counts."""
     stillborn: str = ""
     """Why replicas that are to replace others do not start; the next ones do."""
     worse: bool = False
@@ -142,6 +145,9 @@ class Fleet:
         assert pools
         return [self.no_room] if self.no_room else []
 
+    def cannot_grow(self, config: DeploymentConfig) -> Sequence[str]:
+        return outgrown(config, self.current().config, cpus=self.cpus)
+
     def order(self, builds: Builds) -> None:
         self.orders.append({name: build.config for name, build in builds.items()})
         self.pythons.append({name: build.python for name, build in builds.items()})
@@ -200,6 +206,32 @@ def test_live_changes_are_told_to_everybody_and_kept_under_the_next_number(make:
     assert fleet.apply(make()).generation == 2
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            "slo.default.ttft=1.2s",
+            ["baton_time_to_first_token_seconds: +1.2 s", "baton_held_seconds: +1.2 s"],
+        ),
+        ("admission.max_queue_wait=45s", ["baton_held_seconds: +45 s, -2 s"]),
+        ("slo.default.ttft=1s", ["baton_held_seconds: +1 s"]),
+        ("slo.default.tpot=50ms", []),
+        ("router.seed=7", []),
+    ],
+)
+def test_an_apply_says_which_histograms_get_other_edges(
+    make: Make, changed: str, told: list[str]
+) -> None:
+    applied = Fleet(make()).apply(make(changed))
+    assert report(applied, "applied")["histograms"] == told
+
+
+def test_histograms_that_nobody_can_read_are_not_spoken_of(make: Make) -> None:
+    off = "observability.metrics.enabled=false"
+    applied = Fleet(make(off)).apply(make(off, "slo.default.ttft=1.2s"))
+    assert applied.histograms == ()
+
+
 def test_nothing_new_is_nothing_to_do(make: Make) -> None:
     fleet = Fleet(make())
     assert fleet.apply(make()) == Applied(generation=0)
@@ -247,6 +279,18 @@ def test_pools_that_could_not_exchange_blocks_meanwhile_are_replaced_together(ma
     assert fleet.apply(new).replaced == ("d", "p")
     (ordered,) = fleet.orders
     assert ordered["d"] == ordered["p"] == new
+
+
+def test_pools_do_not_grow_beyond_what_their_cluster_was_started_for(make: Make) -> None:
+    fleet = Fleet(make(), cpus=14)  # four and six replicas, and what is beside them
+    with pytest.raises(ApplyRefused, match=r"may come to 24 CPUs, and Ray was started with 14: "):
+        fleet.apply(make("pools.d.replicas.max=20"))
+    assert fleet.current().generation == 0
+    assert fleet.told == []
+    assert fleet.apply(make("pools.d.replicas.max=9")).generation == 1
+    # What it holds already is no reason to refuse anything else, were it started for less.
+    assert Fleet(make(), cpus=3).apply(make("slo.default.ttft=1s")).generation == 1
+    assert Fleet(make(), cpus=3).apply(make("pools.d.replicas.max=5")).generation == 1
 
 
 def test_replicas_are_not_replaced_where_there_is_no_room_for_it(make: Make) -> None:

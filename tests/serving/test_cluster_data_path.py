@@ -16,7 +16,6 @@ from baton.serving.data_path import (
     choose_data_path,
     find_haproxy,
     front_threads,
-    is_loopback,
     pick_front_ports,
     port_is_free,
     ray_environment,
@@ -130,21 +129,6 @@ def test_picked_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
 def test_a_port_with_a_listener_is_not_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert not port_is_free("127.0.0.1", server.getsockname()[1])
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("127.0.0.1:6379", True),
-        ("localhost:1", True),
-        ("::ffff:127.0.0.1:1", True),
-        ("::ffff:10.0.0.7:1", False),
-        ("10.0.0.7:6379", False),
-        ("head:1", False),
-    ],
-)
-def test_loopback_addresses_are_told_from_others(address: str, expected: bool) -> None:  # noqa: FBT001
-    assert is_loopback(address) is expected
 
 
 def test_a_local_ray_is_authenticated_and_named_by_its_token_file() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from baton.config.load import load_text
 from baton.domain.errors import ClusterFailed
-from baton.serving.cluster import ClusterSettings, LocalCluster, reachable
+from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.data_path import DataPath, find_haproxy, port_is_free
 from baton.serving.deployment import cluster_settings
 
@@ -58,17 +58,3 @@ def test_a_public_port_that_is_taken_is_named_before_anything_starts(
         with pytest.raises(ClusterFailed, match=f"127.0.0.1:{port}: the port is in use"):
             gated(port).start()
     assert port_is_free("127.0.0.1", port)
-
-
-@pytest.mark.parametrize(
-    ("host", "shown"),
-    [
-        ("10.0.0.7", "10.0.0.7"),
-        ("0.0.0.0", "127.0.0.1"),  # noqa: S104 - a value of a configuration
-        ("::", "127.0.0.1"),
-        ("::1", "[::1]"),
-        ("front.example", "front.example"),
-    ],
-)
-def test_the_endpoint_is_told_as_an_address_that_clients_can_use(host: str, shown: str) -> None:
-    assert reachable(host) == shown

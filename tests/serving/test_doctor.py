@@ -16,6 +16,7 @@ from baton.config.schema import DeploymentConfig
 from baton.serving.doctor import report
 from baton.serving.doctor_config import config_checks
 from baton.serving.doctor_facts import (
+    INGRESS,
     Descriptors,
     FileFact,
     Imported,
@@ -39,6 +40,7 @@ IMPORTS = {
     "ray": Imported(version="2.60.0"),
     "vllm": Imported(version="0.32.0"),
     "nixl": Imported(version="1.5.1"),
+    INGRESS: Imported(),
 }
 GOOD = MachineNow(
     python="3.11.2",
@@ -101,27 +103,25 @@ def test_without_a_configuration_its_checks_are_skipped_and_say_how_to_name_one(
 # ------------------------------------------------------------------------------------- versions
 
 
-@pytest.mark.parametrize(("package", "version"), [("vllm", "0.29.1"), ("ray", "2.54.0")])
-def test_a_wrong_version_fails_and_the_right_one_is_named(package: str, version: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "version", "wanted"),
+    [
+        ("vllm", "0.29.1", "0.32 or 0.33"),
+        ("ray", "2.54.0", "2.60"),
+        ("nixl", "1.9.0", "1.5"),
+        ("torch", "2.14.0+cpu", "2.13 with vllm 0.32.0"),
+    ],
+)
+def test_a_version_that_does_not_start_fails_unless_it_is_allowed(
+    tmp_path: Path, package: str, version: str, wanted: str
+) -> None:
     wrong = replace(GOOD, versions={**GOOD.versions, package: version})
     found = check("versions", wrong)
     assert found.verdict is Verdict.FAIL
-    assert f"{package} {version}" in found.found
-    assert f"never tried with this {package}" in found.found
-    wanted = {"vllm": "0.32 or 0.33", "ray": "2.60"}[package]
-    assert found.fix.startswith(f"install {package} {wanted}, as")
-
-
-def test_a_version_of_what_is_only_used_as_documented_is_a_warning() -> None:
-    found = check("versions", replace(GOOD, versions={**GOOD.versions, "nixl": "1.9.0"}))
-    assert (found.verdict, found.fix[:16]) == (Verdict.WARN, "install nixl 1.5")
-
-
-def test_versions_that_are_good_each_and_not_together_fail() -> None:
-    found = check("versions", replace(GOOD, versions={**GOOD.versions, "torch": "2.14.0+cpu"}))
-    assert found.verdict is Verdict.FAIL
-    assert "vllm 0.32 was built with torch 2.13" in found.found
-    assert "install torch 2.13" in found.fix
+    assert found.found == f"{package}: got {version}, expected {wanted}"
+    assert "--allow-untested-versions" in found.fix
+    allowed = loaded(tmp_path, "cluster.allow_untested_versions=true")
+    assert check("versions", wrong, allowed).verdict is Verdict.WARN
 
 
 def test_a_package_that_is_missing_fails_and_says_what_to_install() -> None:
@@ -137,6 +137,16 @@ def test_a_package_that_cannot_be_imported_says_why() -> None:
     assert found.verdict is Verdict.FAIL
     assert found.found == "vllm: ImportError: libnuma.so.1"
     assert "vllm" in found.fix
+
+
+def test_an_ingress_that_this_vllm_does_not_carry_is_found_before_it_starts() -> None:
+    broken = {**IMPORTS, INGRESS: Imported(problem="ModuleNotFoundError: vllm.entrypoints.x")}
+    found = check("imports", replace(GOOD, imports=broken))
+    assert found.verdict is Verdict.FAIL
+    assert "an ingress imports" in found.found
+    assert "vllm.entrypoints.x" in found.found
+    both = {**broken, "vllm": Imported(problem="ImportError: libnuma.so.1")}
+    assert check("imports", replace(GOOD, imports=both)).found == "vllm: ImportError: libnuma.so.1"
 
 
 def test_imports_that_never_end_fail() -> None:
@@ -159,6 +169,17 @@ def test_a_build_for_cpus_beside_gpus_is_a_warning_and_fails_where_gpus_are_aske
 def test_a_build_for_gpus_without_any_is_a_warning() -> None:
     cuda = {**IMPORTS, "torch": Imported(version="2.14.0", cuda="13.0")}
     assert check("build", replace(GOOD, imports=cuda)).verdict is Verdict.WARN
+
+
+def test_gpus_without_compilers_are_a_warning_with_the_command_that_mends_it() -> None:
+    told = "got no g++, expected one on the PATH; install it (apt-get install g++)"
+    found = check("kernels", replace(GOOD, gpus=1, kernels=told))
+    assert found.verdict is Verdict.WARN
+    assert (found.found, found.fix) == (
+        "got no g++, expected one on the PATH",
+        "install it (apt-get install g++)",
+    )
+    assert check("kernels", replace(GOOD, gpus=1)).verdict is Verdict.PASS
 
 
 def test_packages_that_break_others_are_named_with_how_to_remove_them() -> None:

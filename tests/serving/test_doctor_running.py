@@ -19,6 +19,7 @@ from baton.serving.doctor_verdicts import Check, Verdict
 VIEW: dict[str, Any] = {
     "replica_id": "decode-1",
     "load_age_s": 0.2,
+    "void_pulls": 0,
     "cache": {"in_step": True, "stale": False},
 }
 INGRESS: dict[str, Any] = {
@@ -98,6 +99,14 @@ def test_a_side_channel_that_does_not_answer_is_told_apart_from_other_failures()
     assert "replace them" in found.fix
 
 
+def test_pulls_that_came_after_their_lease_are_told_with_where_and_what_to_do() -> None:
+    late = INGRESS | {"replicas": [VIEW | {"void_pulls": 3}]}
+    found = check("leases", running(ingresses=[late, late]))
+    assert found.verdict is Verdict.WARN
+    assert found.found.startswith("pulls that came too late, since the start: decode-1 3;")
+    assert "transfer.lease" in found.fix
+
+
 def test_pairs_that_were_not_probed_yet_are_a_warning() -> None:
     found = check("pairs", running(links=(LINK | {"state": "unknown"},)))
     assert (found.verdict, found.found) == (Verdict.WARN, "1 of 1 are not proven yet")
@@ -161,6 +170,15 @@ def test_many_bad_pairs_are_counted_and_a_few_are_named() -> None:
             {"autoscaler": STATUS["autoscaler"] | {"failed_calls": 2, "last_failure": "why"}},
             Verdict.WARN,
             "2 calls failed, the last: why",
+        ),
+        (
+            "autoscaler",
+            {
+                "autoscaler": STATUS["autoscaler"] | {"cold_start_wait_s": 60.0},
+                "pools": [{"pool": "decode", "want": 1, "ready": 1, "cold_start_s": 90.0}],
+            },
+            Verdict.WARN,
+            "requests to a fleet at zero wait: decode 90 s (they wait 60 s)",
         ),
         (
             "reports",

@@ -100,6 +100,15 @@ def test_the_workers_of_a_split_engine_live_in_its_placement_group() -> None:
     assert settings.extra["distributed_executor_backend"] == "ray"
 
 
+def test_the_workers_of_a_split_engine_on_cpus_are_processes_of_its_own_and_share_its_cores() -> (
+    None
+):
+    split = config("quickstart.yaml", "pools.decode.parallel.tp=2", "pools.decode.resources.cpus=8")
+    settings = vllm_settings(split, site("decode"))
+    assert settings.extra["distributed_executor_backend"] == "mp"
+    assert settings.env["OMP_NUM_THREADS"] == "4"
+
+
 def test_engines_on_a_cpu_share_its_cores_in_peace() -> None:
     environment = engine_environment(config("quickstart.yaml"), "decode")
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"

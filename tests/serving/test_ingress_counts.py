@@ -29,6 +29,7 @@ from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, Gate, answer
 from baton.runtime.key_files import editing
 from baton.runtime.keys import mint
 from baton.runtime.link.options import LinkOptions
+from baton.runtime.log_events import FIELDS
 from baton.serving.ingress import Ingress
 from baton.serving.ingress_body import IngressBody
 from baton.serving.several_bodies import SeveralBodies
@@ -170,6 +171,20 @@ async def test_another_configuration_changes_edges_and_names_without_a_restart(
         await switch()
         assert 0.123 in body.telemetry._metrics._ttft._edges
         assert "acme" in body.telemetry._collector._tenants
+
+
+async def test_an_apply_that_changes_edges_is_logged_with_the_histograms_that_begin_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "baton")
+    async with an_ingress() as body:
+        for sets in (["admission.timeouts.stall=7s"], ["admission.timeouts.stall=7s"] * 2):
+            await (await asyncio.to_thread(body.switch_to, config(*sets)))()
+    told = [one for one in caplog.records if one.msg == "histogram_edges_changed"]
+    assert [getattr(one, FIELDS)["histograms"] for one in told] == [
+        "baton_time_per_output_token_seconds: +7 s; baton_worst_token_gap_seconds: +7 s;"
+        " baton_inter_token_seconds: +7 s"
+    ]
 
 
 def _the_one(body: IngressBody, _model: str, _part: DeploymentConfig) -> IngressBody:

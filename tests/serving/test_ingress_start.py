@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from baton.config import load_config
+from baton.domain.demand import ColdStart
+from baton.domain.events import ReplicaJoined
+from baton.domain.fleet import Role
 from baton.runtime.link.options import LinkOptions
 from baton.serving import ingress_body
 from baton.serving.ingress_body import IngressBody
+from tests.fakes.facts import replica_facts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -41,3 +45,70 @@ async def test_imports_are_over_before_replicas_wait_for_beats(
     finally:
         await body.close()
     assert done == ["imported"]
+
+
+class Kept:
+    """A store that outlives ingresses."""
+
+    def __init__(self, **kept: bytes) -> None:
+        self.kept = dict(kept)
+
+    def load(self, name: str) -> bytes | None:
+        return self.kept.get(name)
+
+    def save(self, name: str, data: bytes) -> None:
+        self.kept[name] = data
+
+
+def a_body(*sets: str) -> IngressBody:
+    """Of a model whose context's length only its replicas know."""
+    settings = ["observability.metrics.enabled=false", "model.max_len=null", *sets]
+    config = load_config([CONFIGS / "quickstart.yaml"], env={}, sets=settings).config
+    return IngressBody(config, app="app", coordinator_id="c", link=LinkOptions())
+
+
+TO_ZERO = (
+    "pools.prefill.replicas={min: 0, start: 1}",
+    "pools.decode.replicas={min: 0, start: 1}",
+    "autoscaler.scale_to_zero=true",
+)
+
+
+async def test_an_ingress_begins_again_while_the_fleet_is_at_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No replica is there to say how long the context is, and none will be: nobody can ask."""
+    store = Kept()
+    monkeypatch.setattr(ingress_body, "live_config", store)
+    first, again = a_body(*TO_ZERO), a_body(*TO_ZERO)
+    try:
+        first._on_link_event(ReplicaJoined(facts=replica_facts("m0", Role.MIXED)))
+        facts = await first._fleet_facts()
+        assert (await again._fleet_facts()).max_len_tokens == facts.max_len_tokens
+    finally:
+        await first.close()
+        await again.close()
+
+
+async def test_an_ingress_of_a_fleet_that_is_never_at_zero_waits_for_a_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ingress_body, "live_config", Kept(**{"context/app/tiny": b"77"}))
+    body = a_body()
+    try:
+        body._on_link_event(ReplicaJoined(facts=replica_facts("m0", Role.MIXED)))
+        assert (await body._fleet_facts()).max_len_tokens != 77
+    finally:
+        await body.close()
+
+
+async def test_an_ingress_is_healthy_while_its_fleet_rests_at_zero() -> None:
+    body = a_body(*TO_ZERO)
+    try:
+        assert not body._can_serve(), "it has not heard yet whether one starts for the first time"
+        body.take_start(ColdStart(takes_s=20.0, measured=True))
+        assert body._can_serve()
+        body.take_start(ColdStart(can_start=False))
+        assert not body._can_serve()
+    finally:
+        await body.close()

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from baton.domain.errors import DeploymentEnded, NotRunning, SeveralRunning
 from baton.serving.cluster_state import ClusterState, process_ticks, write_state
 from baton.serving.data_path import DataPath
+from baton.serving.deployment import ask_all
 from baton.serving.joined import Joined, join, local_state
 
 ENDED = ClusterState(
@@ -25,6 +27,36 @@ ENDED = ClusterState(
     session_name="s",
     token_file="/none/token",  # noqa: S106 - a path
 )
+
+
+class _Broadcasts:
+    """A handle of Ray Serve's of which each question fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def broadcast(self, *_: object) -> object:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted", "match"),
+    [
+        (KeyError("Deployment(name='ingress') does not exist."), NotRunning, "not deployed yet"),
+        (
+            RayTaskError("status", "KeyError: 'pool'", KeyError("pool")).as_instanceof_cause(),
+            KeyError,
+            "pool",
+        ),
+    ],
+)
+def test_what_is_not_deployed_yet_is_told_from_what_a_replica_trips_over(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, wanted: type[Exception], match: str
+) -> None:
+    handle = _Broadcasts(error)
+    monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: handle)
+    with pytest.raises(wanted, match=match):
+        ask_all("ingress", "status")
 
 
 def test_a_deployment_that_has_ended_is_not_asked() -> None:

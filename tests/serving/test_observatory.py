@@ -18,11 +18,13 @@ from baton.config.schema_observability import (
     MetricsConfig,
     ObservabilityConfig,
 )
+from baton.domain.addresses import endpoint, loopback, parse_address
 from baton.domain.commands import RecordOrder
 from baton.serving.metrics_endpoint import Metrics
 from baton.serving.observatory import Observatory, guarded
 from baton.telemetry.catalogue import CONFIG_GENERATION
 from baton.telemetry.families import Families
+from tests.fakes.machine import need_ipv6
 
 ANY_PORT = MetricsConfig(port=0)
 OPEN = ObservabilityConfig(metrics=ANY_PORT)
@@ -200,6 +202,46 @@ async def test_a_page_under_another_name_that_leads_here_sees_nothing(name: str)
             answer = await http.get(path, headers={"host": name})
             assert answer.status_code == 403, path
             assert "baton_" not in answer.text
+
+
+@pytest.mark.parametrize("name", ["[0:0:0:0:0:0:0:1]:9", "[::ffff:127.0.0.1]", "[::1]"])
+async def test_its_own_address_may_be_written_in_any_way(name: str) -> None:
+    async with client() as http:
+        assert (await http.get("/sd", headers={"host": name})).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["::1", "[::1", "[::1]x", "[::2]", "[fd00::2]:9"])
+async def test_other_addresses_of_ipv6_are_none_of_its_names(name: str) -> None:
+    async with client() as http:
+        assert (await http.get("/sd", headers={"host": name})).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [("::1", "[::1]"), ("::", "[fd00::7]"), ("0.0.0.0", "[fd00::7]")],  # noqa: S104 - meant
+)
+async def test_its_address_is_one_that_can_be_asked_over_ipv6_too(host: str, reached: str) -> None:
+    need_ipv6()
+    config = replace(OPEN, metrics=replace(ANY_PORT, host=host))
+    made = Observatory(
+        config,
+        node="fd00::7",
+        metrics=metrics(),
+        targets=lambda address: [{"targets": [address], "labels": {}}],
+        feed=Feed(),
+    )
+    await made.start()
+    try:
+        assert made.address is not None
+        at = parse_address(made.address)
+        assert made.address == f"{reached}:{at.port}"
+        assert made.status()["url"] == f"http://{made.address}"
+        here = endpoint("http", loopback(host), at.port)
+        async with httpx.AsyncClient(trust_env=False) as http:
+            answer = await http.get(f"{here}/sd")
+        assert answer.json() == [{"targets": [made.address], "labels": {}}]
+    finally:
+        await made.close()
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 403), ("0.0.0.0", 200)])  # noqa: S104 - whether all addresses are

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import EngineStartFailed
+from baton.runtime.sockets import bound_socket
 from baton.serving.ports import PortReservation
+from tests.fakes.machine import need_ipv6
 
 HOST = "127.0.0.1"
 BASE = 41_000
@@ -33,6 +35,14 @@ def test_a_port_that_somebody_listens_on_is_passed_over(tmp_path: Path) -> None:
         listener.listen()
         taken = listener.getsockname()[1]
         assert PortReservation(tmp_path).reserve(HOST, taken, 1) != taken
+
+
+def test_ports_are_found_at_an_address_of_ipv6(tmp_path: Path) -> None:
+    need_ipv6()
+    with bound_socket("::1", 0) as listener:
+        listener.listen()
+        taken = listener.getsockname()[1]
+        assert PortReservation(tmp_path).reserve("::1", taken, 1) != taken
 
 
 def test_released_ports_can_be_had_again(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from baton.serving.preflight_facts import (
     MachineFacts,
     PortListener,
     available_memory_bytes,
-    count_gpus,
     installed_versions,
+    machine_facts,
     port_listener,
 )
 
@@ -42,6 +42,8 @@ GOOD = MachineFacts(
     gpus=0,
     versions={"ray": "2.60.0", "vllm": "0.32.0", "nixl": "1.5.1", "torch": "2.13.0+cpu"},
 )
+
+ROOMY = ClusterFacts(cpus=64, gpus=0, versions={})
 
 
 def config(tmp_path: Path, *sets: str) -> DeploymentConfig:
@@ -138,13 +140,76 @@ def test_weights_on_disk_count(tmp_path: Path) -> None:
     assert replica_bytes(without, without.pools["decode"]) == before + 1000
 
 
-def test_missing_packages_stop_and_untested_versions_warn(tmp_path: Path) -> None:
-    versions: Mapping[str, str | None] = {**GOOD.versions, "nixl": None, "ray": "2.99.1"}
-    findings = judge_machine(config(tmp_path), replace(GOOD, versions=versions))
-    (error,) = findings.errors
+def test_a_package_that_is_missing_stops_the_start(tmp_path: Path) -> None:
+    (error,) = judge_machine(
+        config(tmp_path), replace(GOOD, versions={**GOOD.versions, "nixl": None})
+    ).errors
     assert "nixl is not installed" in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"ray": "2.99.1"}, "ray: got 2.99.1, expected 2.60"),
+        ({"vllm": "0.34.0"}, "vllm: got 0.34.0, expected 0.32 or 0.33"),
+        ({"vllm": "0.3.2"}, "vllm: got 0.3.2, expected 0.32 or 0.33"),
+        ({"nixl": "1.6.0"}, "nixl: got 1.6.0, expected 1.5"),
+        ({"torch": "2.15.0+cpu"}, "torch: got 2.15.0+cpu, expected 2.13 or 2.14"),
+        ({"torch": "2.14.0"}, "torch: got 2.14.0, expected 2.13 with vllm 0.32.0"),
+        ({"vllm": "0.33.0"}, "torch: got 2.13.0+cpu, expected 2.14 with vllm 0.33.0"),
+    ],
+)
+def test_what_nobody_has_tried_does_not_start_unless_somebody_says_so(
+    tmp_path: Path, changes: Mapping[str, str], told: str
+) -> None:
+    there = replace(GOOD, versions={**GOOD.versions, **changes})
+    (error,) = judge_machine(config(tmp_path), there).errors
+    assert error.startswith(told)
+    assert "--allow-untested-versions" in error
+    nodes = replace(ROOMY, versions={"10.0.0.1 (aa)": there.versions})
+    assert judge_cluster(config(tmp_path), nodes).errors == (error,)
+    allowed = config(tmp_path, "cluster.allow_untested_versions=true")
+    findings = judge_machine(allowed, there)
+    assert findings.errors == judge_cluster(allowed, nodes).errors == ()
     (warning,) = findings.warnings
-    assert "ray 2.99.1 is untested" in warning
+    assert warning.startswith(told)
+
+
+def test_simulated_engines_need_no_nixl_of_any_version(tmp_path: Path) -> None:
+    path = tmp_path / "sim.yaml"
+    path.write_text(
+        "version: 1\nmodel: {source: tiny, max_len: 4096, engine: {kind: sim, block_size: 16}}\n"
+        "pools: {prefill: {role: prefill}, decode: {role: decode}}\n"
+    )
+    simulated = load_config([path], env={}, sets=[]).config
+    for version in (None, "9.9.9"):
+        there = replace(GOOD, versions={**GOOD.versions, "nixl": version})
+        assert judge_machine(simulated, there).errors == ()
+
+
+def test_an_argument_that_came_later_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    wanted = config(tmp_path, "model.api={reasoning_effort_map: {xhigh: high}}")
+    (error,) = judge_machine(wanted, GOOD).errors
+    assert error.startswith("models.tiny.api.reasoning_effort_map: got vllm 0.32.0, expected 0.33")
+    versions: Mapping[str, str | None]
+    versions = {**GOOD.versions, "vllm": "0.33.0", "torch": "2.14.0+cu130"}
+    assert judge_machine(wanted, replace(GOOD, versions=versions)).errors == ()
+
+
+def test_a_cluster_that_the_environment_names_is_not_passed_over_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = replace(GOOD, named_cluster="10.0.0.1:6379")
+    (warning,) = judge_machine(config(tmp_path), there).warnings
+    assert warning.startswith("RAY_ADDRESS names 10.0.0.1:6379, which is not joined")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    assert machine_facts("127.0.0.1", 0).named_cluster == "10.0.0.2:6379"
+
+
+def test_both_supported_builds_start(tmp_path: Path) -> None:
+    versions: Mapping[str, str | None]
+    versions = {"ray": "2.60.0", "vllm": "0.33.0", "nixl": "1.5.1", "torch": "2.14.0+cu130"}
+    assert judge_machine(config(tmp_path), replace(GOOD, versions=versions)).errors == ()
 
 
 def test_more_gpus_than_there_are_is_told(tmp_path: Path) -> None:
@@ -158,16 +223,6 @@ def test_more_gpus_than_there_are_is_told(tmp_path: Path) -> None:
     assert "4 GPUs" in line
     assert "3 are there" in line
     assert gpu_findings(chosen, 4) == ()
-
-
-def test_hidden_gpus_are_not_counted(tmp_path: Path) -> None:
-    for name in ("0000:01:00.0", "0000:02:00.0"):
-        (tmp_path / name).mkdir()
-    assert count_gpus({}, tmp_path) == 2
-    assert count_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
-    assert count_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
-    assert count_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == 0
-    assert count_gpus({}, tmp_path / "no-driver") == 0
 
 
 def test_key_files_that_are_not_there_stop_and_tenants_without_any_are_told(
@@ -208,7 +263,7 @@ def test_versions_that_differ_between_nodes_name_the_nodes() -> None:
 
 def test_a_cluster_with_too_few_cpus_is_told(tmp_path: Path) -> None:
     chosen = config(tmp_path, "pools.decode.resources.cpus=8")
-    small = ClusterFacts(cpus=8, gpus=0, versions={"10.0.0.1": {"ray": "2.60.0"}})
+    small = ClusterFacts(cpus=8, gpus=0, versions={"10.0.0.1": GOOD.versions})
     (line,) = judge_cluster(chosen, small).errors
     assert "9 CPUs" in line
     assert judge_cluster(chosen, replace(small, cpus=9)).errors == ()

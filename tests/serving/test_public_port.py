@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from baton.domain.errors import ClusterFailed, EngineStartFailed
-from baton.serving.data_path import bind_address, port_is_free
+from baton.runtime.sockets import bind_address
+from baton.serving.data_path import port_is_free
 from baton.serving.public_port import MARK, gate_socket, hold_port
 
 HOST = "127.0.0.1"

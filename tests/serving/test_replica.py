@@ -10,11 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from baton.config import DeploymentConfig, load_config, probe_options
+from baton.config.derive import sim_settings
 from baton.config.schema import Resources
 from baton.domain.errors import RoleNotPossible
 from baton.domain.fleet import ReplicaFacts, Role
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.side_channel_checks import GRACE_S
+from baton.serving.engines import ReplicaSite, vllm_settings
 from baton.serving.metrics_endpoint import MetricsEndpoint
 from baton.serving.replica import EngineReplica, host_options, metrics_endpoint
 from tests.fakes.link_rig import hosting
@@ -27,12 +29,26 @@ def config(*sets: str) -> DeploymentConfig:
     return load_config([CONFIGS / "sim.yaml"], env={}, sets=sets).config
 
 
-def test_a_replica_pulls_checks_and_keeps_blocks_as_the_configuration_says() -> None:
-    told = ("lease=40s", "max_concurrent_pulls=3", "probe.deadline=5s")
+def test_a_replica_checks_and_keeps_blocks_as_the_configuration_says() -> None:
+    told = ("lease=40s", "probe.deadline=5s")
     options = host_options(config(*(f"transfer.{one}" for one in told)), "decode")
-    assert options == HostOptions(lease_s=40.0, check_s=5.0, max_concurrent_pulls=3)
-    unlimited = "transfer.max_concurrent_pulls=null"
-    assert host_options(config(unlimited), "decode").max_concurrent_pulls is None
+    assert options == HostOptions(lease_s=40.0, check_s=5.0)
+
+
+@pytest.mark.parametrize(("said", "limit"), [("3", 3), ("null", None)])
+def test_an_engine_pulls_as_many_at_a_time_as_the_configuration_says(
+    said: str, limit: int | None
+) -> None:
+    told = config(f"transfer.max_concurrent_pulls={said}", "transfer.deadline=4s")
+    pool = told.pools["decode"]
+    simulated = sim_settings(pool.engine, told.models[pool.model], told.transfer)
+    assert (simulated.max_pulls, simulated.side_channel_deadline_s) == (limit, 4.0)
+    site = ReplicaSite(
+        replica_id="d0", pool="decode", host="127.0.0.1", reserve_ports=lambda *_: 20000
+    )
+    nixl = vllm_settings(told, site).nixl
+    assert nixl is not None
+    assert (nixl.max_pulls, nixl.pull_deadline_s) == (limit, 4.0)
 
 
 @pytest.mark.parametrize(("gpus", "devices"), [(0, 1.0), (1, 1.0), (8, 8.0)])

@@ -14,7 +14,7 @@ from baton.config import DeploymentConfig, load_config
 from baton.domain.errors import ApplyRefused, ClusterFailed
 from baton.serving.live_config import Fate, LiveConfig
 from baton.serving.rollout_lease import RolloutLease
-from baton.serving.running import ServeRunning, cramped, fits, wants
+from baton.serving.running import ServeRunning, cramped, fits, outgrown, wants
 from tests.fakes.head_store import HeadStore
 from tests.serving.test_apply import Fleet
 
@@ -83,6 +83,15 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServeRunning]:
     monkeypatch.setattr("ray.get_actor", restarting)
     with asyncio.Runner() as runner:
         yield ServeRunning(runner)
+
+
+def test_what_pools_may_come_to_is_all_replicas_that_they_may_have(make: Make) -> None:
+    more = make("pools.d.replicas.max=3", "pools.p.resources.cpus=4")
+    (why,) = outgrown(more, make(), cpus=9.5)
+    assert "may come to 10 CPUs, and Ray was started with 9.5" in why
+    assert outgrown(more, make(), cpus=10) == []
+    assert outgrown(more, more, cpus=1) == []
+    assert outgrown(make(), more, cpus=1) == []
 
 
 @pytest.mark.parametrize(

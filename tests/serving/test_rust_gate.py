@@ -33,16 +33,18 @@ def test_the_same_settings_make_the_same_configuration() -> None:
 def test_only_listed_paths_exist_and_that_is_looked_at_first() -> None:
     lines = rules(SETTINGS)
     listed = lines.index('acl listed path "/v1/chat/completions" "/v1/models" "/health"')
-    ours, *_host, first = [line for line in lines if line.startswith("http-request")][:4]
-    assert ours.endswith("if { path /-/healthz }")
-    assert lines.index(first) == listed + 1
-    assert first.endswith("if !listed")
+    refusing = [line for line in lines if line.startswith("http-request return")]
+    first = next(line for line in refusing if "status 404" in line)
+    assert first.endswith("if !listed !one_model")
+    ours = next(line for line in refusing if line.endswith("if { path /-/healthz }"))
+    assert lines.index(ours) < listed < lines.index(first)
 
 
 def test_every_header_that_goes_no_further_is_taken_off_before_the_id_is_set() -> None:
     lines = rules(SETTINGS)
     last = lines.index(
         "http-request set-header x-request-id %[var(txn.name)]~%[var(txn.who)]~%[var(txn.class)]"
+        "%[var(txn.session)]"
     )
     for header in TAKEN_OFF:
         assert lines.index(f"http-request del-header {header.decode()}") < last

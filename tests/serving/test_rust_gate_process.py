@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -18,6 +20,8 @@ import httpx
 import pytest
 
 from baton.domain.errors import EngineStartFailed
+from baton.engine.vllm.frontend_errors import Dialect, error_type
+from baton.engine.vllm.frontend_model_list import ModelRow
 from baton.runtime.keys import ApiKey, KeyRing, mint
 from baton.serving import rust_gate_process
 from baton.serving.data_path import find_haproxy
@@ -54,6 +58,10 @@ def settings(folder: Path) -> GateSettings:
         folder=folder,
         routes=("chat", "models", "health"),
         max_body_bytes=MAX_BODY_BYTES,
+        models=(
+            ModelRow(name="org/tiny", root="/m/tiny", max_len_tokens=512),
+            ModelRow(name='a "50%" $name', root="/a", parent="org/tiny"),
+        ),
     )
 
 
@@ -146,6 +154,126 @@ async def test_paths_that_are_not_listed_do_not_exist(opened: Running, path: str
     answer = await opened.http.get(path)
     assert error(answer) == (404, "not found")
     assert answer.headers["content-type"] == "application/json"
+
+
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, "POST"),
+        ("PUT", CHAT, "POST"),
+        ("POST", "/v1/models", "GET"),
+        ("HEAD", "/v1/models", "GET"),
+        ("DELETE", "/v1/models/org/tiny", "GET"),
+        ("POST", "/health", "GET, HEAD"),
+    ],
+)
+async def test_a_path_has_its_own_methods_and_names_them(
+    opened: Running, method: str, path: str, allowed: str
+) -> None:
+    answer = await opened.http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    if method != "HEAD":
+        assert answer.json()["error"]["type"] == "MethodNotAllowedError"
+        shaped = await opened.http.request(method, path, headers=ANTHROPIC)
+        assert shaped.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_methods_are_no_concern_of_those_without_a_key(closed: Running) -> None:
+    assert (await closed.http.get(CHAT)).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["org/tiny", "org%2Ftiny"])
+async def test_one_model_is_told_by_its_name(opened: Running, name: str) -> None:
+    row = (await opened.http.get(f"/v1/models/{name}")).json()
+    assert isinstance(row.pop("created"), int)
+    assert row == {
+        "id": "org/tiny",
+        "object": "model",
+        "owned_by": "vllm",
+        "root": "/m/tiny",
+        "parent": None,
+        "max_model_len": 512,
+    }
+    row = (await opened.http.get(f"/v1/models/{name}", headers=ANTHROPIC)).json()
+    assert datetime.fromisoformat(row.pop("created_at")).year > 2025
+    assert row == {
+        "type": "model",
+        "id": "org/tiny",
+        "display_name": "org/tiny",
+        "max_input_tokens": 512,
+    }
+
+
+async def test_a_models_name_may_have_any_characters(opened: Running) -> None:
+    answer = await opened.http.get("/v1/models/a%20%2250%25%22%20$name")
+    assert answer.json()["id"] == 'a "50%" $name'
+
+
+@pytest.mark.parametrize("name", ["nope", "org", "org/tiny/more", "org/tiny/", "../chat", ""])
+async def test_a_model_that_is_not_served_is_not_found(opened: Running, name: str) -> None:
+    for headers, kind in (({}, "NotFoundError"), (ANTHROPIC, "not_found_error")):
+        answer = await opened.http.get(f"/v1/models/{name}", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, kind)
+
+
+async def test_one_model_is_told_to_those_with_a_key(closed: Running) -> None:
+    assert (await closed.http.get("/v1/models/org/tiny")).status_code == 401
+    token = await closed.key("acme")
+    asked = await closed.http.get("/v1/models/org/tiny", headers=dict([bearer(token)]))
+    assert asked.status_code == 200
+
+
+async def test_anthropics_clients_get_their_own_list(opened: Running) -> None:
+    assert "path" in (await opened.http.get("/v1/models")).json()  # the frontend's own
+    page = (await opened.http.get("/v1/models?limit=1000", headers=ANTHROPIC)).json()
+    ids = [row["id"] for row in page["data"]]
+    assert ids == ["org/tiny", 'a "50%" $name']
+    assert (page["first_id"], page["last_id"], page["has_more"]) == (ids[0], ids[1], False)
+
+
+async def test_errors_have_the_shape_of_the_clients_api(closed: Running) -> None:
+    token = await closed.key("acme")
+    await closed.gate.tell_shed(shed_entries({("h-acme", None): 3.0}))
+    cases = {
+        401: (CHAT, {}),
+        404: ("/nope", {}),
+        413: (CHAT, {"authorization": f"Bearer {token}"}),
+        429: (CHAT, {"authorization": f"Bearer {token}"}),
+    }
+    for status, (path, headers) in cases.items():
+        body = b"x" * (MAX_BODY_BYTES + 1 if status == 413 else 0)
+        openai = await closed.http.post(path, headers=headers, content=body)
+        assert openai.status_code == status
+        assert openai.json()["error"]["code"] == status
+        assert "type" not in openai.json()
+        said = await closed.http.post(path, headers={**headers, **ANTHROPIC}, content=body)
+        assert said.status_code == status
+        assert said.json()["type"] == "error"
+        assert sorted(said.json()["error"]) == ["message", "type"]
+        assert said.json()["error"]["message"] == openai.json()["error"]["message"]
+        assert said.json()["error"]["type"] == error_type(status, Dialect.ANTHROPIC)
+        assert said.headers.get("retry-after") == openai.headers.get("retry-after")
+    assert (await closed.http.get("/v1/messages/batches")).json()["type"] == "error"
+
+
+async def test_when_the_frontend_is_gone_clients_are_told_to_come_back(
+    settings: GateSettings,
+) -> None:
+    async for running in run(settings, "h-nobody"):
+        settings.frontend.unlink()
+        for headers, kind in (({}, "ServiceUnavailableError"), (ANTHROPIC, "overloaded_error")):
+            answer = await running.http.post(CHAT, content=b"{}", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (503, kind)
+            assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_head_that_is_too_large_is_refused_with_a_reason(opened: Running) -> None:
+    many = {f"x-{n}": "1" for n in range(150)}
+    for headers in (many, {"x": "y" * 40_000}):
+        assert error(await opened.http.get("/v1/models", headers=headers))[0] == 431
 
 
 @pytest.mark.parametrize("host", [b"a b", b"a/b", b"@", b"a:b", b""])
@@ -283,6 +411,69 @@ async def test_a_class_goes_on_in_the_id_and_not_as_a_header(opened: Running) ->
     assert "x-slo-class" not in headers
 
 
+SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "x-session-affinity", "session_id")
+
+
+def session(answer: httpx.Response) -> str:
+    """The word for the session in what the frontend was told."""
+    last = seen(answer)["x-request-id"].rsplit("~", 1)[1]
+    slo_class, mark, word = last.partition("+")
+    assert slo_class in {"", "gold"}
+    assert bool(mark) == bool(word)
+    return word
+
+
+def keyed_body(key: object, filler: int = 0) -> bytes:
+    return json.dumps({"a": "x" * filler, "prompt_cache_key": key}).encode()
+
+
+async def test_a_session_goes_on_as_a_digest_whichever_way_a_client_names_it(
+    opened: Running,
+) -> None:
+    found = {session(await opened.post((header, "chat-7"))) for header in SESSION_HEADERS}
+    found.add(session(await opened.post(body=keyed_body("chat-7"))))
+    assert found == {hashlib.sha256(b"chat-7").hexdigest()[:16]}
+    assert session(await opened.post(("session_id", "chat-8"))) not in found
+    gold = seen(await opened.post(("x-slo-class", "gold"), ("x-session-id", "chat-7")))
+    assert gold["x-request-id"].endswith(f"~h-nobody~gold+{found.pop()}")
+
+
+async def test_a_header_counts_before_the_body_and_the_first_of_them_before_others(
+    opened: Running,
+) -> None:
+    (alone,) = {session(await opened.post((SESSION_HEADERS[0], "first")))}
+    others = [(header, "other") for header in SESSION_HEADERS[1:]]
+    first = (SESSION_HEADERS[0], "first")
+    assert session(await opened.post(*others, first, body=keyed_body("b"))) == alone
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b'{"prompt_cache_key": ', b'{"prompt_cache_key": ""}', b"\xff\x00", b"[1]"]
+)
+async def test_what_names_no_session_is_passed_on_without_one(opened: Running, body: bytes) -> None:
+    answer = await opened.post((SESSION_HEADERS[1], ""), body=body)
+    assert session(answer) == ""
+    assert answer.json()["bytes"] == len(body)
+
+
+async def test_a_long_body_is_passed_on_and_read_as_far_as_a_buffer_holds_it(
+    opened: Running,
+) -> None:
+    long = keyed_body("s", 200_000)
+    answer = await opened.post(body=long)
+    assert answer.json()["bytes"] == len(long)
+    early = b'{"prompt_cache_key": "s", "a": "' + b"x" * 200_000 + b'"}'
+    answer = await opened.post(body=early)
+    assert answer.json()["bytes"] == len(early)
+    assert session(answer) == session(await opened.post(("x-session-id", "s")))
+
+
+async def test_a_sessions_name_may_be_anything_a_header_may_be(opened: Running) -> None:
+    for name in ("~h-acme~", "a+b", "%[env(HOME)]", "x" * 4000, '"; \\'):
+        word = session(await opened.post((SESSION_HEADERS[1], name)))
+        assert word == hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
 async def test_a_class_that_a_tenant_may_not_ask_for_is_refused(opened: Running) -> None:
     answer = await opened.post(("x-slo-class", "silver"))
     assert error(answer) == (403, "this SLO class is none that this tenant may ask for")
@@ -357,7 +548,7 @@ async def test_who_is_refused_is_told_when_to_come_back(opened: Running) -> None
     token = await opened.key("acme")
     await opened.gate.tell_shed(shed_entries({("h-acme", None): 2.2}))
     answer = await opened.post(bearer(token))
-    assert error(answer) == (429, "more of these requests are not taken for now")
+    assert error(answer) == (429, "more of these requests are not taken for now; retry in 3 s")
     assert answer.json()["error"]["type"] == "RateLimitError"
     assert answer.headers["retry-after"] == "3"
     seen(await opened.post())

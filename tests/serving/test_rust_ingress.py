@@ -10,6 +10,7 @@ import socket
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from baton.runtime.key_files import editing
 from baton.runtime.keys import mint
 from baton.serving.data_path import find_haproxy
 from baton.serving.front_door import FrontDoor, frontend_limits
-from baton.serving.rust_ingress import RustIngress, open_routes, real_haproxy
+from baton.serving.rust_ingress import RustIngress, gate_settings, open_routes, real_haproxy
 from tests.engine.test_rust_frontend import FACTS
 
 with warnings.catch_warnings():
@@ -296,3 +297,14 @@ def test_routes_that_the_frontend_does_not_have_are_closed(config: DeploymentCon
     found = open_routes(config)
     assert "chat" in found
     assert not {"messages", "responses"} & set(found)
+
+
+def test_a_gate_holds_the_longest_stream_and_the_largest_body_that_are_configured(
+    config: DeploymentConfig,
+) -> None:
+    timeouts = replace(config.admission.timeouts, total_s=3600.0)
+    admission = replace(config.admission, timeouts=timeouts, max_body_bytes=5000)
+    said = replace(config, admission=admission)
+    settings = gate_settings(said, listen="fd@3", frontend=Path("/run/x/http"))
+    assert (settings.longest_stream_s, settings.max_body_bytes) == (3600.0, 5000)
+    assert settings.folder == Path("/run/x")

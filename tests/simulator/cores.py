@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
 from baton.domain.value import evolve
-from baton.engine.sim import SimSettings
+from baton.engine.sim import SimSettings, expected_tokens
 from baton.engine.sim.tickets import read_ticket, write_ticket
 from baton.simulator.engine.core import SimCore
-from baton.simulator.engine.orders import SimTicket
+from baton.simulator.engine.orders import SimTicket, StartPull
 
 SETTINGS = SimSettings(
     max_len_tokens=200,
@@ -66,3 +66,20 @@ def prefilled(core: SimCore, leg_id: str = "p", prompt: tuple[int, ...] = PROMPT
 
 def tokens_of(outputs: list[LegOutput], leg_id: str) -> tuple[int, ...]:
     return tuple(token for out in outputs if out.leg_id == leg_id for token in out.token_ids)
+
+
+def expected(max_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
+    """The tokens that a prompt goes on with."""
+    return expected_tokens(prompt, max_tokens, model="tiny", settings=SETTINGS)
+
+
+def pulled_tokens(
+    leg: Leg, ticket: SimTicket, *, kept: bool = True, settings: SimSettings = SETTINGS
+) -> tuple[int, ...]:
+    """The tokens of a decode leg on an engine of its own, once it has its blocks."""
+    core = new_core(settings, "target")
+    assert core.add(leg, ticket) is None
+    assert core.begin_step(0.0) is None
+    (order,) = (one for one in core.take_orders() if isinstance(one, StartPull))
+    assert core.pull_done(leg.leg_id, blocks=order.blocks, took_s=0.1, kept=kept) is None
+    return tokens_of(run_dry(core), leg.leg_id)

@@ -55,7 +55,7 @@ def pulled(core: V1Core, began_at_s: float, arrived_at_s: float) -> LegTimes:
     core.add(v1_cores.decode("d", prompt.prompt_token_ids, ticket), now_s=began_at_s)
     assert core.begin(began_at_s, patience_s=1.0) is None
     core.take_orders()
-    core.pull_done("d", blocks=ticket.blocks, took_s=0.1)
+    core.pull_done("d", blocks=ticket.blocks, took_s=0.1, kept=True)
     (times,) = said(v1_cores.run_dry(core, arrived_at_s), "d")
     return times
 

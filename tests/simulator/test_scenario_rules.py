@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from baton.control.autoscaler import Autoscaler
+from baton.control.observing import ObserverOptions
 from baton.control.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
+from baton.domain.tenant import Tenant
+from baton.policy.scaling.baselines.fixed import Static
+from baton.policy.scaling.options import AutoscalerOptions
 from baton.policy.slo_book import SloBook
-from baton.simulator.scenario import simulate
+from baton.simulator.scenario import Stage, simulate
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from tests.simulator.scenes import pool, scenario
 
@@ -44,3 +49,23 @@ def test_outcomes_say_whose_they_are_and_that_who_was_cut_off_got_nothing() -> N
     assert [one.tenant for one in run.outcomes] == ["acme", "default"]
     assert [one.good for one in run.outcomes] == [True, False]
     assert run.outcomes[1].slo_class == "fast"
+
+
+def test_limits_of_a_tenant_are_those_of_all_coordinators_together() -> None:
+    rules = ServiceRules(tenants={"acme": Tenant(name="acme", max_in_flight=2)})
+    asked = [TraceRequest(0.01 * number, 10, 500, tenant="acme") for number in range(8)]
+    trace = Trace(name="t", requests=tuple(asked))
+    served = {}
+    for coordinators in (1, 2):
+        fleet = scenario(pool(Role.MIXED, 1), rules=rules, coordinators=coordinators)
+        outcomes = simulate(fleet, trace).outcomes
+        served[coordinators] = sum(one.good for one in outcomes)
+    assert served == {1: 2, 2: 2}
+
+
+def test_who_scales_looks_at_as_many_ticks_as_a_live_controller() -> None:
+    fleet = scenario(pool(Role.MIXED, 1), scaling_interval_s=10.0)
+    stage = Stage(fleet, Trace(name="t", requests=()))
+    body = stage._scaled_by(Autoscaler(Static(AutoscalerOptions()), AutoscalerOptions()))
+    assert body._observer._options == ObserverOptions.of_ticks(10.0)
+    assert ObserverOptions.of_ticks(10.0).window_s == 150.0

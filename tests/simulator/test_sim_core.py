@@ -26,7 +26,7 @@ from tests.simulator.cores import (
 
 
 # ---------------------------------------------------------------------- what is not accepted
-@pytest.mark.parametrize(("tokens", "failure"), [(199, None), (200, LegFailure.REFUSED)])
+@pytest.mark.parametrize(("tokens", "failure"), [(199, None), (200, LegFailure.INVALID)])
 def test_a_prompt_must_leave_room_for_a_token(tokens: int, failure: LegFailure | None) -> None:
     assert new_core().add(local("a", (5,) * tokens)) is failure
 
@@ -54,7 +54,6 @@ def test_one_leg_more_than_may_wait_is_turned_away() -> None:
     "change",
     [
         {"layout": "sim/other/bfloat16/4x1"},
-        {"prompt_digest": b"of another prompt"},
         {"tokens": len(PROMPT) + 1},
         {"blocks": 3},
     ],
@@ -198,7 +197,7 @@ def test_a_leg_that_is_ready_runs_in_the_step_that_puts_the_only_running_one_bac
     core.add(*decode("ready", prefilled(new_core())))  # takes 8 of the 10 blocks
     core.add(local("running", (5,) * 8, max_tokens=9))  # takes the other 2, and soon a third
     assert core.begin_step(0.0) is not None
-    core.pull_done("ready", blocks=8, took_s=0.1)
+    core.pull_done("ready", blocks=8, took_s=0.1, kept=True)
     assert [output.leg_id for output in core.finish_step(0.0)] == ["running"]
     assert core.begin_step(0.0) is not None
     assert [output.leg_id for output in core.finish_step(0.0)] == ["ready"]
@@ -268,7 +267,7 @@ def test_only_blocks_that_are_not_here_are_pulled() -> None:
     (order,) = core.take_orders()
     assert isinstance(order, StartPull)
     assert (ticket.blocks, order.blocks) == (8, 4)
-    core.pull_done("d", blocks=order.blocks, took_s=0.5)
+    core.pull_done("d", blocks=order.blocks, took_s=0.5, kept=True)
     outputs = run_dry(core)
     assert outputs[0].cached_tokens == len(PROMPT) - 1
     assert tokens_of(outputs, "d") == expected_tokens(PROMPT, 3, model="tiny", settings=SETTINGS)
@@ -320,7 +319,7 @@ def test_aborting_a_leg_in_its_transfer_cancels_the_pull_and_frees_both_sides() 
     core.abort(["d"])
     assert core.take_orders() == (CancelFetch(leg_id="d"), FreeSource(ticket=ticket))
     assert core.load().kv_used_fraction == 0
-    core.pull_done("d", blocks=8, took_s=0.1)
+    core.pull_done("d", blocks=8, took_s=0.1, kept=True)
     assert core.pull_failed("d") is None
     assert core.load().transfers == new_core().load().transfers
 
@@ -337,7 +336,7 @@ def test_aborting_a_leg_that_is_ready_to_run_frees_its_blocks() -> None:
     core = new_core()
     core.add(*decode("d", prefilled(new_core())))
     core.begin_step(0.0)
-    core.pull_done("d", blocks=8, took_s=0.1)
+    core.pull_done("d", blocks=8, took_s=0.1, kept=True)
     core.abort(["d"])
     core.check_integrity()
     assert core.load().kv_used_fraction == 0

@@ -233,12 +233,15 @@ class TwoCores(RuleBasedStateMachine):
     @rule(index=st.integers(0, 20), works=st.booleans())
     def end_pull(self, *, index: int, works: bool) -> None:
         order = self.target.pulls.pop(sorted(self.target.pulls)[index % len(self.target.pulls)])
-        if works and self.source.core.release(order.ticket.leg_id, self.now_s):
-            self.target.core.pull_done(order.leg_id, blocks=order.blocks, took_s=0.01)
+        if works:
+            kept = self.source.core.release(order.ticket.leg_id, self.now_s)
+            output = self.target.core.pull_done(
+                order.leg_id, blocks=order.blocks, took_s=0.01, kept=kept
+            )
         else:
             output = self.target.core.pull_failed(order.leg_id)
-            if output is not None:
-                self.target.hear(output)
+        if output is not None:
+            self.target.hear(output)
         self.target.absorb()
 
     @precondition(lambda self: self.target.loads)

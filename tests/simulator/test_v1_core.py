@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from baton.domain.handoff import Leg, LegFailure, LegKind
+from baton.domain.handoff import CacheUse, Leg, LegFailure, LegKind
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
 from baton.perf.step_timing import StepBatch
@@ -30,12 +30,12 @@ from tests.simulator.v1_cores import (
 
 
 # ---------------------------------------------------------------------- what is not accepted
-@pytest.mark.parametrize(("tokens", "failure"), [(399, None), (400, LegFailure.REFUSED)])
+@pytest.mark.parametrize(("tokens", "failure"), [(399, None), (400, LegFailure.INVALID)])
 def test_a_prompt_must_leave_room_for_a_token(tokens: int, failure: LegFailure | None) -> None:
     assert new_core().add(leg("a", tokens)) is failure
 
 
-@pytest.mark.parametrize(("tokens", "failure"), [(40, None), (41, LegFailure.REFUSED)])
+@pytest.mark.parametrize(("tokens", "failure"), [(40, None), (41, LegFailure.INVALID)])
 def test_a_prompt_must_fit_into_the_memory(tokens: int, failure: LegFailure | None) -> None:
     assert new_core(impatient(SETTINGS, kv_blocks=10)).add(leg("a", tokens)) is failure
 
@@ -55,12 +55,15 @@ def test_a_full_queue_takes_no_more() -> None:
     assert failures == [None, None, LegFailure.OVERLOADED]
 
 
-def test_a_ticket_for_another_prompt_is_refused() -> None:
+def test_a_ticket_that_cannot_be_read_from_is_refused_and_one_of_another_prompt_is_a_fault() -> (
+    None
+):
     source, target = new_core(), new_core(engine_id="d0")
     one, other = prefill("a", 30), prefill("b", 30)
     ticket = prefilled(source, one)
     short = evolve(ticket, params=ticket.params.replace(b"v1", b"v2"))
-    assert target.add(decode("a", other.prompt_token_ids, ticket)) is LegFailure.KV_LOAD_FAILED
+    with pytest.raises(AssertionError, match="another's blocks"):
+        target.add(decode("a", other.prompt_token_ids, ticket))
     assert target.add(decode("a", one.prompt_token_ids[:29], ticket)) is LegFailure.KV_LOAD_FAILED
     assert target.add(decode("a", one.prompt_token_ids, short)) is LegFailure.KV_LOAD_FAILED
     assert target.add(decode("a", one.prompt_token_ids, ticket)) is None
@@ -215,9 +218,10 @@ def test_blocks_are_pulled_and_the_last_token_is_computed() -> None:
     assert (order.blocks, order.ticket.leg_id) == (8, "p")
     load = target.load(1.0)
     assert (load.pulling_requests, load.queued_requests, load.kv_used_fraction) == (1, 0, 8 / 200)
-    target.pull_done("d", blocks=8, took_s=0.5)
+    target.pull_done("d", blocks=8, took_s=0.5, kept=True)
     outputs = [output for _, output in run_dry(target)]
     assert outputs[0].cached_tokens == 29
+    assert outputs[0].cache == CacheUse(29, 0)
     assert target.load(2.0).steps.prefill_tokens == 0
     (link,) = target.links()
     assert (link.source_id, link.pulls, link.moved_bytes, link.busy_s) == ("e0", 1, 8000, 0.5)
@@ -270,12 +274,12 @@ def test_an_abort_during_a_pull_stops_it_and_frees_both_sides() -> None:
     cancel, free = target.take_orders()
     assert cancel == CancelFetch(leg_id="d")
     assert isinstance(free, FreeSource)
-    target.pull_done("d", blocks=8, took_s=0.1)
+    target.pull_done("d", blocks=8, took_s=0.1, kept=True)
     assert target.load(1.0).kv_used_fraction == 0
     target.check_integrity()
 
 
-def test_no_more_than_so_many_pull_at_once_and_the_next_waits_for_a_first_output() -> None:
+def test_no_more_than_so_many_pull_at_once_and_the_next_waits_for_blocks_to_arrive() -> None:
     source, target = new_core(), new_core(engine_id="d0")
     legs = [prefill(name, 30) for name in "abc"]
     for one in legs:
@@ -290,11 +294,8 @@ def test_no_more_than_so_many_pull_at_once_and_the_next_waits_for_a_first_output
     load = target.load(1.0)
     assert (load.pulling_requests, load.queued_requests, load.running_requests) == (2, 1, 1)
     assert [output.leg_id for output in target.finish(1.1)] == ["local"]
-    target.pull_done("da", blocks=8, took_s=0.1)
-    assert target.begin(1.2, patience_s=9.0) is not None
-    assert not target.take_orders()
-    target.finish(1.3)
-    target.begin(1.3, patience_s=9.0)
+    target.pull_done("da", blocks=8, took_s=0.1, kept=True)
+    target.begin(1.2, patience_s=9.0)
     (order,) = target.take_orders()
     assert isinstance(order, StartPull)
     assert order.leg_id == "dc"
@@ -322,7 +323,7 @@ def test_when_all_fall_back_those_whose_blocks_are_here_take_their_seats() -> No
     assert target.begin(0.0, patience_s=0.0) is None
     target.add(leg("a", 12, 30))
     target.begin(0.0, patience_s=0.0)
-    target.pull_done("d", blocks=8, took_s=0.1)
+    target.pull_done("d", blocks=8, took_s=0.1, kept=True)
     target.finish(0.1)
     for _ in range(4):
         target.begin(0.1, patience_s=0.0)
@@ -371,7 +372,7 @@ def test_a_step_that_takes_memory_from_somebody_admits_nobody() -> None:
     for _ in range(5):
         target.begin(0.0, patience_s=0.0)
         target.finish(0.1)
-    target.pull_done("d", blocks=8, took_s=0.1)
+    target.pull_done("d", blocks=8, took_s=0.1, kept=True)
     target.begin(0.2, patience_s=0.0)
     assert [output.leg_id for output in target.finish(0.3)] == ["a"], "b gave its blocks up"
     target.begin(0.3, patience_s=0.0)
@@ -386,6 +387,7 @@ def test_a_sessions_next_turn_finds_the_answer_too() -> None:
     core.add(leg("b", 40, 1, ids=(1, 2, 3, 4, 5)))
     ((_, output),) = run_dry(core)
     assert output.cached_tokens == 32  # the last token of a was never computed
+    assert output.cache == CacheUse(0, 8)
 
 
 def test_who_waits_beside_an_equal_prompt_shares_it_in_the_same_step() -> None:
@@ -394,6 +396,7 @@ def test_who_waits_beside_an_equal_prompt_shares_it_in_the_same_step() -> None:
     core.add(leg("b", 32, 2, ids=(1, 2, 3, 4)))
     outputs = {output.leg_id: output for _, output in reversed(run_dry(core))}
     assert (outputs["a"].cached_tokens, outputs["b"].cached_tokens) == (0, 28)
+    assert (outputs["a"].cache, outputs["b"].cache) == (CacheUse(0, 32), CacheUse(0, 4))
 
 
 def test_without_prefix_caching_nothing_is_found_and_nothing_told() -> None:
@@ -402,6 +405,7 @@ def test_without_prefix_caching_nothing_is_found_and_nothing_told() -> None:
         core.add(leg(name, 32, 2, ids=(1, 2, 3, 4)))
         ((_, first), *_) = run_dry(core)
         assert first.cached_tokens == 0
+        assert first.cache == CacheUse(0, 0)
     assert not core.has_cache_news()
     assert not core.facts(replica_id="r", side_channel="s").cache_events
 

@@ -154,7 +154,7 @@ def test_a_leg_that_the_engine_does_not_take_is_said_to_have_failed() -> None:
     stage.target.submit(stage.own, leg("long", (5,) * 400))
     stage.let_pass(0.01)
     assert stage.ear.of(LegFailed) == [
-        LegFailed(replica_id="d", leg_id="long", failure=LegFailure.REFUSED)
+        LegFailed(replica_id="d", leg_id="long", failure=LegFailure.INVALID)
     ]
 
 
@@ -188,12 +188,24 @@ def test_a_released_ticket_frees_the_source() -> None:
     assert stage.source.load().kv_used_fraction == 0
 
 
-def test_a_lease_that_ends_during_the_pull_fails_it() -> None:
+def test_a_lease_is_renewed_while_a_leg_waits_for_its_blocks() -> None:
     stage = Stage(replace(ENGINE, transfer_setup_s=2.0))
+    assert ENGINE.lease_s < 2.0
     stage.target.submit(stage.own, handoff(stage.prefilled()))
     stage.let_pass(3.0)
+    assert stage.ear.outputs("d")[0].cached_tokens
+    assert stage.target.load().transfers.void_pulls == 0
+
+
+def test_blocks_that_are_read_after_their_lease_are_computed_again() -> None:
+    stage = Stage()
+    ticket = stage.prefilled()
+    stage.let_pass(2 * ENGINE.lease_s)
+    stage.target.submit(stage.own, handoff(ticket))
+    stage.let_pass(1.0)
     assert stage.ear.outputs("d")[0].cached_tokens == 0
-    assert stage.target.load().transfers.failures == 1
+    totals = stage.target.load().transfers
+    assert (totals.pulls, totals.void_pulls, totals.failures) == (1, 1, 0)
 
 
 def test_a_source_that_is_gone_fails_the_pull_at_once() -> None:

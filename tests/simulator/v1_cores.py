@@ -269,10 +269,11 @@ class Body:
             if order.leg_id not in self._pulls:
                 return
             self._pulls.remove(order.leg_id)
-            if self.sources[order.ticket.address].release(order.ticket.leg_id):
-                self.core.pull_done(order.leg_id, blocks=order.blocks, took_s=self.pull_s)
-            else:
-                assert self.core.pull_failed(order.leg_id) is None
+            kept = self.sources[order.ticket.address].release(order.ticket.leg_id)
+            output = self.core.pull_done(
+                order.leg_id, blocks=order.blocks, took_s=self.pull_s, kept=kept
+            )
+            assert output is None
             self._changed()
 
         self.timeline.after(self.pull_s + 0.000_37 * order.blocks, done)

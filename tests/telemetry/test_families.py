@@ -67,7 +67,7 @@ def test_labels_that_were_not_declared_are_an_error(labels: tuple[str, ...]) -> 
 
 def test_a_histogram_is_not_added_to() -> None:
     families = Families()
-    families.add(TTFT, 1.0, "default")
+    families.add(TTFT, 1.0, "default", "tiny", "decode", "0a1b2c3d")
     with pytest.raises(ValueError, match="histogram observes"):
         list(families.collect())
 

@@ -1,4 +1,4 @@
-"""Histograms: exact at objectives, weighted, bounded, and begun anew only when edges change."""
+"""Histograms: exact at their edges, weighted, bounded, with series of their own for other edges."""
 
 from __future__ import annotations
 
@@ -8,31 +8,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.telemetry.catalogue import ITL, OTHER, TTFT
-from baton.telemetry.histograms import Histogram
+from baton.telemetry.catalogue import ITL, OTHER, TTFT, TTFT_RATIO
+from baton.telemetry.edges import digest
+from baton.telemetry.histograms import MOST_EDGE_SETS, Histogram
 
-VALUES = st.floats(0, 20, allow_nan=False)
+VALUES = st.floats(0, 20_000, allow_nan=False)
+CHAT = ("chat", "tiny", "decode")
+Rows = dict[tuple[str, ...], dict[str, float]]
 
 
-def told(histogram: Histogram) -> dict[tuple[str, ...], dict[str, float]]:
-    """By labels: cumulative counts by edge, and `sum` and `count`."""
-    rows: dict[tuple[str, ...], dict[str, float]] = {}
+def told(histogram: Histogram, *own_edges: float) -> Rows:
+    """By labels: cumulative counts by edge, `sum` and `count`, of the set with these own edges."""
+    wanted = digest(sorted({*histogram._metric.edges, *own_edges}))
+    rows: Rows = {}
     for sample in histogram.family().samples:
+        if sample.labels.pop("edges", wanted) != wanted:
+            continue
         edge = sample.labels.pop("le", None)
         row = rows.setdefault(tuple(sample.labels.values()), {})
         row[edge or sample.name.rpartition("_")[2]] = sample.value
     return rows
 
 
-@given(st.lists(VALUES, max_size=50), st.lists(st.floats(0.01, 9.0), max_size=3))
+def sets_of(histogram: Histogram) -> set[str]:
+    return {sample.labels["edges"] for sample in histogram.family().samples}
+
+
+@given(st.lists(VALUES, max_size=50), st.lists(st.floats(0.01, 90_000.0), max_size=3))
 def test_every_bucket_counts_what_is_at_most_its_edge(
-    values: list[float], objectives: list[float]
+    values: list[float], own_edges: list[float]
 ) -> None:
-    histogram = Histogram(TTFT, objectives)
+    histogram = Histogram(TTFT, own_edges)
     for value in values:
-        histogram.observe(value, "chat")
-    edges = sorted({*TTFT.edges, *objectives})
-    row = told(histogram).get(("chat",), {})
+        histogram.observe(value, *CHAT)
+    edges = sorted({*TTFT.edges, *own_edges})
+    row = told(histogram, *own_edges).get(CHAT, {})
     rounded = sorted(value - 1e-9 for value in values)
     counts = [bisect_right(rounded, edge) for edge in edges]
     if values:
@@ -44,8 +54,8 @@ def test_every_bucket_counts_what_is_at_most_its_edge(
 def test_a_value_at_an_objective_is_within_it_but_for_rounding_as_when_it_is_judged() -> None:
     histogram = Histogram(TTFT, [0.3])
     for value in (0.1 + 0.2, 0.3, 0.3 + 1e-10, 0.3 + 1e-6):
-        histogram.observe(value, "chat")
-    assert told(histogram)["chat",]["0.3"] == 3
+        histogram.observe(value, *CHAT)
+    assert told(histogram, 0.3)[CHAT]["0.3"] == 3
 
 
 def test_what_many_share_is_observed_once_with_a_weight() -> None:
@@ -56,27 +66,105 @@ def test_what_many_share_is_observed_once_with_a_weight() -> None:
     assert row["sum"] == pytest.approx(0.14)
 
 
-def test_the_same_objectives_change_nothing_and_others_begin_anew() -> None:
+def test_the_same_edges_change_nothing() -> None:
     histogram = Histogram(TTFT, [0.3])
-    histogram.observe(0.2, "chat")
+    histogram.observe(0.2, *CHAT)
     assert not histogram.fit([0.3, 0.3, 0.5])  # there is an edge at 0.5 anyway
-    assert told(histogram)["chat",]["count"] == 1
+    assert told(histogram, 0.3)[CHAT]["count"] == 1
+    assert len(sets_of(histogram)) == 1
+
+
+def test_other_edges_begin_new_series_and_what_was_observed_before_stays_in_its_own() -> None:
+    histogram = Histogram(TTFT, [0.3])
+    histogram.observe(0.2, *CHAT)
+    before = told(histogram, 0.3)
     assert histogram.fit([0.35])
-    assert told(histogram) == {}
-    histogram.observe(0.2, "chat")
-    assert "0.35" in told(histogram)["chat",]
-    assert "0.3" not in told(histogram)["chat",]
+    assert told(histogram, 0.3) == before
+    histogram.observe(0.2, *CHAT)
+    assert told(histogram, 0.3) == before
+    now = told(histogram, 0.35)[CHAT]
+    assert (now["0.25"], now["0.35"], now["count"]) == (1, 1, 1)
+    assert "0.3" not in now
 
 
-def test_there_is_no_more_than_one_row_beyond_the_bound() -> None:
+def test_edges_that_come_again_go_on_where_they_were() -> None:
+    histogram = Histogram(TTFT, [0.3])
+    histogram.observe(0.2, *CHAT)
+    histogram.fit([0.35])
+    histogram.observe(0.2, *CHAT)
+    assert histogram.fit([0.3])
+    histogram.observe(0.2, *CHAT)
+    assert told(histogram, 0.3)[CHAT]["count"] == 2
+    assert told(histogram, 0.35)[CHAT]["count"] == 1
+
+
+def test_ten_thousand_sets_of_edges_are_no_more_series_than_a_few() -> None:
+    histogram = Histogram(TTFT)
+    for number in range(10_000):
+        histogram.fit([3.0 + number / 1000])
+        histogram.observe(0.1, *CHAT)
+    assert len(sets_of(histogram)) == MOST_EDGE_SETS
+    assert told(histogram, 3.0 + 9_999 / 1000)[CHAT]["count"] == 1
+
+
+def test_sets_with_which_nothing_was_observed_take_no_room() -> None:
+    histogram = Histogram(TTFT, [0.3])
+    histogram.observe(0.1, *CHAT)
+    for number in range(10):
+        histogram.fit([3.0 + number])
+    histogram.fit([0.35])
+    histogram.observe(0.1, *CHAT)
+    assert told(histogram, 0.3)[CHAT]["count"] == told(histogram, 0.35)[CHAT]["count"] == 1
+
+
+def test_the_same_edges_have_the_same_label_in_every_process() -> None:
+    one, other = Histogram(TTFT, [0.3, 2]), Histogram(TTFT)
+    other.fit([2.0, 0.3])
+    for histogram in (one, other):
+        histogram.observe(0.1, *CHAT)
+    assert sets_of(one) == sets_of(other)
+    assert len(sets_of(one)) == 1
+
+
+def test_a_histogram_whose_edges_never_change_does_not_name_them() -> None:
+    histogram = Histogram(TTFT_RATIO)
+    histogram.observe(1.0, "pull", "tiny")
+    assert {*histogram.family().samples[0].labels} == {"mode", "model", "le"}
+
+
+def test_beyond_the_bound_classes_stay_apart_and_then_nothing_does() -> None:
     histogram = Histogram(TTFT, most_rows=3)
     for number in range(1000):
-        histogram.observe(0.1, f"class-{number}")
+        histogram.observe(0.1, "chat", "tiny", f"pool-{number}")
+    rows = told(histogram)
+    assert len(rows) == 4
+    assert rows["chat", OTHER, OTHER]["count"] == 997
+    for number in range(1000):
+        histogram.observe(0.1, f"class-{number}", "tiny", "decode")
+    rows = told(histogram)
+    assert len(rows) == 2 * 3 + 1
+    assert rows[OTHER, OTHER, OTHER]["count"] == 998
+    assert sum(row["count"] for row in rows.values()) == 2000
+
+
+def test_there_is_no_more_than_one_row_beyond_the_bound_of_a_single_label() -> None:
+    histogram = Histogram(ITL, most_rows=3)
+    for number in range(1000):
+        histogram.observe(0.1, f"pool-{number}")
     rows = told(histogram)
     assert len(rows) == 4
     assert rows[OTHER,]["count"] == 997
 
 
+def test_what_was_copied_does_not_change() -> None:
+    histogram = Histogram(TTFT, [0.3])
+    histogram.observe(0.1, *CHAT)
+    copied = histogram.copy()
+    histogram.observe(0.1, *CHAT)
+    histogram.fit([0.35])
+    assert told(copied, 0.3)[CHAT]["count"] == 1
+
+
 def test_labels_that_were_not_declared_are_an_error() -> None:
-    with pytest.raises(ValueError, match="wanted slo_class"):
+    with pytest.raises(ValueError, match="wanted slo_class, model, pool"):
         Histogram(TTFT).observe(0.1, "chat", "decode")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from baton.control.limits import CoordinatorLimits
 from baton.domain.events import ReplicaJoined, ReplicaLost, StepProduced
 from baton.domain.fleet import LossReason
 from baton.domain.handoff import HandoffMode, LegOutput, LegTimes, Ticket
@@ -33,25 +34,35 @@ from tests.fakes.facts import replica_facts
 from tests.telemetry.test_waterfall import DECISION, DECODE, LOCAL, OPTION, PREFILL, RECORD
 
 CHAT = Slo(name="chat", ttft_s=1.3, tpot_s=0.123, itl_p99_s=0.077)
-GOOD = evolve(RECORD, slo=CHAT, worst_gap_s=0.8, held_s=0.25)
+GOOD = evolve(RECORD, slo=CHAT, model="tiny", pool="decode", worst_gap_s=0.8, held_s=0.25)
+WHOSE = ("chat", "tiny", "decode")
+LIMITS = CoordinatorLimits()
 TICKET = Ticket(tokens=3, blocks=1, params=b"")
 
 
 class Measured:
     """Metrics under a clock that a test moves."""
 
-    def __init__(self, *classes: Slo) -> None:
+    def __init__(self, *classes: Slo, limits: CoordinatorLimits = LIMITS) -> None:
         self.now_s = 0.0
-        self.metrics = IngressMetrics(classes or (CHAT,), now_s=lambda: self.now_s)
+        self.metrics = IngressMetrics(classes or (CHAT,), limits, now_s=lambda: self.now_s)
 
     def value(self, metric: Metric, *labels: str, part: str = "") -> float | None:
-        """One series; None where there is none."""
-        name = f"{metric.name}{part}"
+        """One series, whatever its set of edges, of which there may be one; None without one."""
+        values = self.by_edges(metric, *labels, part=part)
+        assert len(values) <= 1, values
+        return next(iter(values.values()), None)
+
+    def by_edges(self, metric: Metric, *labels: str, part: str = "") -> dict[str | None, float]:
+        """The same by set of edges."""
+        name, found = f"{metric.name}{part}", {}
         for family in self.metrics.families():
             for sample in family.samples:
-                if sample.name == name and tuple(sample.labels.values()) == labels:
-                    return sample.value
-        return None
+                of = {**sample.labels}
+                edges = of.pop("edges", None)
+                if sample.name == name and tuple(of.values()) == labels:
+                    found[edges] = sample.value
+        return found
 
     def step(self, replica_id: str, at_s: float, *outputs: LegOutput) -> None:
         self.now_s = at_s
@@ -72,8 +83,8 @@ def test_a_request_is_observed_once_with_its_latencies() -> None:
         (HELD, 0.25),
         (HANDOFF_GAP, 0.5),
     ):
-        assert at.value(metric, "chat", part="_count") == 1, metric.name
-        assert at.value(metric, "chat", part="_sum") == pytest.approx(seconds), metric.name
+        assert at.value(metric, *WHOSE, part="_count") == 1, metric.name
+        assert at.value(metric, *WHOSE, part="_sum") == pytest.approx(seconds), metric.name
 
 
 def test_one_that_got_no_token_has_no_latencies_and_one_that_was_not_placed_was_not_held() -> None:
@@ -90,21 +101,21 @@ def test_one_that_got_no_token_has_no_latencies_and_one_that_was_not_placed_was_
     )
     at.metrics.record(refused)
     for metric in (TTFT, TPOT, WORST_GAP, DURATION, HELD, HANDOFF_GAP):
-        assert at.value(metric, "chat", part="_count") is None, metric.name
+        assert at.value(metric, *WHOSE, part="_count") is None, metric.name
 
 
 def test_only_a_request_that_finished_has_a_duration() -> None:
     at = Measured()
     at.metrics.record(evolve(GOOD, outcome=Phase.CANCELLED))
-    assert at.value(DURATION, "chat", part="_count") is None
-    assert at.value(TTFT, "chat", part="_count") == 1
+    assert at.value(DURATION, *WHOSE, part="_count") is None
+    assert at.value(TTFT, *WHOSE, part="_count") == 1
 
 
 def test_a_single_token_has_no_pace() -> None:
     at = Measured()
     at.metrics.record(evolve(GOOD, output_tokens=1, last_token_at_s=101.5))
-    assert at.value(TPOT, "chat", part="_count") is None
-    assert at.value(WORST_GAP, "chat", part="_count") is None
+    assert at.value(TPOT, *WHOSE, part="_count") is None
+    assert at.value(WORST_GAP, *WHOSE, part="_count") is None
 
 
 def test_there_is_an_edge_at_each_objective_of_each_class() -> None:
@@ -116,16 +127,73 @@ def test_there_is_an_edge_at_each_objective_of_each_class() -> None:
         (WORST_GAP, ("0.077",)),
     ):
         for edge in edges:
-            assert at.value(metric, "chat", edge, part="_bucket") is not None, (metric.name, edge)
+            assert at.value(metric, *WHOSE, edge, part="_bucket") is not None, (metric.name, edge)
 
 
-def test_other_objectives_begin_only_those_anew_that_have_other_edges() -> None:
+def test_there_is_an_edge_at_each_timeout_that_bounds_a_histogram() -> None:
+    limits = CoordinatorLimits(
+        queue_wait_s=2.1,
+        first_token_s=33.0,
+        stall_s=11.0,
+        resume_wait_s=66.0,
+        transfer_s=2.2,
+        lease_s=34.0,
+        total_s=777.0,
+    )
+    at = Measured(limits=limits)
+    at.metrics.record(GOOD)
+    for metric, edges in (
+        (TTFT, ("33.0", "777.0")),
+        (TPOT, ("11.0", "66.0", "33.0", "2.2", "777.0")),
+        (WORST_GAP, ("11.0", "66.0", "33.0", "2.2", "777.0")),
+        (DURATION, ("777.0",)),
+        (HELD, ("1.3", "2.1", "33.0", "777.0")),
+        (HANDOFF_GAP, ("2.2", "34.0", "33.0", "777.0")),
+    ):
+        for edge in edges:
+            assert at.value(metric, *WHOSE, edge, part="_bucket") is not None, (metric.name, edge)
+
+
+def test_two_models_and_two_pools_do_not_mix() -> None:
     at = Measured()
     at.metrics.record(GOOD)
-    at.metrics.fit([replace(CHAT, ttft_s=1.4)])
-    assert at.value(TTFT, "chat", part="_count") is None
-    assert at.value(TPOT, "chat", part="_count") == 1
-    assert at.value(DURATION, "chat", part="_count") == 1
+    at.metrics.record(evolve(GOOD, model="large", pool="big-decode"))
+    at.metrics.record(evolve(GOOD, pool="other-decode"))
+    for metric in (TTFT, TPOT, WORST_GAP, DURATION, HELD, HANDOFF_GAP):
+        for whose in (WHOSE, ("chat", "large", "big-decode"), ("chat", "tiny", "other-decode")):
+            assert at.value(metric, *whose, part="_count") == 1, (metric.name, whose)
+    assert at.value(TTFT_RATIO, "pull", "large", part="_count") == 1
+    assert at.value(TTFT_PARTS, "chat", "large", "big-decode", "prefill") == pytest.approx(0.25)
+
+
+def test_other_objectives_begin_new_series_and_leave_the_old_ones_as_they_are() -> None:
+    at = Measured()
+    at.metrics.record(GOOD)
+    changed = at.metrics.fit([replace(CHAT, ttft_s=1.4)], LIMITS)
+    assert [str(one) for one in changed] == [
+        "baton_time_to_first_token_seconds: +1.4 s, -1.3 s",
+        "baton_held_seconds: +1.4 s, -1.3 s",
+    ]
+    at.metrics.record(GOOD)
+    assert [*at.by_edges(TTFT, *WHOSE, part="_count").values()] == [1, 1]
+    assert at.value(TPOT, *WHOSE, part="_count") == 2
+    assert at.value(DURATION, *WHOSE, part="_count") == 2
+
+
+def test_another_timeout_begins_new_series_of_what_it_bounds() -> None:
+    at = Measured()
+    at.metrics.record(GOOD)
+    changed = at.metrics.fit([CHAT], replace(LIMITS, stall_s=7.5))
+    assert [one.metric for one in changed] == [TPOT, WORST_GAP, ITL]
+    assert at.metrics.fit([CHAT], replace(LIMITS, stall_s=7.5)) == ()
+
+
+def test_an_old_generation_that_is_applied_again_goes_on_counting_where_it_was() -> None:
+    at = Measured()
+    for classes in ([CHAT], [replace(CHAT, ttft_s=1.4)], [CHAT]):
+        at.metrics.fit(classes, LIMITS)
+        at.metrics.record(GOOD)
+    assert sorted(at.by_edges(TTFT, *WHOSE, part="_count").values()) == [1, 2]
 
 
 def test_where_the_time_went_adds_up_to_the_times_to_first_token() -> None:
@@ -138,9 +206,9 @@ def test_where_the_time_went_adds_up_to_the_times_to_first_token() -> None:
         for sample in family.samples
         if sample.name == TTFT_PARTS.name
     }
-    assert {labels[0] for labels in parts} == {"chat"}
+    assert {labels[:3] for labels in parts} == {WHOSE}
     assert sum(parts.values()) == pytest.approx(3 * 1.5)
-    assert parts["chat", "prefill"] == pytest.approx(3 * 0.25)
+    assert parts[(*WHOSE, "prefill")] == pytest.approx(3 * 0.25)
 
 
 def test_placements_resumes_and_expected_hits_are_added_up() -> None:
@@ -163,7 +231,7 @@ def test_resumes_are_told_before_there_are_any() -> None:
 def test_a_prediction_is_compared_with_what_came_from_the_placement_that_was_followed() -> None:
     at = Measured()
     at.metrics.record(GOOD)  # predicted 0.9375 s; it took 1.5 s
-    assert at.value(TTFT_RATIO, "pull", part="_sum") == pytest.approx(0.9375 / 1.5)
+    assert at.value(TTFT_RATIO, "pull", "tiny", part="_sum") == pytest.approx(0.9375 / 1.5)
 
 
 def test_a_placement_that_came_to_nothing_is_not_compared() -> None:
@@ -172,7 +240,7 @@ def test_a_placement_that_came_to_nothing_is_not_compared() -> None:
     again = evolve(DECISION, at_s=101.0, options=(evolve(OPTION, mode=HandoffMode.LOCAL),))
     local = evolve(LOCAL, placement=1, began_at_s=101.0)
     at.metrics.record(evolve(GOOD, legs=(broken, local), decisions=(DECISION, again)))
-    assert at.value(TTFT_RATIO, "pull", part="_count") is None
+    assert at.value(TTFT_RATIO, "pull", "tiny", part="_count") is None
 
 
 def test_a_request_that_was_resumed_after_its_first_token_is_compared_by_its_first_placement() -> (
@@ -184,13 +252,13 @@ def test_a_request_that_was_resumed_after_its_first_token_is_compared_by_its_fir
     at.metrics.record(
         evolve(GOOD, legs=(PREFILL, DECODE, resumed), decisions=(DECISION, later), resumes=1)
     )
-    assert at.value(TTFT_RATIO, "pull", part="_sum") == pytest.approx(0.9375 / 1.5)
+    assert at.value(TTFT_RATIO, "pull", "tiny", part="_sum") == pytest.approx(0.9375 / 1.5)
 
 
 def test_without_a_prediction_there_is_nothing_to_compare() -> None:
     at = Measured()
     at.metrics.record(evolve(GOOD, decisions=(evolve(DECISION, options=()),)))
-    assert at.value(TTFT_RATIO, "pull", part="_count") is None
+    assert at.value(TTFT_RATIO, "pull", "tiny", part="_count") is None
 
 
 def test_where_who_prefills_gives_the_first_token_the_handoff_is_a_gap_after_it() -> None:
@@ -202,11 +270,11 @@ def test_where_who_prefills_gives_the_first_token_the_handoff_is_a_gap_after_it(
     at.metrics.record(
         evolve(GOOD, legs=(gave, rest), first_token_at_s=101.0, decisions=(decision,))
     )
-    assert at.value(TTFT, "chat", part="_sum") == pytest.approx(1.0)
-    assert at.value(HANDOFF_GAP, "chat", part="_sum") == pytest.approx(0.5)
+    assert at.value(TTFT, *WHOSE, part="_sum") == pytest.approx(1.0)
+    assert at.value(HANDOFF_GAP, *WHOSE, part="_sum") == pytest.approx(0.5)
     took_s = 101.0 - decision.at_s
     predicted_s = option.queue_s + option.prefill_s
-    assert at.value(TTFT_RATIO, "pull", part="_sum") == pytest.approx(predicted_s / took_s)
+    assert at.value(TTFT_RATIO, "pull", "tiny", part="_sum") == pytest.approx(predicted_s / took_s)
 
 
 def test_a_handoff_that_was_given_up_for_one_replica_has_no_gap() -> None:
@@ -214,7 +282,7 @@ def test_a_handoff_that_was_given_up_for_one_replica_has_no_gap() -> None:
     given_up = evolve(DECODE, end=LegEnd.GIVEN_UP, first_output_at_s=None, ended_at_s=101.2)
     local = evolve(LOCAL, placement=1, began_at_s=101.2)
     at.metrics.record(evolve(GOOD, legs=(PREFILL, given_up, local)))
-    assert at.value(HANDOFF_GAP, "chat", part="_count") is None
+    assert at.value(HANDOFF_GAP, *WHOSE, part="_count") is None
 
 
 # ------------------------------------------------------------------------------- steps

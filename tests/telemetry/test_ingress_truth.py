@@ -39,6 +39,7 @@ from baton.simulator.replica import VirtualReplica
 from baton.telemetry.catalogue import (
     ADMISSIONS,
     DURATION,
+    HELD,
     ITL,
     OTHER,
     REQUESTS,
@@ -47,6 +48,7 @@ from baton.telemetry.catalogue import (
     SLO_GOOD,
     SLO_REQUESTS,
     TOKENS,
+    TPOT,
     TTFT,
 )
 from tests.fakes.virtual_driver import LiveIngress
@@ -157,6 +159,7 @@ class Clients(LiveIngress):
             ObservabilityConfig(),
             coordinator,
             RULES,
+            limits=LIMITS,
             now_s=lambda: fleet.timeline.now_s,
             unjoined=lambda: 0,
         )
@@ -322,6 +325,14 @@ def test_the_share_of_first_tokens_in_time_can_be_read_off_the_histogram_exactly
         in_time = told(f"{TTFT.name}_bucket", "slo_class", le=edge)
         assert in_time[slo.name] == sum(one.in_time for one in served)
         assert told(f"{TTFT.name}_count", "slo_class")[slo.name] == len(served)
+
+
+def test_latencies_are_told_by_the_model_and_the_pool_that_requests_are_counted_by() -> None:
+    served = told(REQUESTS.name, "model", "pool", outcome="finished")
+    assert told(f"{DURATION.name}_count", "model", "pool") == served
+    assert served.keys() == {("sim", "decode"), ("sim", "prefill")}
+    for metric in (TTFT, TPOT, HELD):
+        assert told(f"{metric.name}_count", "model", "pool").keys() == served.keys(), metric.name
 
 
 def test_tokens_and_durations_are_those_that_clients_got() -> None:

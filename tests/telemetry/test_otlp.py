@@ -10,7 +10,7 @@ import pytest
 from baton.domain.trace_context import TraceContext
 from baton.telemetry.spans import request_spans
 from baton.telemetry.tracing import TraceSpans
-from tests.e2e.deployments import free_port
+from tests.fakes.free_ports import free_port
 from tests.telemetry.test_waterfall import RECORD
 
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")

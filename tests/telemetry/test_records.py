@@ -197,6 +197,7 @@ def test_a_decision_tells_what_it_was_made_from() -> None:
             "hit_source": "reported",
             "hit_age_s": 0.5,
             "queue_s": 0.25,
+            "load_s": 0.0,
             "prefill_s": 0.125,
             "transfer_s": 0.0625,
             "decode_s": 0.0625,

@@ -118,9 +118,11 @@ async def test_an_endless_answer_is_not_taken_in() -> None:
         assert "no answer" in await why(listener.address, deadline_s=BRIEF_S)
 
 
-@pytest.mark.parametrize("address", ["", "host", ":5600", "host:", "host:port", "host:-1"])
+@pytest.mark.parametrize(
+    "address", ["", "host", ":5600", "host:", "host:port", "host:-1", "::1:5600"]
+)
 async def test_an_address_that_is_none_is_refused(address: str) -> None:
-    assert "wanted host:port" in await why(address)
+    assert "wanted HOST:PORT" in await why(address)
 
 
 async def test_no_outcome_leaves_a_socket_behind() -> None:

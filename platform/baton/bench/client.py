@@ -255,7 +255,12 @@ class CompletionClient:
             return None
 
     async def _call(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        """A short call: status and body."""
+        """A short call: status and body.
+
+        Raises:
+            NotRunning: nothing answers.
+            EndpointUnusable: its URL is none.
+        """
         import aiohttp
 
         try:
@@ -266,6 +271,12 @@ class CompletionClient:
                 ) as response,
             ):
                 return response.status, await response.read()
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+            raise EndpointUnusable(
+                f"the endpoint's URL: got {self._options.url!r}, wanted http://HOST:PORT, an IPv6"
+                " address in brackets, as http://[::1]:8000",
+                "correct the URL",
+            ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise NotRunning(
                 f"nothing answers at {self._options.url}: {type(error).__name__} {error}".rstrip(),

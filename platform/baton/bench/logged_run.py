@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from baton.bench.measurements import LoggedRequest
 from baton.domain.errors import BadTrace
+from baton.perf.engine_arguments import IRRELEVANT_ARGUMENTS
 from baton.perf.hardware import Dtype
 from baton.perf.memory import MemoryQuestion
 from baton.perf.step_timing import StepTiming
@@ -29,6 +30,17 @@ _DEFAULTS = {
     "block_size": 16,
 }
 """Source: vLLM's EngineArgs and SchedulerConfig."""
+_READ = frozenset(
+    {
+        *_DEFAULTS,
+        "model",
+        "max_model_len",
+        "gpu_memory_utilization",
+        "dtype",
+        "quantization",
+        "kv_cache_dtype",
+    }
+)
 _UTILIZATION = 0.9
 """Source: vLLM's gpu_memory_utilization."""
 _DTYPES = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "half": Dtype.FP16, "fp8": Dtype.FP8}
@@ -52,6 +64,8 @@ class LoggedEngine:
     """None where it says `auto`: as the model is stored."""
     kv: Dtype | None
     """None where it says `auto`: as the activations."""
+    not_modelled: tuple[str, ...] = ()
+    """Arguments that the simulated engine is not given, and that may make a difference."""
 
 
 def read_engine(text: str, name: str) -> LoggedEngine:
@@ -86,7 +100,13 @@ def read_engine(text: str, name: str) -> LoggedEngine:
         utilization=_share(kwargs, name),
         weights=_dtype(kwargs.get("quantization") or kwargs.get("dtype"), "dtype", name),
         kv=_dtype(kwargs.get("kv_cache_dtype"), "kv_cache_dtype", name),
+        not_modelled=tuple(sorted(key for key, one in kwargs.items() if _is_left_out(key, one))),
     )
+
+
+def _is_left_out(key: str, given: object) -> bool:
+    """Whether an argument says something that nobody reads; None and false say nothing."""
+    return bool(given) and key not in _READ and key not in IRRELEVANT_ARGUMENTS
 
 
 def _count(kwargs: Mapping[str, object], key: str, name: str) -> int:

@@ -77,6 +77,9 @@ def readable(report: Report) -> list[str]:
     for reload in dict.fromkeys(change["reload"] for change in changes):
         lines.append(f"{reload}:")
         lines += [f"  {change['change']}" for change in changes if change["reload"] == reload]
+    if histograms := told.get("histograms"):
+        lines.append("histograms with other edges, which begin new series (label edges):")
+        lines += [f"  {changed}" for changed in histograms]
     for pool, (had, count) in told.get("resized", {}).items():
         lines.append(f"{pool}: {had} -> {count} replicas")
     return [*lines, *rollout_lines(told), _outcome(told)]

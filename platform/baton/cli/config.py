@@ -21,6 +21,7 @@ def validate(
 ) -> None:
     """Check a configuration; everything that is wrong is said at once."""
     from baton.config import load_config  # here: keeps --help fast
+    from baton.config.contradictions import contradictions
 
     with reported_errors():
         try:
@@ -36,6 +37,7 @@ def validate(
         "models": list(loaded.config.models),
         "pools": list(pools),
         "replicas": sum(pool.replicas.start for pool in pools.values()),
+        **({"warnings": list(found)} if (found := contradictions(loaded.config)) else {}),
     }
     print_report(report, output)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import baton
-from baton.cli.options import Sets, seam_of
+from baton.cli.options import AllowUntested, Sets, all_sets, seam_of
 from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
 
 _QUICKSTART = Path("configs", "quickstart.yaml")
@@ -22,6 +22,7 @@ def demo(
         typer.Option("--config", "-c", metavar="FILE", help=f"Instead of {_QUICKSTART}."),
     ] = None,
     sets: Sets = None,
+    allow_untested: AllowUntested = False,
     once: Annotated[
         bool, typer.Option("--once", help="End after the requests instead of staying up.")
     ] = False,
@@ -34,7 +35,11 @@ def demo(
     with reported_errors():
         from baton.config import load_config  # here: keeps --help fast
 
-        loaded = load_config(config or [_quickstart()], env=seam.environ, sets=sets or ())
+        loaded = load_config(
+            config or [_quickstart()],
+            env=seam.environ,
+            sets=all_sets(sets, allow_untested=allow_untested),
+        )
         report = seam.commands().demo(loaded, once=once, progress=ProgressLines())
     print_report(report, OutputFormat.JSON)
 

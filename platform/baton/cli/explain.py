@@ -112,16 +112,18 @@ def _decision_lines(decision: Told) -> Iterator[str]:
         yield f"  route changed: {changed}"
     if options := decision["options"]:
         yield f"  best {len(options)} of {decision['considered']} options; * is the chosen one"
-        yield from table_lines([_option_row(option) for option in options], "  ")
+        loads = any(option.get("load_s") for option in options)
+        yield from table_lines([_option_row(option, loads=loads) for option in options], "  ")
     else:
         yield "  options: none kept, this policy predicts nothing"
     yield f"  {_foresight_text(decision)}"
 
 
-def _option_row(option: Told) -> dict[str, object]:
-    """Its columns add up: queue + prefill + transfer + decode = TTFT.
+def _option_row(option: Told, *, loads: bool) -> dict[str, object]:
+    """Its columns add up: queue + load + prefill + transfer + decode = TTFT.
 
-    Where the first token comes with the end of the prefill, what comes after it is in brackets.
+    There is a column for the load of an adapter where any option has one. Where the first token
+    comes with the end of the prefill, what comes after it is in brackets.
     """
     after = "({})" if option.get("early") else "{}"
     return {
@@ -129,6 +131,7 @@ def _option_row(option: Told) -> dict[str, object]:
         "runs on": _route_text(option),
         "cached": _hit_text(option),
         "queue": duration_text(option["queue_s"]),
+        **({"+load": duration_text(option["load_s"])} if loads else {}),
         "+prefill": duration_text(option["prefill_s"]),
         "+transfer": after.format(duration_text(option["transfer_s"])),
         "+decode": after.format(duration_text(option["decode_s"])),

@@ -70,6 +70,7 @@ def judged_log(order: LogOrder) -> dict[str, object]:
         "requests": len(log),
         "skipped_lines": skipped,
         "failed": len(log) - len(predicted.ttfts_s),
+        "not_modelled": list(engine.not_modelled),
         "measured": measured.figures(),
         "predicted": predicted.figures(),
         "ttft_mean_error": _error(measured.ttfts_s, predicted.ttfts_s),
@@ -88,7 +89,7 @@ def log_readable(report: dict[str, object]) -> dict[str, object]:
         for term in ("TTFT", "TPOT")
     }
     said = {key: report[key] for key in ("log", "model", "accelerator", "devices", "timing")}
-    counts = {key: report[key] for key in ("skipped_lines", "failed") if report[key]}
+    counts = {k: report[k] for k in ("skipped_lines", "failed", "not_modelled") if report[k]}
     return {**said, "requests": report["requests"], **counts, "latencies": rows, **errors}
 
 

@@ -24,12 +24,16 @@ _EXPIRES = typer.Option(
 _KEPT_NOWHERE = "this is the only time that it is shown; what is kept cannot be turned back into it"
 
 
-def create(
+def create(  # noqa: PLR0913 - each is an option of the verb
     tenant: Annotated[str, typer.Option("--tenant", help="Who gets it.")],
     file: Annotated[Path, _FILE],
     *,
     label: Annotated[str, typer.Option("--label", help="What it is for.")] = "",
     expires: Annotated[str | None, _EXPIRES] = None,
+    administer: Annotated[
+        bool,
+        typer.Option("--administer", help="It may load and unload LoRA adapters, too."),
+    ] = False,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:
@@ -43,7 +47,7 @@ def create(
         from baton.runtime.key_files import editing
 
         with editing(file, create=True) as document:
-            key, token = _mint(tenant, now, expires_at, label)
+            key, token = _mint(tenant, now, expires_at, label, administers=administer)
             document.add(key)
     _say_key(key, token, wanted_format(output, as_json=as_json))
 
@@ -119,7 +123,7 @@ def rotate(
                 )
             if expires_at is None and old.expires_at is not None:
                 expires_at = now + (old.expires_at - old.created_at)
-            key, token = _mint(old.tenant, now, expires_at, old.label)
+            key, token = _mint(old.tenant, now, expires_at, old.label, administers=old.administers)
             document.add(key)
             old = document.expire(key_id, until)
     _say_key(key, token, wanted_format(output, as_json=as_json))
@@ -128,12 +132,12 @@ def rotate(
 
 
 def _mint(
-    tenant: str, now: datetime, expires_at: datetime | None, label: str
+    tenant: str, now: datetime, expires_at: datetime | None, label: str, *, administers: bool
 ) -> tuple[ApiKey, str]:
     from baton.runtime.keys import BadKeyLine, mint
 
     try:
-        return mint(tenant, now=now, expires_at=expires_at, label=label)
+        return mint(tenant, now=now, expires_at=expires_at, label=label, administers=administers)
     except BadKeyLine as error:
         raise OperatorError(str(error), "choose another tenant name or label") from error
 
@@ -157,6 +161,7 @@ def _row(key: ApiKey, now: datetime) -> dict[str, object]:
         "created": time_text(key.created_at),
         "expires": None if key.expires_at is None else time_text(key.expires_at),
         "revoked": None if key.revoked_at is None else time_text(key.revoked_at),
+        "administers": key.administers,
         "label": key.label,
     }
 

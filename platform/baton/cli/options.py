@@ -10,6 +10,7 @@ import typer
 
 from baton.cli.output import OutputFormat
 from baton.cli.seam import Seam
+from baton.serving.versions import FLAG, KEY
 
 ConfigFiles = Annotated[
     list[Path],
@@ -27,6 +28,13 @@ Sets = Annotated[
         "--set",
         metavar="PATH=VALUE",
         help="Set one key, as pools.decode.replicas.max=6; repeatable.",
+    ),
+]
+AllowUntested = Annotated[
+    bool,
+    typer.Option(
+        FLAG,
+        help="Start also with versions of Ray, vLLM, torch or NIXL that baton was not tested with.",
     ),
 ]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print the result.")]
@@ -70,6 +78,11 @@ def interval_of(text: str) -> float:
             f"got {text!r}, wanted at least {_LEAST_INTERVAL_S:g} s", param_hint="--interval"
         )
     return interval_s
+
+
+def all_sets(sets: list[str] | None, *, allow_untested: bool) -> list[str]:
+    """What options set of a configuration."""
+    return [*(sets or ()), *([f"{KEY}=true"] if allow_untested else ())]
 
 
 def wanted_format(output: OutputFormat, *, as_json: bool) -> OutputFormat:

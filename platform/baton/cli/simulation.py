@@ -148,7 +148,7 @@ def study_of(order: Order, *, command: str, on_progress: Progress = lambda _: No
         command=command,
         facts=_facts(order, arms, traces),
         notes=(
-            *first.deployment.notes,
+            *_deployment_notes(arms),
             *_trace_notes(first, traces),
             *_service_notes(arms),
             *_sweep_notes(swept),
@@ -426,6 +426,16 @@ def _facts(order: Order, arms: Sequence[_Arm], traces: Sequence[Trace]) -> dict[
 def _trace_text(trace: Trace) -> str:
     rate = number_text(trace.rate_per_s)
     return f"{len(trace):,} in {seconds_text(trace.span_s)}, {rate}/s"
+
+
+def _deployment_notes(arms: Sequence[_Arm]) -> Iterator[str]:
+    """Those of the first, and of each other what is to be said of it alone."""
+    first, *others = arms
+    yield from first.deployment.notes
+    for arm in others:
+        for note in arm.deployment.notes:
+            if note not in first.deployment.notes:
+                yield f"With {arm.name}: {note}"
 
 
 def _service_notes(arms: Sequence[_Arm]) -> Iterator[str]:

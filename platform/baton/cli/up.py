@@ -6,11 +6,20 @@ from typing import Annotated
 
 import typer
 
-from baton.cli.options import ConfigFiles, Output, Sets, Timeout, seam_of, seconds
+from baton.cli.options import (
+    AllowUntested,
+    ConfigFiles,
+    Output,
+    Sets,
+    Timeout,
+    all_sets,
+    seam_of,
+    seconds,
+)
 from baton.cli.output import OutputFormat, ProgressLines, print_report, reported_errors
 
 
-def up(
+def up(  # noqa: PLR0913 - each is an option
     context: typer.Context,
     config: ConfigFiles,
     *,
@@ -18,6 +27,7 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when it is healthy instead of staying.")
     ] = False,
+    allow_untested: AllowUntested = False,
     timeout: Timeout = "10m",
     output: Output = OutputFormat.TEXT,
 ) -> None:
@@ -27,7 +37,9 @@ def up(
     with reported_errors():
         from baton.config import load_config  # here: keeps --help fast
 
-        loaded = load_config(config, env=seam.environ, sets=sets or ())
+        loaded = load_config(
+            config, env=seam.environ, sets=all_sets(sets, allow_untested=allow_untested)
+        )
         report = seam.commands().up(
             loaded, block=not detach, timeout_s=timeout_s, progress=ProgressLines()
         )

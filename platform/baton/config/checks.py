@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from baton.config.addresses import ip_address, ip_network, is_any, is_host
+from baton.config.addresses import host_wanted, ip_network, is_host, needs_zone
 from baton.config.build import Builder
 from baton.config.checks_adapters import check_adapters
 from baton.config.checks_api import check_api
@@ -21,6 +21,7 @@ from baton.config.schema import (
     EngineConfig,
     EngineKind,
     IngressCounts,
+    Parallel,
     PoolConfig,
     ReplicaCounts,
     ServerConfig,
@@ -33,6 +34,7 @@ from baton.config.schema_routing import Policy, RouterConfig
 from baton.config.schema_service import AdmissionConfig, Timeouts
 from baton.config.seen import Seen
 from baton.config.tree import Finding, Path, Section
+from baton.domain.addresses import ip_address, is_any, is_ipv6, is_loopback
 from baton.domain.fleet import Role
 from baton.policy.placement import Disaggregate
 
@@ -131,14 +133,25 @@ def _pool(seen: Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
     elif pool.resources.gpus not in {0, workers}:
         what = f"got {pool.resources.gpus}, wanted tp x pp = {workers} (or 0: no GPU)"
         yield seen.wrong((*path, "resources", "gpus"), what)
+    elif not pool.resources.gpus:
+        yield from _split_on_cpus(seen, path, pool.parallel)
     if pool.resources.accelerator is not None and not pool.resources.gpus:
         what = f"got {pool.resources.accelerator!r} without GPUs, wanted gpus: {workers}"
         yield seen.wrong((*path, "resources", "accelerator"), what)
-    if pool.placement.max_per_node is not None and workers > 1:
+    if pool.placement.max_per_node is not None and workers > 1 and pool.resources.gpus:
         what = f"not possible with {workers} workers: Ray places their group, remove it"
         yield seen.wrong((*path, "placement", "max_per_node"), what)
     yield from _offload(seen, path, pool)
     yield from _budgets(seen, path, pool.engine)
+
+
+def _split_on_cpus(seen: Seen, path: Path, parallel: Parallel) -> Iterator[Finding]:
+    """What vLLM for CPUs cannot do. Source: tried with 0.32, where it fails in its first batch."""
+    why = "vLLM does not split engines on CPUs so; set resources.gpus, or split by tp alone"
+    if parallel.pp > 1:
+        yield seen.wrong((*path, "parallel", "pp"), f"got {parallel.pp}, wanted 1: {why}")
+    if parallel.ep and parallel.workers > 1:
+        yield seen.wrong((*path, "parallel", "ep"), f"got true, wanted false: {why}")
 
 
 def _budgets(seen: Seen, pool_path: Path, engine: EngineConfig) -> Iterator[Finding]:
@@ -261,30 +274,43 @@ def _endpoint(seen: Seen) -> Iterator[Finding]:
         yield seen.wrong(("server", "replicas"), what)
     server = seen.get(ServerConfig, "server")
     if server is not None and not is_host(server.host):
-        what = f"got {server.host!r}, wanted a host name or an IP address"
+        what = host_wanted(server.host, "a host name or an IP address")
         yield seen.wrong(("server", "host"), what)
     allow = seen.get(AllowConfig, "server", "allow")
     for domain in (allow and allow.media_domains) or ():
         if not is_host(domain):
-            what = f"got {domain!r}, wanted a host name or an IP address, without a scheme"
+            what = host_wanted(domain, "a host name or an IP address, without a scheme")
             yield seen.wrong(("server", "allow", "media_domains"), what)
     side_channel = seen.get(SideChannel, "transfer", "side_channel")
-    if side_channel is not None and side_channel.bind != "private":
-        bind = side_channel.bind
-        address = ip_address(bind)
-        bad = address is None or address.is_unspecified or address.is_multicast
-        if bad and ip_network(bind) is None:
-            what = (
-                f"got {bind!r}, wanted 'private', one IP address or a network as '10.1.0.0/16':"
-                " the side channel has no guard"
-            )
-            yield seen.wrong(("transfer", "side_channel", "bind"), what)
+    if side_channel is not None and (trouble := _bind_trouble(side_channel.bind)):
+        yield seen.wrong(("transfer", "side_channel", "bind"), trouble)
     cluster = seen.get(ClusterConfig, "cluster")
-    if cluster is not None:
-        node = cluster.node_address
-        if ip_address(node) is None or is_any(node):
-            what = f"got {node!r}, wanted one IP address of this machine"
-            yield seen.wrong(("cluster", "node_address"), what)
+    if cluster is not None and (trouble := _node_trouble(cluster.node_address)):
+        yield seen.wrong(("cluster", "node_address"), trouble)
+
+
+def _bind_trouble(bind: str) -> str | None:
+    """Why side channels cannot listen there; None where they can."""
+    network, address = ip_network(bind), ip_address(bind)
+    if bind == "private" or (network is not None and not needs_zone(network.network_address)):
+        return None
+    if address is None or needs_zone(address) or is_any(bind) or address.is_multicast:
+        wanted = "'private', one IP address or a network as '10.1.0.0/16' or 'fd00:1::/64'"
+        return f"{host_wanted(bind, wanted)}: the side channel has no guard"
+    return None
+
+
+def _node_trouble(node: str) -> str | None:
+    """Why Ray cannot know a node by that address; None where it can."""
+    address = ip_address(node)
+    if address is None or needs_zone(address) or is_any(node):
+        return host_wanted(node, "one IP address of this machine")
+    if is_loopback(node) and is_ipv6(node):
+        return (
+            f"got {node!r}, which Ray takes for 127.0.0.1: wanted that for this machine alone, or"
+            " an IPv6 address that other nodes reach"
+        )
+    return None
 
 
 def _ports(seen: Seen) -> Iterator[Finding]:

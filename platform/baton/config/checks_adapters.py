@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from baton.config.schema_adapters import AdapterSlots
@@ -10,6 +11,23 @@ from baton.config.tree import Finding
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM makes room for. Source: vLLM 0.32, config/lora.py, `MaxLoRARanks`."""
+_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/")
+
+
+def _check_runtime_adapters(seen: Seen) -> Iterator[Finding]:
+    for model_name, model in seen.models().items():
+        wanted, path = model.runtime_adapters, ("models", model_name, "runtime_adapters")
+        if wanted.max and not wanted.paths:
+            what = "got none, wanted the folders in which adapters lie; '/' stands for any"
+            yield seen.wrong((*path, "paths"), what)
+        for number, place in enumerate(wanted.paths or ()):
+            if not place.startswith("/") and not _OWNER.fullmatch(place):
+                what = f"got {place!r}, wanted an absolute path, or an owner on the hub as 'acme/'"
+                yield seen.wrong((*path, "paths", str(number)), what)
+        most = wanted.max_per_tenant
+        if most is not None and most > wanted.max:
+            what = f"got {most}, wanted at most max, {wanted.max}"
+            yield seen.wrong((*path, "max_per_tenant"), what)
 
 
 def check_adapters(seen: Seen) -> Iterator[Finding]:
@@ -21,6 +39,7 @@ def check_adapters(seen: Seen) -> Iterator[Finding]:
                 what = f"the name is taken by {taken[name]}, wanted another: requests go by it"
                 yield seen.wrong(("models", model_name, "adapters", name), what)
             taken.setdefault(name, f"an adapter of model {model_name!r}")
+    yield from _check_runtime_adapters(seen)
     owners = [("models", name) for name in seen.model_names]
     owners += [("pools", name) for name in seen.pool_names]
     for owner in owners:

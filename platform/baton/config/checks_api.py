@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from baton.config.api_arguments import CROSS_ORIGIN, missing_with, problem_with
 from baton.config.seen import Seen
 from baton.config.tree import Finding
-
-_OWN_KEYS: Mapping[str, str] = {
-    "model": "source of the model",
-    "served_model_name": "name of the model",
-    "revision": "revision of the model",
-    "max_model_len": "max_len of the model",
-    "enable_lora": "adapters of the model",
-    "lora_modules": "adapters of the model",
-    "allowed_media_domains": "server.allow.media_domains",
-    "trust_request_chat_template": "server.allow.chat_templates",
-    "enable_prompt_embeds": "server.allow.prompt_embeds",
-    "api_key": "tenants.*.keys_file",
-    "host": "server.host",
-    "port": "server.port",
-    "ssl_certfile": "security.tls",
-    "ssl_keyfile": "security.tls",
-}
-"""Arguments of vLLM's API server that have a key of their own, and which."""
 
 
 def check_api(seen: Seen) -> Iterator[Finding]:
     """Everything that is wrong with them."""
-    for name, model in seen.models().items():
-        for argument in model.api:
-            if argument in _OWN_KEYS:
-                what = f"cannot be passed on, use '{_OWN_KEYS[argument]}'"
+    models = seen.models()
+    for name, model in models.items():
+        for argument, value in model.api.items():
+            if (what := problem_with(argument, value)) is not None:
                 yield seen.wrong(("models", name, "api", argument), what)
+        for argument, what in missing_with(model.api).items():
+            yield seen.wrong(("models", name, "api", argument), what)
+    for argument in CROSS_ORIGIN:
+        said = [model.api.get(argument) for model in models.values()]
+        if any(one != said[0] for one in said[1:]):
+            name = next(name for name, model in models.items() if argument in model.api)
+            what = "is answered by one front for all models; give each of them the same"
+            yield seen.wrong(("models", name, "api", argument), what)

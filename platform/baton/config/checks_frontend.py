@@ -27,6 +27,11 @@ def check_frontend(seen: Seen) -> Iterator[Finding]:
     if len(seen.model_names) > 1:
         # Which model a request is for is in its body, which nobody reads before it.
         yield seen.wrong(_FRONTEND, "serves one model, remove the others or use 'python'")
+    for name, model in seen.models().items():
+        if model.runtime_adapters.max:
+            what = "the Rust frontend takes no adapters while it serves, wanted 0"
+            keys = ("models", name, "runtime_adapters", "max")
+            yield seen.wrong(keys, f"{what}; or use server.frontend 'python'")
     for key, what in _not_served(seen, server).items():
         path = tuple(key.split("."))
         yield seen.wrong(path, f"{what}; or use server.frontend 'python'")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from baton.config.addresses import is_any, is_host, is_loopback
+from baton.config.addresses import host_wanted, is_host
 from baton.config.schema import ServerConfig, SideChannel
 from baton.config.schema_observability import ObservabilityConfig
 from baton.config.seen import Seen
 from baton.config.tree import Finding
+from baton.domain.addresses import is_any, is_loopback, same_host
 
 _METRICS = ("observability", "metrics")
 
@@ -24,7 +25,7 @@ def check_observability(seen: Seen) -> Iterator[Finding]:
         return
     host = wanted.metrics.host
     if not is_host(host):
-        what = f"got {host!r}, wanted a host name or an IP address"
+        what = host_wanted(host, "a host name or an IP address")
         yield seen.wrong((*_METRICS, "host"), what)
     elif not is_loopback(host) and wanted.token_file is None:
         what = (
@@ -69,5 +70,5 @@ def _port(seen: Seen, host: str, port: int) -> Iterator[Finding]:
 
 def _overlap(one: str, other: str) -> bool:
     """Whether one port cannot be had on both."""
-    same = one == other or (is_loopback(one) and is_loopback(other))
+    same = same_host(one, other) or (is_loopback(one) and is_loopback(other))
     return same or is_any(one) or is_any(other)

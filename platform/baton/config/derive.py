@@ -18,6 +18,7 @@ from baton.config.schema import (
 )
 from baton.config.schema_recovery import RecoveryConfig
 from baton.config.schema_service import SloObjectives, TenantConfig
+from baton.control.adapter_registry import AdapterRules
 from baton.control.limits import CoordinatorLimits, RecoveryOptions
 from baton.control.pairs import ProbeOptions
 from baton.control.service_rules import ServiceRules
@@ -39,10 +40,12 @@ from baton.simulator.engine.settings import OnTransferFailure, SimSettings
 def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
     """The bounds of every coordinator."""
     admission, timeouts = config.admission, config.admission.timeouts
+    cold_start_wait_s = admission.max_cold_start_wait_s
     return CoordinatorLimits(
         max_queued=admission.max_queue,
         max_prompt_tokens=admission.max_prompt_tokens,
         queue_wait_s=admission.max_queue_wait_s,
+        cold_start_wait_s=cold_start_wait_s if wakes(config) else None,
         resume_wait_s=timeouts.resume_s,
         first_token_s=timeouts.first_token_s,
         transfer_s=config.transfer.deadline_s,
@@ -53,6 +56,18 @@ def coordinator_limits(config: DeploymentConfig) -> CoordinatorLimits:
         lease_s=config.transfer.lease_s,
         recovery=recovery_options(admission.recovery),
     )
+
+
+def wakes(config: DeploymentConfig) -> bool:
+    """Whether a model may be left without replicas, and gets one when a request waits for it.
+
+    A dry run starts nothing. Of several models, each is asked about with its own part.
+    """
+    scaler = config.autoscaler
+    if scaler is None or not scaler.scale_to_zero or scaler.dry_run:
+        return False
+    scales = scaler.policy != str(ScalingRule.STATIC)
+    return scales and all(pool.replicas.min == 0 for pool in config.pools.values())
 
 
 def recovery_options(recovery: RecoveryConfig) -> RecoveryOptions:
@@ -227,6 +242,24 @@ def api_arguments(model: ModelConfig) -> dict[str, object]:
     return {**model.api, **({"revision": model.revision} if model.revision else {})}
 
 
+def serves_adapters(model: ModelConfig) -> bool:
+    """Whether its engines are to have room for LoRA adapters."""
+    return bool(model.adapters) or model.runtime_adapters.max > 0
+
+
+def adapter_rules(config: DeploymentConfig) -> dict[str, AdapterRules]:
+    """What adapters may be added to each model while it is served."""
+    return {
+        name: AdapterRules(
+            limit=model.runtime_adapters.max,
+            limit_per_tenant=model.runtime_adapters.max_per_tenant,
+            places=model.runtime_adapters.paths or (),
+            taken=frozenset((name, *model.adapters)),
+        )
+        for name, model in config.models.items()
+    }
+
+
 def adapter_sources(model: ModelConfig) -> dict[str, str]:
     """Where a model's LoRA adapters are kept, by name."""
     return {name: one.source for name, one in model.adapters.items()}
@@ -281,8 +314,8 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
         share_bandwidth=timings.share_bandwidth,
         host_blocks=host_bytes // timings.kv_block_bytes,
         host_bytes_per_s=timings.host_bytes_per_s,
-        adapter_slots=engine.adapters.max_loaded if model.adapters else 0,
-        adapters_per_batch=engine.adapters.max_batched if model.adapters else 0,
+        adapter_slots=engine.adapters.max_loaded if serves_adapters(model) else 0,
+        adapters_per_batch=engine.adapters.max_batched if serves_adapters(model) else 0,
         adapter_load_s=timings.adapter_load_s,
         speed=timings.speed,
         max_len_tokens=model.max_len_tokens or own.max_len_tokens,
@@ -295,6 +328,7 @@ def sim_settings(engine: EngineConfig, model: ModelConfig, transfer: TransferCon
         max_batched_tokens=engine.max_num_batched_tokens or own.max_batched_tokens,
         decode_step_tokens=engine.decode_step_tokens,
         lease_s=transfer.lease_s,
+        max_pulls=transfer.max_concurrent_pulls,
         on_transfer_failure=OnTransferFailure(transfer.on_failure),
         side_channel_deadline_s=transfer.deadline_s,
         vocab_size=timings.vocab_size,

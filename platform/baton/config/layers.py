@@ -34,6 +34,8 @@ class _Slot:
 
     kind: Kind | None
     optional: bool
+    is_whole: bool = False
+    """Whether a mapping here is one value, which another takes the place of."""
 
     def keeps(self, low: Node, high: Node) -> bool:
         """Whether `high` is a section's key with everything under it commented out.
@@ -49,7 +51,8 @@ class _Slot:
 def merge_sections(low: Node, high: Node, schema: type) -> Node:
     """`high` over `low`, where a section of `schema` stands, which may not be null.
 
-    Mappings key by key, anything else (lists too) replaced as a whole.
+    Mappings key by key, anything else replaced as a whole: lists too, and where a variable is to be
+    found.
     """
     return _merge(low, high, _Slot(Nested(schema), optional=False))
 
@@ -60,7 +63,7 @@ def lay_over(low: Section, high: Section) -> Section:
 
 
 def _merge(low: Node, high: Node, slot: _Slot) -> Node:
-    if isinstance(low, Section) and isinstance(high, Section):
+    if isinstance(low, Section) and isinstance(high, Section) and not slot.is_whole:
         return _lay_over(low, high, slot.kind)
     return low if slot.keeps(low, high) else high
 
@@ -76,7 +79,7 @@ def _lay_over(low: Section, high: Section, kind: Kind | None) -> Section:
 def _over(low: Entry, high: Entry, slot: _Slot) -> Entry:
     node = _merge(low.node, high.node, slot)
     # A section's place is where it first stood: what is missing in it is missing there.
-    both = isinstance(low.node, Section) and isinstance(high.node, Section)
+    both = isinstance(low.node, Section) and isinstance(high.node, Section) and not slot.is_whole
     return Entry(node, low.origin if both or node is low.node else high.origin)
 
 
@@ -88,6 +91,8 @@ def _slot(kind: Kind | None, key: str) -> _Slot:
             return _Slot(Nested(ModelConfig), optional=False)
         case Named(schema):
             return _Slot(Nested(schema), optional=False)
+        case Environment():
+            return _Slot(None, optional=True, is_whole=True)
         case _:
             return _Slot(None, optional=True)
 

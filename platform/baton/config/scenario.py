@@ -34,6 +34,7 @@ from baton.config.schema import (
 from baton.config.schema import Dtype as ModelDtype
 from baton.config.shapes import SourceShape, shape_at
 from baton.config.sim_steps import SimSteps
+from baton.config.simulated_keys import not_simulated
 from baton.control.autoscaler import Autoscaler
 from baton.domain.errors import ConfigInvalid, DoesNotFit, UnknownAccelerator, UnknownModel
 from baton.perf.catalogue import accelerator
@@ -127,6 +128,7 @@ def simulated(
             index=index_options(config),
             limits=coordinator_limits(config),
             rules=service_rules(config),
+            priors={},  # a deployment has none: how long its engines take it learns from reports
             seed=seed,
             happenings=happenings,
             model=config.model_name,
@@ -323,9 +325,11 @@ def _weights(engine: EngineConfig, stored: Dtype | None) -> Dtype:
 
 def _kv_cache(engine: EngineConfig) -> Dtype:
     """With `auto`, vLLM takes the type of activations: 16 bits, also where weights are narrower."""
-    if str(engine.extra.get("kv_cache_dtype", "auto")).startswith("fp8"):
+    said = str(engine.extra.get("kv_cache_dtype", "auto"))
+    if said.startswith("fp8"):
         return Dtype.FP8
-    return _plain(engine.dtype) or Dtype.BF16
+    own = ModelDtype(said) if said in set(ModelDtype) else ModelDtype.AUTO
+    return _plain(own) or _plain(engine.dtype) or Dtype.BF16
 
 
 def _plain(dtype: ModelDtype) -> Dtype | None:
@@ -365,5 +369,4 @@ def _notes(config: DeploymentConfig) -> Iterable[str]:
         )
     if EngineKind.SIM in kinds:
         yield "Engines are as fast as the configuration says, which is no statement about hardware."
-    if any(pool.engine.offload.host_memory_bytes for pool in config.pools.values()):
-        yield "The tier in the host's memory (engine.offload) is not simulated."
+    yield from not_simulated(config)

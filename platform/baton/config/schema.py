@@ -27,7 +27,7 @@ from baton.config.bounds import (
 )
 from baton.config.fields import Key, SecretRef
 from baton.config.leaves import Bounds
-from baton.config.schema_adapters import AdapterConfig, AdapterSlots
+from baton.config.schema_adapters import AdapterConfig, AdapterSlots, RuntimeAdapters
 from baton.config.schema_allow import AllowConfig
 from baton.config.schema_cluster import ClusterConfig
 from baton.config.schema_observability import ObservabilityConfig
@@ -120,6 +120,8 @@ class Route(StrEnum):
     """200 where a request could be served, else 503. Asks for no key."""
     METRICS = "metrics"
     """An ingress' own metrics of vLLM's API server."""
+    ADAPTERS = "adapters"
+    """LoRA adapters are loaded and unloaded, by keys that may administer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +221,7 @@ class ModelConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     adapters: Annotated[Mapping[str, AdapterConfig], ModelName] = field(default_factory=dict)
     """LoRA adapters over it, under the names that requests give as their `model`."""
+    runtime_adapters: RuntimeAdapters = field(default_factory=RuntimeAdapters)
     api: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
     """Raw arguments of vLLM's API server, such as `tool_call_parser`, with underscores."""
 

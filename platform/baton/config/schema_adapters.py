@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from baton.config.bounds import Positive
+from baton.config.leaves import Bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,19 @@ class AdapterConfig:
 
     source: str
     """A hub id, or a path that every node with an engine has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeAdapters:
+    """Adapters that are added while the model is served, by keys that may administer."""
+
+    max: Annotated[int, Bounds(low=0, high=1000)] = 0
+    """At a time; 0: none can be added."""
+    max_per_tenant: Annotated[int | None, Positive] = None
+    """Of them, by the keys of one tenant; null: as many as `max`."""
+    paths: tuple[str, ...] | None = None
+    """Folders in which they must lie, and owners on the hub with a slash behind (`acme/`); to be
+    said where `max` is above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

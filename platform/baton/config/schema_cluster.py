@@ -12,3 +12,5 @@ class ClusterConfig:
     node_address: str = "127.0.0.1"
     """The address at which other nodes reach the one where `baton up` runs; loopback: there are
     none."""
+    allow_untested_versions: bool = False
+    """Start also with versions of Ray, vLLM, torch and NIXL that baton was not tested with."""

@@ -124,6 +124,10 @@ class AdmissionConfig:
     """Requests that wait for a replica."""
     max_queue_wait_s: Annotated[float, Wait] = _LIMITS.queue_wait_s
     """For a replica; who waits longer gets 503."""
+    max_cold_start_wait_s: Annotated[float, Wait] = 300.0
+    """The same where `autoscaler.scale_to_zero` has left a model without any replica: the request
+    has one started, and waits for it. Where starts are known to take longer, it is refused sooner.
+    """
     max_body_bytes: Annotated[int, Bounds(low=1024)] = 4 * 1024 * 1024
     """Of one request; larger ones get 413."""
     max_prompt_tokens: Annotated[int | None, Positive] = None

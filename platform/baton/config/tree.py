@@ -109,6 +109,20 @@ def format_path(path: Path) -> str:
     return ".".join(key if _PLAIN_KEY.fullmatch(key) else f'"{key}"' for key in path)
 
 
+def matches(path: Path, pattern: str) -> bool:
+    """Whether a path is one of those that a pattern such as `pools.*.engine.**` names.
+
+    `*` is any one name; `**`, at the end, any number of them.
+    """
+    names = pattern.split(".")
+    if names[-1] == "**":
+        names = names[:-1]
+        path = path[: len(names)]
+    return len(path) == len(names) and all(
+        want in ("*", key) for key, want in zip(path, names, strict=True)
+    )
+
+
 def in_order(finding: Finding) -> tuple[int, str, int, int]:
     """A sort key: by file and line, then environment variables, options, and what nobody said."""
     match finding.origin:
@@ -125,9 +139,10 @@ def in_order(finding: Finding) -> tuple[int, str, int, int]:
 def is_secret_name(name: str) -> bool:
     """Whether a value under this name is likely a secret: `api_key`, `HF_TOKEN`.
 
-    Words are compared, not letters: `max_prompt_tokens` holds no secret.
+    Words are compared, not letters: `max_prompt_tokens` holds no secret. Nor does an argument of
+    vLLM about the tokens of a text: `token_ids`, `long_prefill_token_threshold`.
     """
-    words = re.split(r"[^a-z]+", name.lower())
+    words = re.split(r"[^a-z]+", _TOKEN_OF_TEXT.sub("", name.lower().replace("-", "_")))
     return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words)
 
 
@@ -140,6 +155,9 @@ _SECRET_WORDS = frozenset(
     {"key", "keys", "token", "secret", "secrets", "password", "passwd", "credential", "credentials"}
 )
 _SECRET_ENDINGS = ("apikey", "password", "secret")
+_TOKEN_OF_TEXT = re.compile(
+    r"(?<![a-z])(?:token_(?:ids?|thresholds?|budgets?|num|prob)|per_token)(?![a-z])"
+)
 
 
 def describe(node: Node, path: Path) -> str:

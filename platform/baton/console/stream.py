@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from baton.console.hub import Hub, TooManyViewers
 from baton.console.mailbox import Mailbox
 from baton.console.topics import Topic
+from baton.domain.retry_after import retry_in, whole_seconds
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -17,7 +18,7 @@ _HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _STILL_HERE = b": \n\n"
-_RETRY_AFTER_S = "10"
+_RETRY_AFTER_S = 10.0
 
 
 class EventStream:
@@ -35,7 +36,9 @@ class EventStream:
             mailbox = self._hub.join(self._topics)
         except TooManyViewers as error:
             told = JSONResponse(
-                {"why": str(error)}, status_code=503, headers={"retry-after": _RETRY_AFTER_S}
+                {"why": f"{error}; {retry_in(_RETRY_AFTER_S)}"},
+                status_code=503,
+                headers={"retry-after": str(whole_seconds(_RETRY_AFTER_S))},
             )
             await told(scope, receive, send)
             return

@@ -18,7 +18,8 @@ _STORY_FIELDS = (
 )  # fmt: skip
 _REPLICA_FIELDS = (
     "engine", "running_requests", "queued_requests", "pulling_requests", "kv_used_fraction",
-    "step_s", "inflight_legs", "moved_bytes", "transfer_failures", "expired_leases", "load_age_s",
+    "step_s", "inflight_legs", "moved_bytes", "transfer_failures", "expired_leases", "void_pulls",
+    "load_age_s",
 )  # fmt: skip
 
 

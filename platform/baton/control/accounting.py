@@ -138,7 +138,9 @@ class Accounts:
         """A request has ended: count it, and return its record with its judgement and its cost."""
         gpu_s = self._spent_s.pop(entry.request_id, 0.0)
         own_doing = error is not None and error.own_doing
+        pool = self._pools.pop(entry.request_id, "")
         record = entry.record(outcome, reason, now_s, barred=own_doing, gpu_s=gpu_s)
+        record = evolve(record, model=self._model if pool else "", pool=pool)
         if entry.placed_at_s is None:
             cause = Cause.LEFT if error is None else error.cause
             self.door.kept_out(record.slo.name, record.outcome, cause, own_doing=own_doing)
@@ -147,7 +149,6 @@ class Accounts:
             record.outcome is Phase.CANCELLED and record.output_tokens
         ):
             self.recent.take(need)
-        pool = self._pools.pop(entry.request_id, "")
         self._classes[record.slo.name] = (record.slo, record.ended_at_s)
         self.board.ended(record, pool, self._model, own_doing=own_doing, demand=need)
         return record

@@ -100,7 +100,7 @@ class Admittance:
         )
         if turn_s is None:
             seen = self._look_closer(entry, query, decision, decoder, seen)
-        latest = self._limit(entry.slo, alone_s)
+        latest = self._limit_of(entry, alone_s, now_s)
         return decide(entry.slo, seen, latest, options=self._options)
 
     def _unpromised(self, needed: Needed) -> Verdict:
@@ -190,18 +190,29 @@ class Admittance:
     ) -> None:
         """Say where in the line a request belongs; it keeps its place from then on."""
         alone_s = option.ttft_s - option.queue_s
-        latest = self._limit(entry.slo, alone_s)
+        latest = self._limit_of(entry, alone_s, now_s)
         entry.band = Band(entry.priority, latest.can_be_met)
         work = self._work_s(query, option)
+        begin_by_s = now_s - query.waited_s + latest.after_s - alone_s
+        if (no_replica_s := entry.no_replica_s(now_s)) > 0:
+            begin_by_s = now_s - query.waited_s - no_replica_s  # before those that came since
         entry.waiting = Waiting(
-            entry.request_id,
-            entry.tenant.name,
-            entry.tenant.weight,
-            work,
-            now_s - query.waited_s + latest.after_s - alone_s,
+            entry.request_id, entry.tenant.name, entry.tenant.weight, work, begin_by_s
         )
         needed = Needed(now_s, alone_s, option.queue_s, work)
         self._lately.note(entry.tenant.name, entry.slo.name, needed)
+
+    def _limit_of(self, entry: Entry, alone_s: float, now_s: float) -> Limit:
+        """When its first token must come, not counting its wait for a replica.
+
+        What it was promised has passed by then: from when there is a replica it waits for its turn
+        as long as one to whom no first token in time is promised.
+        """
+        latest = self._limit(entry.slo, alone_s)
+        if entry.no_replica_s(now_s) <= 0:
+            return latest
+        after_s = max(latest.held_s, self.patience_s + alone_s)
+        return Limit(after_s, can_be_met=True, held_s=after_s)
 
     def _limit(self, slo: Slo, alone_s: float) -> Limit:
         return limit(

@@ -46,6 +46,10 @@ class ColdStarts:
         """What to expect of the next one; None before any was seen from its beginning."""
         return median(self._took_s) if self._took_s else None
 
+    def starting_for_s(self, now_s: float) -> float | None:
+        """How long ago the first of those that start was asked for; None: none was seen to be."""
+        return now_s - self._asked_at_s[0] if self._asked_at_s else None
+
     def _ask(self, replicas: int, now_s: float) -> None:
         for _ in range(replicas):
             self._asked_at_s.append(now_s)

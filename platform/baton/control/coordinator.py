@@ -16,6 +16,7 @@ A request ends exactly once: `RecordRequest` is issued then and only then. The i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from random import Random
 from typing import assert_never
@@ -45,6 +46,7 @@ from baton.domain.errors import (
 )
 from baton.domain.events import (
     CacheChanged,
+    ColdStartReported,
     Event,
     LegFailed,
     LegsAborted,
@@ -72,6 +74,8 @@ from baton.policy.placement import Placer
 from baton.policy.prefix_index import IndexOptions, PrefixIndex
 from baton.policy.slo_book import NoSuchClass
 
+_DEATHS = frozenset({LossReason.DISCONNECTED, LossReason.ENGINE_DEAD})
+"""Losses that a request may have brought about."""
 _MAY_FREE = (LoadReported, LegsAborted, ReplicaJoined, RoleChanged)
 """After these somebody who waits may have a place, though no leg has ended."""
 
@@ -130,11 +134,13 @@ class Coordinator:
             health=self._health,
         )
         self._ignored_arrivals = 0
+        self._handled_at_s = 0.0
 
     # -------------------------------------------------------------- what a body calls
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take in one fact and return what must be done about it, in order."""
+        self._handled_at_s = now_s
         ended = self._legs.ended
         journeys = self._journeys
         journeys.commands = []
@@ -172,20 +178,30 @@ class Coordinator:
         batch of more than may ever wait, those without a place are then turned away one by one.
         """
         in_flight, waiters = len(self._journeys.entries), self._journeys.waiters
+        at_s = self._handled_at_s if now_s is None else now_s
         if in_flight + requests > self._limits.max_requests:
-            return self._journeys.turns.queue_full("-", f"{in_flight} requests are in flight")
+            why = f"{in_flight} requests are in flight"
+            return self._journeys.turns.queue_full("-", why, at_s)
         # More than could ever wait may come when nobody does: an idle fleet takes in most at once.
         could_wait = min(requests, self._limits.max_queued)
         over = len(waiters) + could_wait - self._limits.max_queued
         if over > 0 and waiters.admittance.could_go(self._rules.highest_priority(tenant)) < over:
-            return self._journeys.turns.queue_full(
-                "-", f"{len(waiters)} requests wait for a replica"
-            )
+            why = f"{len(waiters)} requests wait for a replica"
+            return self._journeys.turns.queue_full("-", why, at_s)
         if tenant is not None and now_s is not None:
             known = self._rules.tenant(tenant)
             if (limited := self._journeys.tenancy.would_limit(known, now_s)) is not None:
                 return RateLimited("-", limited.retry_after_s, limited.why)
         return None
+
+    def can_serve(self) -> bool:
+        """Whether a request that comes now can be served.
+
+        By a replica that takes work, or by one that is started because the request waits for it.
+        A fleet that starts for the first time cannot, until its first replica is there.
+        """
+        turns = self._journeys.turns
+        return turns.has_replica or (turns.cold.wakes and turns.cold.was_up)
 
     def shedding(self, now_s: float) -> list[Shedding]:
         """The tenants and classes of late of which one more would be refused by prediction now.
@@ -251,6 +267,12 @@ class Coordinator:
         """The phase of every request in flight, by request id."""
         return {request_id: entry.phase for request_id, entry in self._journeys.entries.items()}
 
+    def adapters_in_flight(self) -> Mapping[str, int]:
+        """How many requests under way, or waiting, need each adapter."""
+        entries = self._journeys.entries.values()
+        needed = (entry.request.adapter for entry in entries)
+        return Counter(name for name in needed if name is not None)
+
     def leases(self) -> dict[str, int]:
         """How many of our handoffs each replica keeps blocks for, by replica."""
         return self._journeys.leases()
@@ -304,6 +326,8 @@ class Coordinator:
                 self._on_time(now_s)
             case QuotasShared():
                 self._journeys.tenancy.share(event.shares, now_s)
+            case ColdStartReported():
+                self._journeys.turns.cold_start_told(event.start, now_s)
             case ReplicaJoined() | ReplicaLost() | ReplicaDraining() | RoleChanged():
                 self._on_membership(event, now_s)
             case _:
@@ -338,11 +362,12 @@ class Coordinator:
         entry.taken_in_at_s = now_s
         entry.total_deadline_at_s = now_s + self._limits.total_s
         entries[request.request_id] = entry
+        self._journeys.shared.began(request)
         if isinstance(slo, NoSuchClass):
             self._journeys.fail(entry, NotAllowed(request.request_id, slo.why), now_s)
             return
         entry.slo = slo
-        error = self._refusal_of(request) or self._charge(entry, now_s)
+        error = self._refusal_of(request, now_s) or self._charge(entry, now_s)
         if error is not None:
             self._journeys.end(entry, Phase.SHED, now_s, reason=error.why, error=error)
         else:
@@ -360,11 +385,11 @@ class Coordinator:
         entry.charge = told
         return None
 
-    def _refusal_of(self, request: Request) -> QueueFull | PromptTooLong | None:
+    def _refusal_of(self, request: Request, now_s: float) -> QueueFull | PromptTooLong | None:
         limits = self._limits
         if len(self._journeys.entries) > limits.max_requests:
             why = f"{limits.max_requests} requests are in flight"
-            return self._journeys.turns.queue_full(request.request_id, why)
+            return self._journeys.turns.queue_full(request.request_id, why, now_s)
         tokens = len(request.prompt_token_ids)
         if limits.max_prompt_tokens is not None and tokens > limits.max_prompt_tokens:
             why = f"the prompt has {tokens} tokens, at most {limits.max_prompt_tokens} are let in"
@@ -465,6 +490,8 @@ class Coordinator:
             self._leg_events.release_orphan(gone, now_s)
         recovery, why = self._journeys.recovery, f"the replica was lost ({event.reason})"
         for entry in recovery.on_replica(event.replica_id):
+            if event.reason in _DEATHS:
+                entry.crashed()
             recovery.broken(entry, event.replica_id, why, now_s, trouble=Trouble.LOST)
 
     def _do(self, commands: Iterable[Command]) -> None:

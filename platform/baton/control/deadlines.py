@@ -31,6 +31,11 @@ class Deadlines:
         if queued is None or at_s < queued:
             self._push(key, at_s)
 
+    def postpone(self, key: str, at_s: float) -> None:
+        """Move the deadline of `key`, which is armed, if that makes it later."""
+        if at_s > self._due_at_s[key]:
+            self.arm(key, at_s)
+
     def disarm(self, key: str) -> None:
         """Forget the deadline of `key`; unknown keys are ignored."""
         self._due_at_s.pop(key, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from baton.domain.value import evolve
 
 _MOST_CROWD = 64.0
 """Beyond it the sums say more of reports that are late than of other coordinators."""
+_NONE: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -34,6 +34,15 @@ class _Sent:
     """Legs that live and decode, or will."""
     adapters: dict[str, str] = field(default_factory=dict)
     """By unseen leg: the adapter that it needs, if any."""
+    needed: dict[str, str] = field(default_factory=dict)
+    """The same of every leg that lives."""
+
+    @property
+    def names(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Adapters of unseen legs, and of all legs."""
+        if not self.needed:
+            return _NONE, _NONE
+        return frozenset(self.adapters.values()), frozenset(self.needed.values())
 
 
 class FleetTable:
@@ -148,6 +157,7 @@ class FleetTable:
                     break
                 del unseen[leg_id]
                 sent.adapters.pop(leg_id, None)
+            adapters = sent.names
             self._put(
                 replica_id,
                 ReplicaView(
@@ -161,7 +171,8 @@ class FleetTable:
                     inflight_streams=view.inflight_streams,
                     unseen_legs=len(unseen),
                     unseen_tokens=sum([tokens for _, tokens in unseen.values()]) if unseen else 0,
-                    unseen_adapters=frozenset(sent.adapters.values()),
+                    unseen_adapters=adapters[0],
+                    inflight_adapters=adapters[1],
                 ),
             )
 
@@ -185,8 +196,8 @@ class FleetTable:
             if decodes:
                 sent.streams.add(leg_id)
             if adapter is not None:
-                sent.adapters[leg_id] = adapter
-            more = _with_more(view, (1, tokens, decodes), (1, tokens), sent.adapters)
+                sent.adapters[leg_id] = sent.needed[leg_id] = adapter
+            more = _with_more(view, (1, tokens, decodes), (1, tokens), sent.names)
             self._put(replica_id, more)
 
     def end(self, replica_id: str, leg_id: str, tokens: int) -> None:
@@ -197,9 +208,10 @@ class FleetTable:
             decoded = leg_id in sent.streams
             sent.streams.discard(leg_id)
             sent.adapters.pop(leg_id, None)
+            sent.needed.pop(leg_id, None)
             fewer = (-1, -tokens, -decoded)
             unseen = (-was_unseen, -was_unseen * tokens)
-            self._put(replica_id, _with_more(view, fewer, unseen, sent.adapters))
+            self._put(replica_id, _with_more(view, fewer, unseen, sent.names))
 
     def unsent(self, replica_id: str, leg_id: str) -> None:
         """A leg that was begun never left: the replica will not count it."""
@@ -250,7 +262,7 @@ def _with_more(
     view: ReplicaView,
     inflight: tuple[int, int, int],
     unseen: tuple[int, int],
-    adapters: Mapping[str, str],
+    adapters: tuple[frozenset[str], frozenset[str]],
 ) -> ReplicaView:
     """A view with so many more legs, tokens and streams. `replace` takes four times as long."""
     return ReplicaView(
@@ -264,15 +276,19 @@ def _with_more(
         inflight_streams=view.inflight_streams + inflight[2],
         unseen_legs=view.unseen_legs + unseen[0],
         unseen_tokens=view.unseen_tokens + unseen[1],
-        unseen_adapters=frozenset(adapters.values()),
+        unseen_adapters=adapters[0],
+        inflight_adapters=adapters[1],
     )
 
 
 def _with_unseen(view: ReplicaView, sent: _Sent) -> ReplicaView:
     assert sent.adapters.keys() <= sent.unseen.keys(), "adapters of legs that were seen"
+    assert sent.adapters.items() <= sent.needed.items(), "adapters of legs that are over"
+    unseen_adapters, inflight_adapters = sent.names
     return evolve(
         view,
         unseen_legs=len(sent.unseen),
         unseen_tokens=sum(tokens for _, tokens in sent.unseen.values()),
-        unseen_adapters=frozenset(sent.adapters.values()),
+        unseen_adapters=unseen_adapters,
+        inflight_adapters=inflight_adapters,
     )

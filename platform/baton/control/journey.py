@@ -22,13 +22,15 @@ from baton.control.ledger import RUNS, Entry
 from baton.control.leg_running import LegRunning
 from baton.control.legs import LegBook, PlacedLeg
 from baton.control.limits import CoordinatorLimits
+from baton.control.prompt_use import SharedPrompts
 from baton.control.recovery import Recovery
 from baton.control.tenancy import Tenancy
 from baton.control.turns import Turns
 from baton.control.waiters import Waiters
 from baton.domain.commands import Command, Delivery, FailRequest, RecordRequest
-from baton.domain.errors import BatonError, DeadlineExceeded
+from baton.domain.errors import BatonError, DeadlineExceeded, EngineFailed, RequestInvalid
 from baton.domain.handoff import (
+    CacheUse,
     Decision,
     HandoffMode,
     Lease,
@@ -46,6 +48,8 @@ from baton.policy.placement import NoRoute, PlacementQuery, Placer
 from baton.policy.replica_cost import usable_tokens
 
 BROKEN = frozenset({FinishReason.ERROR, FinishReason.ABORT})
+REFUSALS = frozenset({FinishReason.INVALID, FinishReason.REFUSED})
+"""Ends of legs that no engine has failed at: another one would end them the same."""
 
 
 class Journeys:
@@ -81,6 +85,7 @@ class Journeys:
         )
         self.turns = Turns(self, fleet=fleet, waiters=self.waiters)
         self.tenancy = tenancy
+        self.shared = SharedPrompts()
 
     # -------------------------------------------------------------- placement
 
@@ -129,6 +134,7 @@ class Journeys:
         self, entry: Entry, query: PlacementQuery, decision: Decision, now_s: float
     ) -> None:
         route = decision.route
+        self._knowledge.placed(entry, decision, now_s)
         self.waiters.let_in(entry, now_s)
         entry.decisions.append(decision)
         entry.routes.append(route)
@@ -179,11 +185,13 @@ class Journeys:
         self, entry: Entry, output: LegOutput, leg: PlacedLeg, now_s: float
     ) -> Delivery:
         """Journal the tokens of a local or decode leg and pass them on."""
-        _, token_ids, finish, stop_reason, _, cached_tokens, detail, _ = output
+        _, token_ids, finish, stop_reason, _, cached_tokens, detail, _, cache = output
         if cached_tokens is not None:
             self.running.cached(entry, leg, cached_tokens, now_s)
-            if entry.generated:  # it was told already, with its first token
-                cached_tokens = None
+            entry.learn_use(leg.leg, cached_tokens, cache)
+            cached_tokens = cache = None
+        if not entry.generated:
+            cached_tokens, cache = self._first_use(entry, leg)
         if token_ids:
             self._journal(entry, token_ids, leg, now_s)
             if entry.phase is not Phase.DECODE:
@@ -193,7 +201,17 @@ class Journeys:
             self._knowledge.finished(entry, leg.replica_id, now_s)
             self.end(entry, Phase.FINISHED, now_s, reason=finish)
         request_id = entry.request.request_id
-        return Delivery(request_id, token_ids, finish, stop_reason, cached_tokens, detail)
+        return Delivery(request_id, token_ids, finish, stop_reason, cached_tokens, detail, cache)
+
+    def _first_use(self, entry: Entry, placed: PlacedLeg) -> tuple[int | None, CacheUse | None]:
+        """What to tell a client of its prompt with its first tokens."""
+        if (use := entry.prompt_use) is None:
+            return None, None
+        if entry.request.parent_id is not None:
+            view = self._fleet.get(placed.replica_id)
+            size = 1 if view is None else view.facts.block_size_tokens
+            use = self.shared.told(entry.request, use, block_size_tokens=size)
+        return use.cached_tokens, use.cache
 
     def _journal(
         self, entry: Entry, token_ids: tuple[int, ...], leg: PlacedLeg, now_s: float
@@ -229,15 +247,16 @@ class Journeys:
         """
         if output.cached_tokens is not None:
             self.running.cached(entry, placed, output.cached_tokens, now_s)
+            if output.finish not in BROKEN:
+                entry.learn_use(placed.leg, output.cached_tokens, output.cache)
         if output.finish is None:
             return None
         given = output.token_ids if placed.leg.gives_token else ()
         if output.finish in BROKEN or not given:
             self._take_blocks(entry, output, placed, now_s)
             return None
-        request_id, cached_tokens = entry.request.request_id, output.cached_tokens
-        if entry.generated:
-            cached_tokens = None
+        request_id = entry.request.request_id
+        cached_tokens, cache = (None, None) if entry.generated else self._first_use(entry, placed)
         last = output.finish is FinishReason.STOP or self._has_all(placed, len(given))
         self._journal(entry, given, placed, now_s)
         if last:
@@ -246,7 +265,8 @@ class Journeys:
             self._take_blocks(entry, output, placed, now_s)
         finish = output.finish if last else None
         stop_reason = output.stop_reason if last else None
-        return Delivery(request_id, given, finish, stop_reason, cached_tokens, output.detail)
+        detail = output.detail
+        return Delivery(request_id, given, finish, stop_reason, cached_tokens, detail, cache)
 
     def _has_all(self, placed: PlacedLeg, tokens: int) -> bool:
         """Whether so many tokens are all that a leg's request, or its engine's context, allows."""
@@ -305,7 +325,7 @@ class Journeys:
             return
         entry.routes[-1] = evolve(entry.routes[-1], decode_replica_id=target)
         entry.move(Phase.TRANSFER)
-        self.wait_until(entry, min(now_s + self.limits.transfer_s, entry.handoff_due_at_s))
+        self.wait_until(entry, now_s + self.limits.transfer_s)
         leg = entry.next_leg(LegKind.DECODE, ticket=ticket, source_id=source_id)
         tokens = len(leg.prompt_token_ids)
         here = max(ticket.tokens, self._held(query, target, tokens))
@@ -383,12 +403,16 @@ class Journeys:
         A stream has until `stall_s` after its last token. A decode leg that waits for a place or
         for its turn to pull does not move blocks yet: its time counts from when its replica last
         had a queue. With `transfer_s` of 2 s and a turn that comes 1.9 s after the handoff, it has
-        until 3.9 s; and `rest_s` more where only a prefix is fetched.
+        until 3.9 s; and `rest_s` more where only a prefix is fetched. Its blocks are kept all the
+        while, and to compute them again elsewhere would cost more than to wait; only an engine that
+        does no steps is not waited for.
         """
         if entry.phase is Phase.DECODE and entry.last_token_at_s is not None:
             return entry.last_token_at_s + self.limits.stall_s
         placed = None if entry.leg_id is None else self._legs.running(entry.leg_id)
         if entry.phase is not Phase.TRANSFER or placed is None:
+            return now_s
+        if self.health.is_still(placed.replica_id, now_s, for_s=self.limits.stall_s):
             return now_s
         queued_at_s = self._fleet.queue_seen_at_s(placed.replica_id, now_s)
         if queued_at_s is None and not entry.rest_s:
@@ -398,6 +422,20 @@ class Journeys:
     def wait_until(self, entry: Entry, at_s: float) -> None:
         """Set the deadline of the phase that the entry is in; its own comes first, if sooner."""
         self.deadlines.arm(entry.request.request_id, min(at_s, entry.total_deadline_at_s))
+
+    def refuse(self, entry: Entry, replica_id: str, why: str, now_s: float, *, own: bool) -> None:
+        """End a request whose leg an engine has refused: once, and to nobody's blame.
+
+        With `own` it is the request that is wrong, which its client is told; unless an engine has
+        given tokens of it, which finds nothing wrong with it.
+        """
+        self.running.drop(entry, now_s, LegEnd.REFUSED if own else LegEnd.BROKEN)
+        why = why or "no reason given"
+        if own and not entry.generated:
+            error: BatonError = RequestInvalid(entry.request_id, f"the engine refuses it: {why}")
+        else:
+            error = EngineFailed(entry.request_id, f"replica {replica_id} refused it: {why}")
+        self.fail(entry, error, now_s)
 
     def fail(self, entry: Entry, error: BatonError, now_s: float) -> None:
         """End a request in FAILED."""
@@ -417,6 +455,7 @@ class Journeys:
         self.flows.end(entry, now_s)
         entry.move(outcome)
         del self.entries[entry.request_id]
+        self.shared.ended(entry.request)
         self.waiters.leave(entry, now_s)
         self._settle(entry, now_s)
         self.deadlines.disarm(entry.request_id)
@@ -438,6 +477,7 @@ class Journeys:
         self.limits = limits or self.limits
         self.placer = placer or self.placer
         self.waiters.admittance.patience_s = self.limits.first_token_s
+        self.turns.cold.most_s = self.limits.cold_start_wait_s
         self.recovery.budget.reconfigure(self.limits.recovery.retries)
         self.health.reconfigure(self.limits.recovery)
 
@@ -448,6 +488,7 @@ class Journeys:
         self._knowledge.prompts.check_integrity(running)
         self.waiters.check_integrity()
         self.recovery.budget.check_integrity()
+        self.shared.check_integrity(entry.request for entry in self.entries.values())
         self.tenancy.check_integrity(
             Counter(e.tenant.name for e in self.entries.values() if e.charge is not None)
         )

@@ -6,16 +6,17 @@ events are late, lost or off, answers get worse and nothing breaks.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from baton.control.fleet_table import FleetTable
 from baton.control.ledger import Entry, Family
 from baton.control.prompts import Prompts
+from baton.control.sessions import Sessions
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
-from baton.domain.handoff import HitSource
+from baton.domain.handoff import Decision, HitSource, Leg
 from baton.domain.slo import NO_SLO
 from baton.perf.fitted import TimingBook
 from baton.perf.overruns import Overruns
@@ -23,10 +24,9 @@ from baton.policy.hits import NO_HIT, NO_HITS, Hit, Hits
 from baton.policy.links import LinkBook
 from baton.policy.placement import PlacementQuery, Surroundings
 from baton.policy.prefix_index import IndexMode, PrefixIndex
+from baton.policy.prefix_regrets import NO_REGRETS, PrefixRegrets, PromptRegrets, Regrets
+from baton.policy.replica_cost import adapter_load_s
 from baton.policy.reuse import Reuse
-
-_MAX_SESSIONS = 65_536
-"""Sessions whose last replica is remembered; the one that was idle longest is forgotten first."""
 
 
 class Knowledge:
@@ -39,6 +39,7 @@ class Knowledge:
         self.timings = timings or TimingBook()
         self.links = LinkBook()
         self.reuse = Reuse()
+        self.regrets = PrefixRegrets()
         self.prompts = Prompts()
         self.overruns = Overruns()
         """How much later than predicted first tokens come."""
@@ -46,7 +47,7 @@ class Knowledge:
         self._families: dict[str, Family] = {}
         self._members: Counter[Family] = Counter()
         """How many replicas each family has."""
-        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._sessions = Sessions()
 
     # -------------------------------------------------------------- facts
 
@@ -92,13 +93,14 @@ class Knowledge:
             fleet=self._fleet.view(now_s),
             timings=self.timings,
             links=self.links,
+            room=self.index,
             due_at_s=self.prompts.due_at_s,
         )
 
     def query(self, entry: Entry, now_s: float) -> PlacementQuery:
         """What placement must know to place (or place again) this request."""
         request = entry.request
-        session = None if request.session_id is None else self._sessions.get(request.session_id)
+        session = self._sessions.last(request.tenant, request.session_id)
         return PlacementQuery(
             prompt_tokens=len(request.prompt_token_ids) + len(entry.generated),
             max_tokens=max(1, request.max_tokens - len(entry.generated)),
@@ -108,8 +110,9 @@ class Knowledge:
             hits=self._hits(entry, now_s),
             session_replica_id=session if session and session in self._fleet else None,
             reuses=self.reuse.reuses,
+            regrets=self._regrets(entry, now_s),
             early=entry.early,
-            waited_s=max(0.0, now_s - request.arrived_at_s),
+            waited_s=max(0.0, now_s - request.arrived_at_s - entry.no_replica_s(now_s)),
             slo=None if entry.slo is NO_SLO else entry.slo,
         )
 
@@ -118,6 +121,18 @@ class Knowledge:
             return NO_HITS
         found = {one: self.index.look_up(entry.hashes(one), now_s) for one in self._members}
         return next(iter(found.values())) if len(found) == 1 else _AnyFamily(found)
+
+    def _regrets(self, entry: Entry, now_s: float) -> Regrets:
+        """What was forgone for its prefixes; not known where their blocks have several names."""
+        if len(self._members) != 1 or not len(self.regrets):
+            return NO_REGRETS
+        return PromptRegrets(self.regrets, entry.hashes(next(iter(self._members))), now_s)
+
+    def placed(self, entry: Entry, decision: Decision, now_s: float) -> None:
+        """A request goes where it was decided."""
+        if decision.forgone is not None and len(self._members) == 1:
+            hashes = entry.hashes(next(iter(self._members)))
+            self.regrets.note(hashes, decision.forgone, now_s)
 
     def prefill_s(self, replica_id: str, tokens: int, now_s: float) -> float:
         """Until a replica has computed so many prompt tokens, after those sent there before."""
@@ -139,17 +154,29 @@ class Knowledge:
         """
         counted = self.links.flows
         assert counted == flows, f"links count {counted} flows, requests {flows}"
+        self._sessions.check_integrity()
         assert self._families.keys() == self._fleet.ids, "families of replicas that are not there"
         assert Counter(self._families.values()) == self._members, "members are miscounted"
 
     # -------------------------------------------------------------- what came of it
 
-    def prompt_sent(self, leg_id: str, replica_id: str, tokens: int, now_s: float) -> None:
-        """A leg whose replica must compute so much of its prompt is on its way."""
+    def prompt_sent(self, leg: Leg, replica_id: str, tokens: int, now_s: float) -> None:
+        """A leg is about to go to a replica that must compute so much of its prompt."""
         view = self._fleet.get(replica_id)
-        if view is not None and tokens > 1:
-            timing = self.timings.of(view)
-            self.prompts.sent(leg_id, replica_id, tokens=tokens, timing=timing, now_s=now_s)
+        if view is None:
+            return
+        load_s = 0.0
+        if leg.adapter is not None and not view.has_adapter(leg.adapter):
+            load_s = adapter_load_s(view)
+        if tokens > 1 or load_s:
+            self.prompts.sent(
+                leg.leg_id,
+                replica_id,
+                tokens=tokens,
+                timing=self.timings.of(view),
+                now_s=now_s,
+                load_s=load_s,
+            )
 
     def sent(self, entry: Entry, replica_id: str, tokens: int, now_s: float) -> None:
         """The first `tokens` of a request's prompt will soon be cached on a replica."""
@@ -189,10 +216,7 @@ class Knowledge:
         request = entry.request
         self.timings.observe_output(len(entry.generated), request.max_tokens)
         if decoded and request.session_id is not None:
-            self._sessions[request.session_id] = replica_id
-            self._sessions.move_to_end(request.session_id)
-            if len(self._sessions) > _MAX_SESSIONS:
-                self._sessions.popitem(last=False)
+            self._sessions.ended(request.tenant, request.session_id, replica_id)
         view = self._fleet.get(replica_id)
         if view is not None and not (view.facts.cache_events and self._events_count):
             # The last token was sampled, never computed.
@@ -244,3 +268,7 @@ class _AnyFamily:
             for one in part.holders(limit)
         }
         return sorted(tokens, key=tokens.__getitem__, reverse=True)[:limit]
+
+    def depths(self) -> Sequence[int]:
+        """None: blocks of different families cannot be counted together."""
+        return ()

@@ -15,10 +15,10 @@ def between(pairs: Iterable[tuple[LatencyTotals, LatencyTotals]]) -> LatencyTota
     """What was added between the first and the second of each pair, all together."""
     total = NO_LATENCIES._replace(buckets=_NO_BUCKETS)
     for before, now in pairs:
-        buckets = before.buckets or _NO_BUCKETS
         if not now.buckets:
             continue
-        more = tuple(max(0, b - a) for a, b in zip(buckets, now.buckets, strict=True))
+        pairs_of = zip(_by_our_edges(before.buckets), _by_our_edges(now.buckets), strict=True)
+        more = tuple(max(0, b - a) for a, b in pairs_of)
         total = LatencyTotals(
             total.requests + max(0, now.requests - before.requests),
             total.sum_s + max(0.0, now.sum_s - before.sum_s),
@@ -44,3 +44,11 @@ def quantile_s(of: LatencyTotals, q: float) -> float | None:
             return low_s + (high_s - low_s) * (wanted - seen) / count
         seen += count
     return EDGES_S[-1]
+
+
+def _by_our_edges(buckets: tuple[int, ...]) -> tuple[int, ...]:
+    """The same counts, where another version of baton knows more edges than this one, or fewer."""
+    known = len(_NO_BUCKETS)
+    if len(buckets) > known:
+        return (*buckets[: known - 1], sum(buckets[known - 1 :]))
+    return buckets + _NO_BUCKETS[len(buckets) :]

@@ -7,6 +7,17 @@ from baton.domain.fleet import FleetView
 from baton.domain.handoff import Lease, Ticket
 from baton.policy.placement import place_release
 
+RENEWALS = 6
+"""How often a lease is renewed in its time while a leg waits for its blocks."""
+
+
+def renewed_until_s(now_s: float, lasts_s: float) -> float:
+    """Until when a lease is good that is renewed now.
+
+    Source: vLLM 0.32, kv_connector/v1/nixl/base_worker.py `_handle_heartbeat`: two thirds of it.
+    """
+    return now_s + lasts_s * 2 / 3
+
 
 def granted(
     request_id: str, leg_id: str, *, replica_id: str, ticket: Ticket, now_s: float, lasts_s: float

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from baton.control.holding import Band
 from baton.control.leg_stories import OpenLeg
+from baton.control.prompt_use import PromptUse, with_leg
 from baton.control.tenancy import Charge
 from baton.control.transitions import check_edge
 from baton.domain.commands import RequestRecord
-from baton.domain.handoff import Decision, Lease, Leg, LegKind, Route, Ticket
+from baton.domain.handoff import CacheUse, Decision, Lease, Leg, LegKind, Route, Ticket
 from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.outline import Outline, TokenIds
 from baton.domain.request import LocalOnly, Phase, Request
@@ -78,9 +79,14 @@ class Entry:
     resume_reasons: list[str] = field(default_factory=list)
     excused_at_tokens: int = -1
     """How many it had when it was last tried again for nothing; -1: never. See `recovery`."""
+    crashes: int = 0
+    """Replicas in a row that died while they ran it, and it got no further."""
+    crashed_at_tokens: int = 0
+    """How many it had when the last of them did."""
     hedged: bool = False
     """Whether another replica would be quicker was looked at, which is done once."""
-    cached_tokens: int | None = None
+    prompt_use: PromptUse | None = None
+    """How much of its prompt was cached; None while no leg has said so."""
     first_token_due_at_s: float = float("inf")
     """When the current placement should have brought its first token."""
     first_token_at_s: float | None = None
@@ -94,12 +100,22 @@ class Entry:
     """Its place in line; None while it was not asked whether it is let in."""
     band: Band = _NO_BAND
     taken_in_at_s: float = 0.0
+    replica_wait_s: float = 0.0
+    """How long it has waited for a replica to be there, before it was placed for the first time."""
+    waits_since_s: float | None = None
+    """Since when it waits for one; None: it does not."""
     placed_at_s: float | None = None
     """When it was placed for the first time."""
     prefill_done_at_s: float | None = None
     handed_off_blocks: int = 0
     total_deadline_at_s: float = float("inf")
     _hashes: dict[tuple[Family, int], list[int]] = field(default_factory=dict)
+
+    def crashed(self) -> None:
+        """The replica that runs it has died."""
+        further = len(self.generated) > self.crashed_at_tokens
+        self.crashes = 1 if further else self.crashes + 1
+        self.crashed_at_tokens = len(self.generated)
 
     @property
     def priority(self) -> int:
@@ -110,6 +126,30 @@ class Entry:
     def request_id(self) -> str:
         """The request's id."""
         return self.request.request_id
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of its prompt that no replica had to compute; None while that is unknown."""
+        return None if self.prompt_use is None else self.prompt_use.cached_tokens
+
+    def learn_use(self, leg: Leg, cached_tokens: int, cache: CacheUse | None) -> None:
+        """Take in what a leg's engine says of the leg's prompt."""
+        self.prompt_use = with_leg(
+            self.prompt_use,
+            leg,
+            prompt_tokens=len(self.request.prompt_token_ids),
+            cached_tokens=cached_tokens,
+            cache=cache,
+        )
+
+    def no_replica_s(self, now_s: float) -> float:
+        """How long there was no replica for it, until now."""
+        waits_s = 0.0 if self.waits_since_s is None else now_s - self.waits_since_s
+        return self.replica_wait_s + waits_s
+
+    def end_replica_wait(self, now_s: float) -> None:
+        """A replica is there for it, or it waits no more."""
+        self.replica_wait_s, self.waits_since_s = self.no_replica_s(now_s), None
 
     def move(self, target: Phase) -> None:
         """Take an edge of the transition table.
@@ -194,11 +234,6 @@ class Entry:
         assert self.open_leg is not None, f"{self.request_id} runs no leg"
         return self.open_leg
 
-    @property
-    def handoff_due_at_s(self) -> float:
-        """Until when its first token is borne with; one that has it has no such deadline."""
-        return float("inf") if self.generated else self.first_token_due_at_s
-
     def transfer_due_at_s(self, queued_at_s: float | None, transfer_s: float) -> float:
         """When its transfer, before which there last was a queue then, should bring a first token.
 
@@ -207,7 +242,7 @@ class Entry:
         up, and its link be blamed.
         """
         from_s = max(self.running.began_at_s, queued_at_s or 0.0)
-        return min(from_s + transfer_s + self.rest_s, self.handoff_due_at_s)
+        return from_s + transfer_s + self.rest_s
 
     def leg_over(self, end: LegEnd, now_s: float) -> None:
         """Its running leg is over."""

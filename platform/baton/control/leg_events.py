@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from baton.control.fleet_table import FleetTable
 from baton.control.health import Health
-from baton.control.journey import BROKEN, Journeys
+from baton.control.journey import BROKEN, REFUSALS, Journeys
 from baton.control.ledger import request_of
 from baton.control.legs import ClosingLeg, LegBook
 from baton.control.pairs import PairProber
 from baton.domain.commands import Deliver, Delivery
-from baton.domain.errors import EngineFailed
 from baton.domain.events import LegFailed, StepProduced
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
 from baton.domain.recovery import Trouble
-from baton.domain.request import LocalOnly, Phase
+from baton.domain.request import FinishReason, LocalOnly, Phase
 
 NOT_THE_LINK = frozenset({LegFailure.OVERLOADED, LegFailure.UNREACHABLE, LegFailure.DRAINING})
 """Failures of a decode leg that say nothing of the way its blocks would have taken."""
+
+_REFUSALS = frozenset({LegFailure.REFUSED, LegFailure.INVALID})
 
 _TROUBLES = {
     LegFailure.KV_LOAD_FAILED: Trouble.HANDOFF,
@@ -64,6 +65,9 @@ class LegEvents:
             entry = entry_of(leg.request_id)
             if entry is None:  # what runs and is of no request is a probe's
                 journeys.commands.extend(self._prober.output(output, now_s))
+            elif output.finish in REFUSALS:
+                why, own = str(output.stop_reason or ""), output.finish is FinishReason.INVALID
+                journeys.refuse(entry, replica_id, why, now_s, own=own)
             elif leg.kind is LegKind.PREFILL:
                 early = journeys.take_prefill(entry, output, placed, now_s)
                 if early is not None:
@@ -87,7 +91,7 @@ class LegEvents:
                 request_id, output.leg_id, replica_id, output.ticket, now_s
             )
             self._journeys.release_lease(lease, now_s)
-        elif output.finish in BROKEN:
+        elif output.finish in BROKEN or output.finish in REFUSALS:
             self._late_failure(output.leg_id, now_s)
         elif self._legs.closing(output.leg_id) is None:
             self.ignored += 1
@@ -104,10 +108,9 @@ class LegEvents:
             self._journeys.commands.extend(self._prober.leg_failed(event, now_s))
             return
         entry = self._journeys.entries[placed.leg.request_id]
-        if event.failure is LegFailure.REFUSED:
-            self._journeys.running.drop(entry, now_s)
-            why = f"replica {event.replica_id} refused it: {event.why or 'no reason given'}"
-            self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
+        if event.failure in _REFUSALS:
+            own = event.failure is LegFailure.INVALID
+            self._journeys.refuse(entry, event.replica_id, event.why, now_s, own=own)
             return
         if event.failure is LegFailure.KV_LOAD_FAILED:
             entry.local_only = LocalOnly.HANDOFF_FAILED

@@ -14,6 +14,7 @@ from baton.control.legs import LegBook, PlacedLeg
 from baton.domain.commands import AbortLegs, SubmitLeg
 from baton.domain.handoff import Leg, LegKind, LegOutput
 from baton.domain.leg_story import LegEnd
+from baton.domain.value import evolve
 
 
 class LegRunning:
@@ -31,10 +32,12 @@ class LegRunning:
         self, entry: Entry, leg: Leg, *, replica_id: str, tokens: int, now_s: float
     ) -> SubmitLeg:
         """Send a leg to a replica, which must compute so many tokens of its prompt."""
+        leg = evolve(leg, uncached_tokens=tokens)
         entry.leg_began(leg, replica_id, now_s)
+        # First, for the table says of an adapter that is sent for that it is there.
+        self._knowledge.prompt_sent(leg, replica_id, tokens, now_s)
         self._legs.begin(leg, replica_id, tokens)
         self._health.began(replica_id, leg.leg_id, now_s)
-        self._knowledge.prompt_sent(leg.leg_id, replica_id, tokens, now_s)
         self._accounts.begun(entry, leg, replica_id)
         return SubmitLeg(replica_id=replica_id, leg=leg)
 
@@ -42,8 +45,6 @@ class LegRunning:
         """Its engine need not compute so many tokens of its prompt."""
         self._accounts.cached(placed.leg.leg_id, tokens)
         entry.running.cached_tokens = tokens
-        if entry.cached_tokens is None:
-            entry.cached_tokens = tokens
         if placed.leg.kind is not LegKind.DECODE:  # there, fetched blocks count as cached too
             self._knowledge.computed(entry, placed.replica_id, tokens, now_s)
 
@@ -58,12 +59,12 @@ class LegRunning:
         self._legs.end(output.leg_id)
         self._over(entry, placed, LegEnd.DONE, now_s, produced=output.ticket is not None)
 
-    def drop(self, entry: Entry, now_s: float) -> None:
+    def drop(self, entry: Entry, now_s: float, end: LegEnd = LegEnd.BROKEN) -> None:
         """It is over without a result; its replica holds nothing for it any more."""
         assert entry.leg_id is not None, "only an entry that runs a leg can drop it"
         placed = self._legs.end(entry.leg_id)
         assert placed is not None, f"leg {entry.leg_id} is not in the book"
-        self._over(entry, placed, LegEnd.BROKEN, now_s)
+        self._over(entry, placed, end, now_s)
 
     def abort(self, entry: Entry, end: LegEnd, now_s: float, *, until_s: float) -> AbortLegs:
         """Begin to close it, its lease with it; the abort should be confirmed until then."""

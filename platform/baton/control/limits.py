@@ -39,14 +39,18 @@ class CoordinatorLimits:
     """Longer prompts are shed; None leaves it to the model's context."""
     queue_wait_s: float = 2.0
     """How long a new request waits for a replica before it is evicted."""
+    cold_start_wait_s: float | None = None
+    """The same where the fleet has no replica, and one is started because a request waits; None:
+    none is."""
     resume_wait_s: float = 60.0
     """How long a stream that lost its replica waits for another; as long as an engine starts."""
     first_token_s: float = 30.0
-    """From placement to the first token, before the replica is given up for this request."""
+    """From placement to the end of the prefill, or to the first token where one replica runs both
+    phases, before the replica is given up for this request."""
     transfer_s: float = 2.0
     """From handoff to the decode replica's first token; while that replica says that it has a
-    queue, the time does not run. Where only a prefix is fetched, what it is predicted to take to
-    compute the rest comes on top."""
+    queue, the time does not run, for its blocks do not move yet. Where only a prefix is fetched,
+    what it is predicted to take to compute the rest comes on top."""
     stall_s: float = 10.0
     """Between two tokens of a stream, before its replica is given up."""
     total_s: float = 600.0

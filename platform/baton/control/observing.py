@@ -42,6 +42,9 @@ from baton.policy.slo_book import DEFAULT_CLASS
 _FORGOTTEN_WINDOWS = 10
 """A coordinator that has not been heard for so many windows is gone."""
 
+_WINDOW_TICKS = 15
+"""Thirty seconds of ticks every two seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverOptions:
@@ -54,6 +57,12 @@ class ObserverOptions:
     stale_s: float = 10.0
     """Loads, and coordinators that repeat themselves, are not believed any more after it; replicas
     report several times a second, and are given up by coordinators sooner."""
+
+    @classmethod
+    def of_ticks(cls, interval_s: float) -> ObserverOptions:
+        """For who decides so often: who ticks faster sees changes sooner."""
+        own = cls()
+        return replace(own, window_s=max(own.fast_window_s, _WINDOW_TICKS * interval_s))
 
     def __post_init__(self) -> None:
         for name in ("window_s", "fast_window_s", "stale_s"):
@@ -323,6 +332,8 @@ class Observer:
             draining=max(state.draining, found.draining),
             gpus_per_replica=state.gpus_per_replica,
             cold_start_s=state.cold_start_s if measured_s is None else measured_s,
+            cold_start_measured=measured_s is not None,
+            starting_for_s=starts.starting_for_s(now_s),
             prefill_tokens_per_s=capacity.prefill_tokens_per_s,
             decode_tokens_per_s=capacity.decode_tokens_per_s,
             decode_streams=capacity.decode_streams,

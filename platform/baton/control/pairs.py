@@ -44,8 +44,15 @@ PROBE_PREFIX = "probe-"
 
 _FIRST_TOKEN_ID, _LAST_TOKEN_ID = 3, 66
 """Beyond the special tokens of common vocabularies, and within the smallest."""
-_BROKEN = frozenset({FinishReason.ERROR, FinishReason.ABORT})
-_PAIR_FAILURES = frozenset({LegFailure.ENGINE_ERROR, LegFailure.KV_LOAD_FAILED, LegFailure.REFUSED})
+_BROKEN = frozenset(
+    {FinishReason.ERROR, FinishReason.ABORT, FinishReason.INVALID, FinishReason.REFUSED}
+)
+_PAIR_FAILURES = frozenset(
+    {
+        *(LegFailure.ENGINE_ERROR, LegFailure.KV_LOAD_FAILED),
+        *(LegFailure.REFUSED, LegFailure.INVALID),
+    }
+)
 """Of a pull: the others are about the target alone."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from baton.perf.timing import EngineTiming, delay_s
+from baton.perf.timing import EngineTiming, added_s
 
 
 class Prompts:
@@ -28,13 +28,25 @@ class Prompts:
         """By replica; those that have none are not there."""
 
     def sent(
-        self, leg_id: str, replica_id: str, *, tokens: int, timing: EngineTiming, now_s: float
+        self,
+        leg_id: str,
+        replica_id: str,
+        *,
+        tokens: int,
+        timing: EngineTiming,
+        now_s: float,
+        load_s: float = 0.0,
     ) -> None:
-        """A prompt of which so many tokens must be computed went to a replica."""
-        if tokens <= 1:
+        """A prompt of which so many tokens must be computed went to a replica.
+
+        Its adapter is loaded before that, for `load_s`, in which nothing else is computed there.
+        """
+        if tokens <= 1 and not load_s:
             return
         legs = self._by_replica.setdefault(replica_id, {})
-        took_s = delay_s(timing, tokens) if legs else timing.prefill_s(tokens)
+        took_s = load_s
+        if tokens > 1:
+            took_s += added_s(timing, tokens) if legs else timing.prefill_s(tokens)
         legs[leg_id] = took_s
         self._out[leg_id] = (replica_id, took_s)
         self._due_at_s[replica_id] = max(now_s, self._due_at_s.get(replica_id, 0.0)) + took_s

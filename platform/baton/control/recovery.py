@@ -1,11 +1,12 @@
 """What is done when a request can not stay where it runs: tried again elsewhere, or given up.
 
 *Theory of operation.* A leg breaks, is given up by a deadline, or its replica is left as a whole.
-The request is then placed again, with the tokens that its client has as part of its prompt. Three
+The request is then placed again, with the tokens that its client has as part of its prompt. Four
 things bound how often:
 
 - no more than `max_failures` failed legs of one request; one that is hedged, or that a
   replica refuses for the first time because it drains, has not failed;
+- no more than `_MOST_CRASHES` replicas in a row that die with a request that gets no further;
 - a request that cannot be carried over ends once its client has tokens;
 - the *retry budget* (`policy.retry_budget`): second tries are a share of what arrives.
 
@@ -50,6 +51,8 @@ _OUTSIDE = frozenset({Trouble.LOST, Trouble.SILENT, Trouble.STILL, Trouble.HANDO
 """Troubles whose cause is over when the request is elsewhere."""
 _POISON = 2
 """A request that has failed on so many replicas is more likely to blame than the next one."""
+_MOST_CRASHES = 3
+"""Replicas that may die with a request that gets no further: it may be what ends them."""
 _ALMOST = 0.9
 """Of a stall: reports of the last step come a little after it."""
 
@@ -127,15 +130,15 @@ class Recovery:
 
         Where its engine has not done a step for about as long, whatever runs there goes, too.
         """
+        replica_id, leg_id = entry.running.replica_id, entry.leg_id
+        if self._leave_still(replica_id, now_s) and entry.leg_id != leg_id:
+            return
         why, trouble = f"no progress in phase {entry.phase}", Trouble.STALLED
         if entry.phase is Phase.TRANSFER:
             entry.local_only, trouble = LocalOnly.HANDOFF_FAILED, Trouble.HANDOFF
             self._journeys.flows.end(entry, now_s, failed=why)
         elif entry.phase is Phase.PREFILL:
             trouble = Trouble.LATE
-        replica_id, leg_id = entry.running.replica_id, entry.leg_id
-        if trouble in _BLAMED and self._leave_still(replica_id, now_s) and entry.leg_id != leg_id:
-            return
         self._blame(entry, replica_id, why, now_s, trouble)
         self.abort(entry, LegEnd.GIVEN_UP, now_s)
         self._try_elsewhere(entry, replica_id, why, now_s, trouble=trouble)
@@ -244,7 +247,10 @@ class Recovery:
         self._journeys.release(entry, now_s)
         entry.failures += _is_failure(entry, replica_id, trouble)
         entry.avoid |= {replica_id}
-        if entry.failures > self._journeys.limits.max_failures:
+        if trouble is Trouble.LOST and entry.crashes >= _MOST_CRASHES:
+            why = f"{entry.crashes} replicas in a row died while they ran it: {replica_id}: {why}"
+            self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
+        elif entry.failures > self._journeys.limits.max_failures:
             why = f"gave up after {entry.failures} failures, the last on {replica_id}: {why}"
             self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
         elif self._may_try(entry, replica_id, now_s, trouble):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from baton.domain.demand import EDGES_S, CoordinatorReport
+from baton.domain.demand import FEWEST_BUCKETS, CoordinatorReport
 
 
 def nonsense(report: CoordinatorReport) -> Iterator[str]:
@@ -27,8 +27,9 @@ def nonsense(report: CoordinatorReport) -> Iterator[str]:
         if not 0 <= value < math.inf:
             yield f"{name} is {value}, wanted a number from 0"
     for of in (report.ttft, report.tpot):
-        if of.buckets and (len(of.buckets) != len(EDGES_S) + 1 or min(of.buckets) < 0):
-            yield f"a histogram has {len(of.buckets)} buckets, wanted {len(EDGES_S) + 1} from 0 up"
+        if of.buckets and (len(of.buckets) < FEWEST_BUCKETS or min(of.buckets) < 0):
+            seen = f"{len(of.buckets)} buckets, the least of which holds {min(of.buckets)}"
+            yield f"a histogram has {seen}; wanted at least {FEWEST_BUCKETS}, each from 0 up"
     for row in report.tallies:
         if not all(0 <= value < math.inf for value in row[4:]):
             yield f"a tally of class {row.slo_class!r} has a figure that is no number from 0"

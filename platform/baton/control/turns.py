@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from baton.control.cold_wait import ColdWait
 from baton.control.fleet_table import FleetTable
 from baton.control.ledger import Entry
 from baton.control.limits import CoordinatorLimits
 from baton.control.waiters import Waiters
+from baton.domain.demand import ColdStart
 from baton.domain.errors import (
     BatonError,
     EngineFailed,
@@ -65,6 +67,7 @@ class Turns:
         self._journeys = journeys
         self._fleet = fleet
         self.waiters = waiters
+        self.cold = ColdWait(journeys.limits.cold_start_wait_s)
 
     def enqueue(self, entry: Entry, now_s: float, *, why: str) -> None:
         """Wait for a replica: briefly before the first token, for long once a stream is open."""
@@ -72,19 +75,46 @@ class Turns:
             return
         streaming = bool(entry.generated)
         if not streaming and not self._make_room(entry, now_s):
-            error = self.queue_full(entry.request_id, f"the queue is full ({why})")
+            error = self.queue_full(entry.request_id, f"the queue is full ({why})", now_s)
             self._refuse(entry, error, now_s)
             return
         entry.move(Phase.QUEUED)
         self.waiters.queue[entry.request_id] = None
-        wait_s = (
-            self._journeys.limits.resume_wait_s if streaming else self._journeys.limits.queue_wait_s
-        )
-        self._journeys.wait_until(entry, now_s + wait_s)
+        if streaming:
+            self._journeys.wait_until(entry, now_s + self._journeys.limits.resume_wait_s)
+            return
+        if entry.placed_at_s is None:
+            entry.waits_since_s = now_s
+            self.cold.asked(now_s)
+        self._journeys.wait_until(entry, now_s + self._queue_wait_s(now_s))
+
+    def _queue_wait_s(self, now_s: float) -> float:
+        """How long a new request waits for a replica: for a cold start, where there is none."""
+        wait_s = self._journeys.limits.queue_wait_s
+        return wait_s if self.has_replica else max(wait_s, self.cold.waits_s(now_s))
+
+    @property
+    def has_replica(self) -> bool:
+        """Whether any replica takes new work."""
+        roster = self._fleet.view(0.0).roster
+        return bool(roster.prefill or roster.decode)
+
+    def cold_start_told(self, start: ColdStart, now_s: float) -> None:
+        """Requests that wait for a replica wait as long as what is known now makes them."""
+        self.cold.told(start, now_s)
+        if self.has_replica:
+            return
+        wait_s = self._queue_wait_s(now_s)
+        for request_id in self.waiters.queue:
+            entry = self._journeys.entries[request_id]
+            if entry.waits_since_s is not None:
+                self._journeys.wait_until(entry, max(now_s, entry.waits_since_s + wait_s))
 
     def serve_queue(self, now_s: float) -> None:
         """Try to place everyone who waits, in order of arrival."""
         self.waiters.retry_at_s = None
+        if self.has_replica:
+            self.cold.came()
         for request_id in tuple(self.waiters.queue):
             self._journeys.place(self._journeys.entries[request_id], now_s)
 
@@ -103,7 +133,7 @@ class Turns:
             return
         if not self._make_room(entry, now_s):
             why = f"{len(self.waiters)} requests wait already"
-            self._refuse(entry, self.queue_full(entry.request_id, why), now_s)
+            self._refuse(entry, self.queue_full(entry.request_id, why, now_s), now_s)
             return
         if entry.phase is not Phase.QUEUED:
             entry.move(Phase.QUEUED)
@@ -127,23 +157,30 @@ class Turns:
             why = f"no replica came to resume it within {self._journeys.limits.resume_wait_s:g} s"
             self._journeys.fail(entry, EngineFailed(entry.request_id, why), now_s)
             return
-        why = f"no replica took it within {self._journeys.limits.queue_wait_s:g} s"
+        waited_s = self._journeys.limits.queue_wait_s
+        if entry.waits_since_s is not None:
+            waited_s = now_s - entry.waits_since_s
+        why = f"no replica took it within {waited_s:.3g} s"
         if entry.request_id in self.waiters.admittance.holding:
             self.waiters.admittance.holding.in_vain(entry.request_id)
             why = "its turn did not come in time for its first token"
         kind = Evicted if len(self._fleet) else NoCapacity
-        self._refuse(entry, kind(entry.request_id, self.retry_after_s(), why), now_s)
+        self._refuse(entry, kind(entry.request_id, self.retry_after_s(now_s), why), now_s)
 
-    def queue_full(self, request_id: str, why: str) -> QueueFull:
+    def queue_full(self, request_id: str, why: str, now_s: float) -> QueueFull:
         """The refusal of a request for which there is no room to wait."""
-        return QueueFull(request_id, self.retry_after_s(), why)
+        return QueueFull(request_id, self.retry_after_s(now_s), why)
 
-    def retry_after_s(self) -> float:
+    def retry_after_s(self, now_s: float) -> float:
         """When a client may come back for whom there is no room to wait.
 
-        Where all wait for a replica to come, that is the longest that one waits for it.
+        Where all wait for a replica to come: when that is expected, or else the longest that one
+        waits for it.
         """
-        return self.waiters.retry_after_s(otherwise_s=self._journeys.limits.queue_wait_s)
+        wait_s = self.waiters.retry_after_s(otherwise_s=self._journeys.limits.queue_wait_s)
+        if self.has_replica or not self.cold.expects:
+            return wait_s
+        return max(wait_s, self.cold.left_s(now_s))
 
     def _make_room(self, entry: Entry, now_s: float) -> bool:
         """Whether one more may wait; for one of a higher band the newest of the lowest goes."""
@@ -153,7 +190,7 @@ class Turns:
         if victim is None:
             return False
         why = "the queue is full, and others come before it"
-        error = Evicted(victim, self.retry_after_s(), why)
+        error = Evicted(victim, self.retry_after_s(now_s), why)
         self._refuse(self._journeys.entries[victim], error, now_s)
         return True
 

@@ -17,6 +17,7 @@ _PAUSE_S = 0.005
 """Two hundred tries per second at most: at 0.2 ms for one, 4 % of the time."""
 _LOOK_S = 0.05
 """What comes free without being told comes to light so soon."""
+_UNKNOWN = object()
 _LEAST_RETRY_S = 1.0
 """HTTP's Retry-After is in whole seconds."""
 
@@ -46,19 +47,19 @@ class Waiters:
 
     def let_in(self, entry: Entry, now_s: float) -> None:
         """Somebody is about to be placed."""
-        self.queue.pop(entry.request_id, None)
+        self._leave_queue(entry, now_s)
         self.admittance.let_in(entry, now_s)
         self._rest()
 
     def hold(self, entry: Entry, now_s: float) -> None:
         """Somebody waits for its turn, and may be the first in line."""
-        self.queue.pop(entry.request_id, None)
+        self._leave_queue(entry, now_s)
         self.admittance.hold(entry, now_s)
         self.came_free(now_s)
 
     def leave(self, entry: Entry, now_s: float) -> None:
         """Somebody has ended, whether it waited or not."""
-        self.queue.pop(entry.request_id, None)
+        self._leave_queue(entry, now_s)
         self.admittance.leave(entry, now_s)
         self._rest()
 
@@ -95,6 +96,10 @@ class Waiters:
     def retry_after_s(self, *, otherwise_s: float) -> float:
         """When a client may come back for whom there is no room: once those who wait had turns."""
         return max(_LEAST_RETRY_S, self.admittance.drained_s() or otherwise_s)
+
+    def _leave_queue(self, entry: Entry, now_s: float) -> None:
+        if self.queue.pop(entry.request_id, _UNKNOWN) is None:
+            entry.end_replica_wait(now_s)
 
     def _rest(self) -> None:
         """With nobody left to try no time is due: a body would wake up for it for ever."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from baton.domain.errors import BatonError
-from baton.domain.handoff import Decision, Lease, Leg, Route
+from baton.domain.handoff import CacheUse, Decision, Lease, Leg, Route
 from baton.domain.leg_story import LegStory
 from baton.domain.request import FinishReason, Phase
 from baton.domain.slo import ALL_MET, NO_SLO, Judgement, Slo
@@ -60,7 +60,10 @@ class Delivery(Value, kw_only=False):
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
     cached_tokens: int | None = None
+    """Prompt tokens of the request that no replica had to compute. Comes with the first tokens."""
     detail: bytes | None = None
+    cache: CacheUse | None = None
+    """Comes with `cached_tokens`."""
 
 
 class Deliver(Value, kw_only=True):
@@ -100,6 +103,10 @@ class RequestRecord(Value, kw_only=True):
     prefill_done_at_s: float | None
     """When the ticket arrived; None for LOCAL."""
     handed_off_blocks: int
+    model: str = ""
+    """Empty, as the pool is: it was never placed."""
+    pool: str = ""
+    """Where it decoded, or was to decode."""
     tenant: str = DEFAULT_TENANT
     slo: Slo = NO_SLO
     """What it was promised."""

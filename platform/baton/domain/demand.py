@@ -106,14 +106,18 @@ class LatencyTotals(NamedTuple):
     requests: int = 0
     sum_s: float = 0.0
     buckets: tuple[int, ...] = ()
-    """How many were at most each of `EDGES_S`; not cumulative; the last one holds the rest."""
+    """How many were at most each of `EDGES_S`; not cumulative; the last one holds the rest. Another
+    version of baton may tell more or fewer of them, of edges that begin with the same ones."""
 
 
 NO_LATENCIES = LatencyTotals()
 NO_DEMAND = DemandTotals()
 
-EDGES_S: tuple[float, ...] = tuple(0.001 * 1.25**step for step in range(64))
-"""1 ms to about 21 minutes, each a quarter longer than the one before."""
+EDGES_S: tuple[float, ...] = tuple(0.001 * 1.25**step for step in range(83))
+"""1 ms to 24.5 hours, each a quarter longer than the one before: the longest timeout that can be
+configured is a day."""
+FEWEST_BUCKETS = 65
+"""Of a report: versions of baton that ended at 21 minutes told as many."""
 
 
 class PoolReport(NamedTuple):
@@ -140,6 +144,19 @@ class PoolReport(NamedTuple):
     """Age of the oldest load report that counts."""
     roles: tuple[tuple[str, Role], ...] = ()
     """Its replicas and what they are meant for."""
+
+
+class ColdStart(NamedTuple):
+    """What is known of the start of a model's next replica, while it has none."""
+
+    can_start: bool = True
+    """Whether one is started when a request waits for it."""
+    takes_s: float = 60.0
+    """From asking for a replica until it takes work."""
+    measured: bool = False
+    """Whether that was seen, rather than assumed."""
+    left_s: float | None = None
+    """Until the first of those that start is expected; None: none starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

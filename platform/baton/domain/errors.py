@@ -10,12 +10,14 @@
     │   └── Evicted           taken out of the queue: it waited past its deadline
     ├── EngineFailed          an engine could not go on and no other could take over
     │   └── NotResumable      tokens had reached the client; generation cannot be carried over
+    ├── RequestInvalid        an engine refuses the request itself, as every other would
     ├── PromptTooLong         longer than this deployment lets in
     ├── NotAllowed            asked for what its tenant may not have
     ├── DeadlineExceeded      the request's own time limit ran out
     ├── EngineDied            the engine of a replica is dead
     ├── Broken                a part of a deployment lives and cannot do its work
     ├── AdapterFailed         a LoRA adapter cannot be loaded
+    ├── LegInvalid            an engine refuses a leg for what its request asks for
     ├── LinkFailed            a fleet link refused a frame or is down
     ├── TransferFailed        KV blocks cannot be fetched from a replica
     │   └── RdmaMissing       they would take a way that the deployment does not allow
@@ -46,6 +48,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import ClassVar
 
+from baton.domain.retry_after import retry_in
+
 
 class Cause(StrEnum):
     """Why a request was refused or failed, in a word (a metric label, hence an enum)."""
@@ -59,6 +63,8 @@ class Cause(StrEnum):
     ENGINE_FAILED = "engine_failed"
     NOT_RESUMABLE = "not_resumable"
     PROMPT_TOO_LONG = "prompt_too_long"
+    INVALID = "invalid"
+    """An engine refused the request itself."""
     NOT_ALLOWED = "not_allowed"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     LEFT = "left"
@@ -92,7 +98,7 @@ class Rejected(BatonError):
         self.why = why
 
     def __str__(self) -> str:
-        return f"request {self.request_id} refused: {self.why}; retry in {self.retry_after_s:.0f} s"
+        return f"request {self.request_id} refused: {self.why}; {retry_in(self.retry_after_s)}"
 
 
 class QueueFull(Rejected):
@@ -166,6 +172,14 @@ class PromptTooLong(_RequestFailed):
     http_status = 400
 
 
+class RequestInvalid(_RequestFailed):
+    """An engine refuses the request itself: every engine would, and none has failed."""
+
+    cause = Cause.INVALID
+    own_doing = True
+    http_status = 400
+
+
 class NotAllowed(_RequestFailed):
     """It asked for what its tenant may not have."""
 
@@ -219,6 +233,23 @@ class AdapterFailed(BatonError):
 
     def __str__(self) -> str:
         return f"adapter {self.name}: {self.why}"
+
+
+class LegInvalid(BatonError):
+    """An engine refuses a leg for what its request asks for; any engine of its model would."""
+
+    def __init__(self, leg_id: str, why: str) -> None:
+        super().__init__(leg_id, why)
+        self.leg_id = leg_id
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"leg {self.leg_id}: {self.why}"
+
+
+def too_long(prompt_tokens: int, max_len_tokens: int) -> str:
+    """Why an engine does not take a prompt: there must be room for a token behind it."""
+    return f"the prompt has {prompt_tokens} tokens, wanted fewer than {max_len_tokens}"
 
 
 class LinkFailed(_ReplicaTrouble):

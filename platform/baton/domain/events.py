@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton.domain.cache import CacheUpdate
+from baton.domain.demand import ColdStart
 from baton.domain.errors import Rejected
 from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import LegFailure, LegOutput
@@ -128,6 +129,12 @@ class QuotasShared(Value, kw_only=True):
     """By tenant; those that are not among them keep what they have."""
 
 
+class ColdStartReported(Value, kw_only=True):
+    """Whoever starts replicas has said how long the next one takes."""
+
+    start: ColdStart
+
+
 class TimePassed(Value, kw_only=True):
     """Nothing happened but time; deadlines are looked at."""
 
@@ -148,5 +155,6 @@ Event = (
     | LinksReported
     | SideChannelChecked
     | QuotasShared
+    | ColdStartReported
     | TimePassed
 )

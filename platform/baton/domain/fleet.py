@@ -80,6 +80,8 @@ class ReplicaFacts:
     """Adapters that it keeps loaded at most; 0: it serves none."""
     decode_step_tokens: int | None = None
     """As `max_batched_tokens`, of steps in which anybody decodes; None: as many."""
+    adapters_per_batch: int = 0
+    """Different adapters that it runs at the same time; 0: as many as it keeps loaded."""
 
     @property
     def goes_on(self) -> bool:
@@ -95,6 +97,10 @@ class TransferTotals(NamedTuple):
     busy_s: float = 0.0
     failures: int = 0
     expired_leases: int = 0
+    """Of blocks on this replica: nobody fetched or released them in time."""
+    void_pulls: int = 0
+    """Of the pulls: the source no longer kept the blocks when they had been read. They were thrown
+    away, and the prompt was computed or its leg ended in an error."""
 
 
 class StepTotals(NamedTuple):
@@ -188,6 +194,8 @@ class ReplicaView(Value, kw_only=True):
     unseen_tokens: int = 0
     unseen_adapters: frozenset[str] = frozenset()
     """What those legs need: the replica will have them."""
+    inflight_adapters: frozenset[str] = frozenset()
+    """What all of our own legs on it need: none of these goes for another, while they run."""
 
     @property
     def replica_id(self) -> str:
@@ -196,7 +204,32 @@ class ReplicaView(Value, kw_only=True):
 
     def has_adapter(self, name: str) -> bool:
         """Whether a leg with this adapter would find it there, or on its way."""
-        return name in self.load.adapters.loaded or name in self.unseen_adapters
+        if name not in self.load.adapters.loaded and name not in self.unseen_adapters:
+            return False
+        return name in self.adapters
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """What it will have loaded once it has got all that was sent; the first to go first.
+
+        With room for two, of which x and y are there, a leg that was sent for z costs x its place,
+        or y where a leg needs x.
+        """
+        loaded = self.load.adapters.loaded
+        coming = [name for name in sorted(self.unseen_adapters) if name not in loaded]
+        names = [*loaded, *coming]
+        while 0 < self.facts.adapter_slots < len(names):
+            idle = (name for name in names if name not in self.inflight_adapters)
+            names.remove(next(idle, names[0]))
+        return tuple(names)
+
+    @property
+    def next_to_go(self) -> str | None:
+        """The adapter that goes for the next one that is loaded; None while there is room."""
+        names = self.adapters
+        if not names or len(names) < self.facts.adapter_slots:
+            return None
+        return next((name for name in names if name not in self.inflight_adapters), names[0])
 
     @property
     def is_counted_on(self) -> bool:

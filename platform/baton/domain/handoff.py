@@ -78,7 +78,7 @@ class Option(Value, kw_only=False):
     hit_age_s: float
     """How long ago the source last vouched for the hit; 0 without one."""
     queue_s: float
-    """Until the prefill begins."""
+    """Until the prefill begins, or the load of its adapter."""
     prefill_s: float
     transfer_s: float
     decode_s: float
@@ -93,17 +93,30 @@ class Option(Value, kw_only=False):
     for it; 0 without a TPOT objective."""
     early: bool = False
     """Whether its first token comes with the end of the prefill, before its blocks are moved."""
+    load_s: float = 0.0
+    """To load its adapter where its prompt is computed, before the prefill; no queue makes it
+    shorter, and waiting elsewhere does not either."""
 
     @property
     def ttft_s(self) -> float:
         """Predicted time to first token, from the decision on."""
-        prefilled_s = self.queue_s + self.prefill_s
+        prefilled_s = self.queue_s + self.load_s + self.prefill_s
         return prefilled_s if self.early else prefilled_s + self.transfer_s + self.decode_s
 
     @property
     def streams_after_s(self) -> float:
         """Predicted time until the decode replica has given a token, from the decision on."""
-        return self.queue_s + self.prefill_s + self.transfer_s + self.decode_s
+        return self.queue_s + self.load_s + self.prefill_s + self.transfer_s + self.decode_s
+
+
+class Forgone(Value, kw_only=False):
+    """What a request, and those beside it, lose because a replica does not hold how it begins."""
+
+    replica_id: str
+    blocks: int
+    """Leading blocks of the prompt."""
+    seconds: float
+    """Below 0: what was paid to have them computed once more."""
 
 
 class Decision(Value, kw_only=True):
@@ -116,6 +129,8 @@ class Decision(Value, kw_only=True):
     """The best three, best first; empty for a policy that predicts nothing."""
     considered: int = 0
     """How many options were looked at."""
+    forgone: Forgone | None = None
+    """What another replica would have spared had it held the beginning of the prompt, too."""
 
     @property
     def chosen(self) -> Option | None:
@@ -171,6 +186,9 @@ class Leg(Value, kw_only=True):
     """The LoRA adapter that it is computed with."""
     gives_token: bool = False
     """Of a prefill leg: its token is the client's, and drawn as the request wants it."""
+    uncached_tokens: int | None = None
+    """How many prompt tokens its replica is expected to compute; None: all that it does not pull.
+    Engines know only when they begin with a leg how much of its prompt is cached."""
     payload: bytes = b""
 
     def __post_init__(self) -> None:
@@ -178,6 +196,13 @@ class Leg(Value, kw_only=True):
             raise ValueError(f"leg {self.leg_id!r}: a decode leg, and only that, carries a ticket")
         if self.gives_token and self.kind is not LegKind.PREFILL:
             raise ValueError(f"leg {self.leg_id!r}: only a prefill leg may give its token or not")
+
+    @property
+    def to_compute(self) -> int:
+        """Prompt tokens that its replica will have to compute, as far as anybody can tell."""
+        pulled = 0 if self.ticket is None else self.ticket.tokens
+        most = max(0, len(self.prompt_token_ids) - pulled)
+        return most if self.uncached_tokens is None else min(most, self.uncached_tokens)
 
 
 class LegTimes(NamedTuple):
@@ -189,6 +214,17 @@ class LegTimes(NamedTuple):
     """From then until its first output."""
     preemptions: int = 0
     """How often it was put back to wait, so far."""
+
+
+class CacheUse(NamedTuple):
+    """Where cached prompt tokens came from, and how many are new in a prefix cache."""
+
+    external_tokens: int = 0
+    """Of the cached tokens: those from outside of the engine's own prefix cache. They came from
+    another engine, or from a store below the cache."""
+    created_tokens: int = 0
+    """Of the tokens that were not cached: those that the engine computed and now keeps in its
+    prefix cache. An engine caches full blocks only."""
 
 
 class LegOutput(NamedTuple):
@@ -211,13 +247,17 @@ class LegOutput(NamedTuple):
     times: LegTimes | None = None
     """Said with its first output, and with its last when it was preempted since; an engine that
     keeps no times says nothing."""
+    cache: CacheUse | None = None
+    """Comes with `cached_tokens`, where the engine knows it."""
 
 
 class LegFailure(StrEnum):
     """Why a leg ended without its engine finishing it."""
 
     REFUSED = "refused"
-    """The engine did not accept it (invalid for this engine: another try would end the same)."""
+    """The engine did not accept it, and has not failed: another try would end the same."""
+    INVALID = "invalid"
+    """Likewise, for what its request asks for: its client is to be told."""
     ENGINE_ERROR = "engine_error"
     KV_LOAD_FAILED = "kv_load_failed"
     OVERLOADED = "overloaded"

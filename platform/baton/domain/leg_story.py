@@ -15,6 +15,8 @@ class LegEnd(StrEnum):
     """It did what it was for."""
     BROKEN = "broken"
     """Its engine ended it, or its replica was lost."""
+    REFUSED = "refused"
+    """Its engine found its request to be wrong; nothing has failed."""
     GIVEN_UP = "given_up"
     """It took too long."""
     MOVED = "moved"

@@ -34,6 +34,10 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     ERROR = "error"
     REPETITION = "repetition"
+    INVALID = "invalid"
+    """The request itself is wrong: any engine would end it so. The stop reason says why."""
+    REFUSED = "refused"
+    """The engine cannot run it, and has not failed: a second try would end the same. Likewise."""
 
 
 class LocalOnly(StrEnum):
@@ -67,6 +71,8 @@ class Request(Value, kw_only=True):
     cache_salt: str | None = None
     adapter: str | None = None
     """The LoRA adapter over the model that it asks for; None: the model as it is."""
+    parent_id: str | None = None
+    """One for all answers to one prompt that a client asked for at once (n > 1); else None."""
     local_only: LocalOnly | None = None
     """Set when the request must not be disaggregated."""
     resumable: bool = True

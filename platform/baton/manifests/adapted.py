@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from baton.config.addresses import is_loopback
 from baton.config.load import LoadedConfig, load_text
 from baton.config.render import plain
 from baton.config.schema import DeploymentConfig
 from baton.config.schema_security import TlsConfig
 from baton.config.schema_service import TenantConfig
 from baton.config.tree import Path, format_path
+from baton.domain.addresses import everywhere, is_loopback
 from baton.manifests.settings import CannotExport
 
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - guarded by a network policy, a token and keys
@@ -160,10 +160,14 @@ def _written(new: object, old: object, origins: Mapping[str, str], path: Path) -
 def _opened(config: DeploymentConfig, tenants: Mapping[str, TenantConfig]) -> DeploymentConfig:
     seen, server = config.observability, config.server
     # Port 0, any free one, could not be named in a manifest.
-    metrics = replace(seen.metrics, host=EVERYWHERE, port=seen.metrics.port or 9400)
+    metrics = replace(
+        seen.metrics, host=everywhere(seen.metrics.host), port=seen.metrics.port or 9400
+    )
     return replace(
         config,
         tenants=tenants,
-        server=replace(server, host=EVERYWHERE) if is_loopback(server.host) else server,
+        server=replace(server, host=everywhere(server.host))
+        if is_loopback(server.host)
+        else server,
         observability=replace(seen, metrics=metrics, token_file=str(TOKEN)),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from baton.config.addresses import is_any
 from baton.config.schema import DeploymentConfig
+from baton.domain.addresses import endpoint, loopback
 from baton.manifests.adapted import Plain
 from baton.manifests.monitoring import SCRAPE_EVERY
 from baton.manifests.settings import CannotExport, ManifestSettings
@@ -96,10 +96,8 @@ def _compose(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
 
 def _scraping(config: DeploymentConfig, settings: ManifestSettings) -> Plain:
     metrics = config.observability.metrics
-    host = "127.0.0.1" if is_any(metrics.host) else metrics.host
-    address = f"[{host}]" if ":" in host else host
     discovery: Plain = {
-        "url": f"http://{address}:{metrics.port}/sd",
+        "url": f"{endpoint('http', loopback(metrics.host), metrics.port)}/sd",
         "refresh_interval": SCRAPE_EVERY,
     }
     job: Plain = {"job_name": settings.name, "http_sd_configs": [discovery]}

@@ -19,6 +19,11 @@ FRONT_PORTS: Final = FrontPorts(
     replica_http_to=21203,
 )
 """Each node has one front and addresses of its own, so the same ports do everywhere."""
+_BOTH_VERSIONS: Final = "::0"
+"""What Ray Serve is told instead of `::`, which is the same: it would listen at IPv4 alone.
+
+Source: Ray 2.60, serve/_private/haproxy.py, `frontend_host`, which makes `*` of `::`.
+"""
 _HEAD_RETURNS_S: Final = 600
 """How long a node waits for a head that comes back (with its memory, in Redis) before it ends."""
 
@@ -32,7 +37,8 @@ def serves_address(config: DeploymentConfig) -> tuple[str, int]:
     """Where Ray Serve's own front listens: where clients come, unless ingresses do."""
     if gated(config):
         return "127.0.0.1", FRONT_PORTS.fallback_http
-    return config.server.host, config.server.port
+    host = config.server.host
+    return _BOTH_VERSIONS if host == "::" else host, config.server.port
 
 
 def ray_variables(config: DeploymentConfig) -> dict[str, str]:

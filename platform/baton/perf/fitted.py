@@ -69,6 +69,8 @@ class TimingBook:
         self._pools: dict[str, _Pool | _ModelledPool] = {}
         self._bases: dict[str, StepTotals] = {}
         self._shares: dict[str, PromptShare] = {}
+        self._contexts: dict[str, float] = {}
+        """By replica: tokens that a stream attended to, between its last two reports of any."""
         self._outputs = OutputLengths()
 
     # ---------------------------------------------------------------- asked by placement
@@ -93,6 +95,13 @@ class TimingBook:
         share = self._shares.get(view.facts.replica_id)
         return 0.0 if share is None else share.share(self.of(view), now_s)
 
+    def stream_context(self, view: ReplicaView) -> float | None:
+        """How many tokens each stream on this replica attended to of late; None: it does not say.
+
+        Engines that know it say it of every step.
+        """
+        return self._contexts.get(view.facts.replica_id)
+
     def expected_output_tokens(self, max_tokens: int) -> float:
         """How many tokens a request that may generate `max_tokens` will generate, on average."""
         return self._outputs.expected(max_tokens)
@@ -116,6 +125,8 @@ class TimingBook:
         if share is None:
             share = self._shares[facts.replica_id] = PromptShare()
         share.learn(done, now_s)
+        if done.decode_tokens and done.context_tokens:
+            self._contexts[facts.replica_id] = done.context_tokens / done.decode_tokens
         self._pool(facts).learn(done, now_s)
 
     def observe_output(self, tokens: int, max_tokens: int) -> None:
@@ -131,6 +142,7 @@ class TimingBook:
         """Forget a replica's totals: if it comes back, it counts from zero."""
         self._bases.pop(replica_id, None)
         self._shares.pop(replica_id, None)
+        self._contexts.pop(replica_id, None)
 
     # ---------------------------------------------------------------- asked by operators
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from itertools import accumulate
 
-_EDGES_S = (0.0, *(0.001 * 1.25**step for step in range(48)))
-"""1 ms to 36 s, each a quarter longer than the one before; and what was not late at all."""
+_EDGES_S = (0.0, *(0.001 * 1.25**step for step in range(83)))
+"""1 ms to 24.5 hours, each a quarter longer than the one before, and what was not late at all. The
+longest timeout of a first token that can be configured is a day."""
 _MEMORY = 1000
 """As many count in full; twice as many ago, half."""
 _LEAST_SEEN = 50

@@ -31,6 +31,17 @@ class EngineTiming(Protocol):
         ...
 
 
-def delay_s(timing: EngineTiming, tokens: int) -> float:
-    """How much later the steps beside it end when so many prompt tokens are computed in them."""
+def added_s(timing: EngineTiming, tokens: int) -> float:
+    """How much later other prompts end when so many prompt tokens are computed in their steps."""
     return max(0.0, timing.prefill_s(tokens) - timing.prefill_s(1)) if tokens > 1 else 0.0
+
+
+def delay_s(timing: EngineTiming, tokens: int) -> float:
+    """How much later streams get their tokens when so many prompt tokens are computed beside them.
+
+    Their steps then prefill, too, which costs something however short the prompt is.
+    """
+    if tokens < 1:
+        return 0.0
+    begun_s = timing.prefill_s(1, running=1) - timing.step_s(running=1)
+    return max(0.0, begun_s) + added_s(timing, tokens)

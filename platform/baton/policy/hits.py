@@ -38,12 +38,19 @@ class Hits(Protocol):
         """
         ...
 
+    def depths(self) -> Sequence[int]:
+        """The different numbers of leading blocks that replicas hold, the most first; none: 0."""
+        ...
+
 
 class _NoHits:
     def of(self, replica_id: str) -> Hit:
         return NO_HIT
 
     def holders(self, limit: int) -> Sequence[str]:
+        return ()
+
+    def depths(self) -> Sequence[int]:
         return ()
 
 

@@ -17,6 +17,7 @@ from baton.domain.slo import Slo
 from baton.domain.value import Value
 from baton.perf.timing import EngineTiming
 from baton.policy.hits import NO_HITS, Hits
+from baton.policy.prefix_regrets import NO_REGRETS, Regrets
 
 
 class Disaggregate(StrEnum):
@@ -64,6 +65,8 @@ class PlacementQuery(Value, kw_only=True):
     """Where the last request of the same session was decoded: a hint among equals."""
     reuses: float = 0.0
     """How often a token that is cached is used again before it goes, on average over the fleet."""
+    regrets: Regrets = NO_REGRETS
+    """What was forgone of late because too few hold how it begins."""
     early: bool = False
     """Whether a replica that only prefills it gives it its first token."""
     waited_s: float = 0.0
@@ -94,9 +97,30 @@ class Timings(Protocol):
         """What share of its time this replica spends on prompts, while streams wait for it."""
         ...
 
+    def stream_context(self, view: ReplicaView) -> float | None:
+        """How many tokens each stream on this replica attends to; None: it has not said."""
+        ...
+
     def expected_output_tokens(self, max_tokens: int) -> float:
         """How many tokens a request that may generate `max_tokens` will generate, on average."""
         ...
+
+
+class CacheRoom(Protocol):
+    """What is known of how full KV caches are."""
+
+    def free_blocks(self, replica_id: str) -> int:
+        """Blocks that nothing is known to be stored in."""
+        ...
+
+
+class _NoRoom:
+    def free_blocks(self, replica_id: str) -> int:
+        return 0
+
+
+NO_ROOM: CacheRoom = _NoRoom()
+"""Every cache is full: what is stored drives out what was."""
 
 
 class Surroundings(Value, kw_only=True):
@@ -105,6 +129,7 @@ class Surroundings(Value, kw_only=True):
     fleet: FleetView
     timings: Timings
     links: LinkEstimates
+    room: CacheRoom = NO_ROOM
     due_at_s: Mapping[str, float]
     """By replica: when the prompts that this coordinator has sent there will be computed, for all
     that is known."""

@@ -109,20 +109,20 @@ class PredictedPlacer:
         decoders = self._costs(ways, query, around, roster.decode or roster.prefill)
         forced, prefillers, found = self._handoffs(ways, query, around, decoders)
         if found and self._options.disaggregate is Disaggregate.ALWAYS:
-            return self._decide(query, around, found)
+            return self._decide(ways, query, around, found)
         reason = forced or RouteReason.LOCAL_FASTER
         found += self._locals(ways, decoders, reason, may_skip=bool(found))
         may_choose = self._options.disaggregate is Disaggregate.AUTO
         if forced is None and may_choose:
             stay = self._deflected(ways, query, prefillers, than=min(found, key=_SECONDS))
             if stay and query.decode_full:
-                return self._decide(query, around, stay)
+                return self._decide(ways, query, around, stay)
             found += stay
         if query.local_only is None and may_choose and query.hits is not NO_HITS:
             used_tokens = min(found, key=_SECONDS).option.hit_tokens
             known = {cost.view.replica_id: cost for cost in (*prefillers, *decoders)}
             found += ways.fetches(decoders, known, used_tokens=used_tokens)
-        return self._decide(query, around, found)
+        return self._decide(ways, query, around, found)
 
     def place_decode(
         self, query: PlacementQuery, source: ReplicaView, around: Surroundings
@@ -250,9 +250,12 @@ class PredictedPlacer:
 
     # -------------------------------------------------------------- the choice
 
-    def _decide(self, query: PlacementQuery, around: Surroundings, ways: Sequence[Way]) -> Decision:
-        ranked = sorted(ways, key=_SECONDS)
-        best = _session_way(query, ranked) or self._first_of_equals(ranked)
+    def _decide(
+        self, ways: Ways, query: PlacementQuery, around: Surroundings, found: Sequence[Way]
+    ) -> Decision:
+        ranked = sorted(found, key=_SECONDS)
+        spread, forgone = ways.spread(ranked)
+        best = spread or _session_way(query, ranked) or self._first_of_equals(ranked)
         shown = [best, *(way for way in ranked[:_SHOWN] if way is not best)][:_SHOWN]
         option = best.option
         route = Route(
@@ -269,7 +272,8 @@ class PredictedPlacer:
             options=tuple(
                 [evolve(way.option, cost_s=way.cost_s, missed=way.missed) for way in shown]
             ),
-            considered=len(ways),
+            considered=len(found),
+            forgone=forgone,
         )
 
     def _first_of_equals(self, ranked: Sequence[Way]) -> Way:

@@ -172,6 +172,10 @@ class PrefixHits:
             self._named, self._named_limit = self._name(limit), limit
         return self._named[:limit]
 
+    def depths(self) -> Sequence[int]:
+        """The different numbers of leading blocks that replicas hold, the most first."""
+        return [level.blocks for level in self._held]
+
     def _hit(self, holder: ReplicaRecord, blocks: int) -> Hit:
         chain, bit = self._chain, holder.bit
         if self._reported is None:

@@ -249,6 +249,14 @@ class PrefixIndex:
         self._counters.broken_chains += hits.broken
         return hits
 
+    def free_blocks(self, replica_id: str) -> int:
+        """Blocks of a KV cache that nothing is known to be stored in; 0 for an unknown replica."""
+        known = self._replicas.get(replica_id)
+        if known is None:
+            return 0
+        own = known.predictions
+        return max(0, own.capacity_blocks - known.reported[CacheTier.GPU] - len(own.newest))
+
     # ------------------------------------------------------------------ for operators
 
     def state(self, replica_id: str, now_s: float) -> ReplicaIndexState | None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from baton.domain.fleet import ReplicaView
-from baton.domain.handoff import HandoffMode, Option, RouteReason
+from baton.domain.handoff import Forgone, HandoffMode, Option, RouteReason
 from baton.domain.slo import Slo
 from baton.domain.value import Value, evolve
-from baton.perf.timing import delay_s
+from baton.perf.timing import added_s, delay_s
 from baton.policy.first_tokens import LATE, FirstToken, first_token
+from baton.policy.hits import NO_HITS
 from baton.policy.placement import PlacementQuery, Surroundings
+from baton.policy.prefix_regrets import PRICE
 from baton.policy.promises import Promises
 from baton.policy.replica_cost import ReplicaCost, compare, replica_cost
 
 _PAIRS = 2
 """Best prefill and best decode replicas that are paired with each other, and holders that a prefix
 is fetched from."""
+_DEPTHS = 4
+"""At which replicas' caches part ways from a prompt that are looked at: the deepest ones."""
 _WORTH = 0.05
 """A handoff must be predicted to save this fraction: it takes two legs, a lease and a transfer, and
 the model errs by as much."""
@@ -31,6 +35,8 @@ class Way(Value, kw_only=False):
     reason: RouteReason
     prefill_tokens: int | None = None
     missed: float = 0.0
+    computed_by: ReplicaCost | None = None
+    """Who computes the prompt, and so stores it; None where that is fetched."""
 
 
 class Ways:
@@ -65,13 +71,14 @@ class Ways:
                 at_s=at_s,
                 crowd=crowd,
                 due_s=None if due_at_s is None else due_at_s.get(view.replica_id, 0.0) - at_s,
+                stream_context=timings.stream_context(view),
             )
             for view in views
         ]
         if self._promises is not None:
             for cost in costs:
                 cost.prompt_share = timings.prompt_share(cost.view, at_s)
-        compare(costs, reuses=query.reuses)
+        compare(costs, reuses=query.reuses, room=self._around.room)
         return costs
 
     def local(self, cost: ReplicaCost, reason: RouteReason) -> Way:
@@ -89,8 +96,10 @@ class Ways:
             0.0,
             0.0,
             _harm_s(cost, here),
+            load_s=cost.adapter_s,
         )
-        return self._way(option, cost, reason, displaced_s=cost.displaced_s, here_tokens=here)
+        way = self._way(option, cost, reason, displaced_s=cost.displaced_s, here_tokens=here)
+        return evolve(way, computed_by=cost)
 
     def deflected(self, prefillers: Sequence[ReplicaCost], *, streams_fraction: float) -> list[Way]:
         """Replicas of the prefill pool that decode what they have prefilled, as far as they may.
@@ -111,7 +120,12 @@ class Ways:
         """One replica prefills, another pulls the blocks and decodes."""
         sources = sorted(prefillers, key=_quickness)
         targets = sorted(decoders, key=_readiness)
-        near = self._pairs(sources[:_PAIRS], targets[:_PAIRS])
+        looked_at = sources[:_PAIRS]
+        if len(sources) > _PAIRS and self._query.hits is not NO_HITS:
+            # It may be worth its while to let the idlest one compute what others hold.
+            idlest = min(sources, key=_idleness)
+            looked_at += [idlest] if idlest not in looked_at else []
+        near = self._pairs(looked_at, targets[:_PAIRS])
         # All of the best may be quarantined with each other; the rest is then looked at too.
         return near or self._pairs(sources, targets)
 
@@ -144,6 +158,50 @@ class Ways:
                     ways += [way] if way is not None else []
         return ways
 
+    def spread(self, ranked: Sequence[Way]) -> tuple[Way | None, Forgone | None]:
+        """The way that others have paid for though it costs more than the best; what is forgone.
+
+        Who computes what another replica holds has it from then on, for requests that begin alike.
+        Had it been there already, its way would have been better than the best by what is forgone
+        if the best is taken. See `prefix_regrets` for when it is not. One copy would have spared
+        it, so it counts for one replica: the one that is nearest to its copy.
+        """
+        depths = self._query.hits.depths()[:_DEPTHS]
+        best, nearest, nearest_s = ranked[0], None, 0.0
+        for way in ranked[1:] if depths else ():
+            by = way.computed_by
+            if by is None or way.late_s > best.late_s or way.missed > best.missed:
+                continue
+            forgone = self._forgone(way, by, best, depths)
+            if forgone is None:
+                continue
+            dearer_s = way.cost_s - best.cost_s
+            before_s = self._query.regrets.of(forgone.replica_id, forgone.blocks)
+            if before_s >= PRICE * dearer_s:
+                return way, evolve(forgone, seconds=-dearer_s)
+            if before_s + forgone.seconds > nearest_s:
+                nearest, nearest_s = forgone, before_s + forgone.seconds
+        return None, nearest
+
+    def _forgone(
+        self, way: Way, by: ReplicaCost, best: Way, depths: Sequence[int]
+    ) -> Forgone | None:
+        """What is forgone because the replica of this way does not hold what another does."""
+        found, most_s, replica_id = None, 0.0, by.view.replica_id
+        for blocks in depths:
+            if blocks <= by.hit.blocks:
+                break
+            twice = blocks * by.view.facts.block_size_tokens - by.hit_tokens
+            spared_s = (
+                by.displaced_s - by.extra_loads_s + added_s(by.timing, twice) * (1 + by.running)
+            )
+            seconds = best.cost_s - (way.cost_s - spared_s)
+            # Prompts part ways where some block is their own: what others had in common counts.
+            counts_s = seconds + self._query.regrets.of(replica_id, blocks)
+            if seconds > 0 and counts_s > most_s:
+                found, most_s = Forgone(replica_id, blocks, seconds), counts_s
+        return found
+
     def handoff_s(self, source: ReplicaView, target: ReplicaCost) -> float | None:
         """What is left to pay, by all, when `target` decodes a prompt that `source` has prefilled.
 
@@ -153,7 +211,7 @@ class Ways:
         if transfer_s is None or target.view.replica_id == source.replica_id:
             return None
         harm_s = self._weight(target) * target.running * (target.join_s + target.adapter_s)
-        left_s = transfer_s + _decode_s(target) + target.own_s + harm_s + target.evicts_s
+        left_s = transfer_s + _decode_s(target) + target.own_s + harm_s + target.extra_loads_s
         if self._promises is not None:
             left_s += self._promises.worth_s(target) * self._promises.missed(target)
         return left_s
@@ -189,12 +247,14 @@ class Ways:
             transfer_s,
             _decode_s(target),
             harm_s,
+            load_s=source.adapter_s,
         )
         first = self._first_token(option, target)
         option = evolve(option, early=first.early)
         reason = RouteReason.DISAGGREGATED
-        displaced_s = source.displaced_s + target.evicts_s
+        displaced_s = source.displaced_s + target.extra_loads_s
         way = self._way(option, target, reason, displaced_s=displaced_s)
+        way = evolve(way, computed_by=source)
         if self._promises is None:
             return way
         broken = float(first.breaks)
@@ -211,7 +271,7 @@ class Ways:
         return first_token(
             self._slo,
             waited_s=self._query.waited_s,
-            prefilled_s=option.queue_s + option.prefill_s,
+            prefilled_s=option.queue_s + option.load_s + option.prefill_s,
             handoff_s=option.transfer_s + option.decode_s,
             pace_s=decoder.step_s / (1.0 - decoder.prompt_share),
             output_tokens=decoder.output_tokens,
@@ -224,6 +284,7 @@ class Ways:
             return None
         # The holder computes one token, so that its engine hands the blocks out.
         handed_out_s = holder.queue_s + holder.timing.prefill_s(1, running=holder.running)
+        waits_s = target.queue_s - handed_out_s - holder.adapter_s - transfer_s
         rest = self._query.prompt_tokens - tokens
         option = Option(
             HandoffMode.PULL,
@@ -235,8 +296,9 @@ class Ways:
             handed_out_s,
             target.timing.prefill_s(rest, running=target.running),
             transfer_s,
-            max(0.0, target.queue_s - handed_out_s - transfer_s),  # it waits meanwhile
+            max(0.0, waits_s) + target.adapter_s,  # it has waited meanwhile
             _harm_s(target, rest),
+            load_s=holder.adapter_s,
         )
         reason = RouteReason.PREFIX_FETCH
         way = self._way(option, target, reason, displaced_s=target.displaced_s, here_tokens=rest)
@@ -304,7 +366,12 @@ def _harm_s(cost: ReplicaCost, prompt_tokens: int) -> float:
 
 def _quickness(cost: ReplicaCost) -> tuple[float, str]:
     """Who would be done with the prompt soonest."""
-    return cost.queue_s + cost.prefill_s, cost.view.facts.replica_id
+    return cost.prefilled_s, cost.view.facts.replica_id
+
+
+def _idleness(cost: ReplicaCost) -> tuple[float, str]:
+    """Who could begin with the prompt soonest."""
+    return cost.queue_s, cost.view.facts.replica_id
 
 
 def _readiness(cost: ReplicaCost) -> tuple[float, int, str]:

@@ -43,6 +43,7 @@ from baton.runtime.log_events import log_event
 from baton.runtime.ports import Clock, Frontend, Recorder, ReplicaLink
 
 _LOG = logging.getLogger(__name__)
+_TOO_LARGE = "it is too large for a message to a replica: ask for less"
 
 
 class Driver:
@@ -178,6 +179,7 @@ class Driver:
                     replica_id=command.replica_id,
                     leg_id=command.leg.leg_id,
                     failure=failure,
+                    why=_TOO_LARGE if failure is LegFailure.INVALID else "",
                     sent=False,
                 )
             )

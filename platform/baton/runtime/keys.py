@@ -8,6 +8,7 @@ try is. So a check costs microseconds, and wrong keys cannot be used to keep a s
 A key file holds one key a line and is for people to read:
 
     k3v9q2m7xa  sha256:9f86d0...  acme  2026-11-20T21:00:00Z  expires=2027-02-18T21:00:00Z  # ci
+    p7ke4c9wzd  sha256:2c26b4...  ops  2026-11-20T21:00:00Z  may=administer
 
 Time is wall-clock time here, because people write dates into the file.
 """
@@ -34,6 +35,8 @@ _SECRET_CHARS = 43
 # Longer ones are none of ours and are not even hashed.
 _MAX_TOKEN_CHARS = 128
 _DIGEST_PREFIX = "sha256:"
+_MAY_ADMINISTER = "may=administer"
+_OPTIONAL = f"[expires=TIME] [revoked=TIME] [{_MAY_ADMINISTER}]"
 _TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 _ID = re.compile(r"[a-z0-9]{4,32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -65,6 +68,8 @@ class ApiKey:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     label: str = ""
+    administers: bool = False
+    """Whether it may change what is served, besides asking for it."""
 
     def __post_init__(self) -> None:
         if not _ID.fullmatch(self.key_id):
@@ -102,6 +107,8 @@ class ApiKey:
             fields.append(f"expires={time_text(self.expires_at)}")
         if self.revoked_at is not None:
             fields.append(f"revoked={time_text(self.revoked_at)}")
+        if self.administers:
+            fields.append(_MAY_ADMINISTER)
         text = "  ".join(fields)
         return f"{text}  # {self.label}" if self.label else text
 
@@ -112,6 +119,7 @@ def mint(
     now: datetime,
     expires_at: datetime | None = None,
     label: str = "",
+    administers: bool = False,
     choice: Callable[[str], str] = secrets.choice,
 ) -> tuple[ApiKey, str]:
     """A new key: what to keep of it, and the key itself, which is nowhere afterwards.
@@ -128,6 +136,7 @@ def mint(
         created_at=now,
         expires_at=expires_at,
         label=label.strip(),
+        administers=administers,
     )
     return key, token
 
@@ -143,9 +152,9 @@ def parse_line(line: str) -> ApiKey | None:
         return None
     words = text.split()
     if len(words) < 4 or not words[1].startswith(_DIGEST_PREFIX):  # noqa: PLR2004
-        raise BadKeyLine("wanted: id sha256:HEX tenant created [expires=TIME] [revoked=TIME]")
+        raise BadKeyLine(f"wanted: id sha256:HEX tenant created {_OPTIONAL}")
     key_id, digest, tenant, created, *rest = words
-    times = _optional_times(rest)
+    times = _optional_times([word for word in rest if word != _MAY_ADMINISTER])
     return ApiKey(
         key_id=key_id,
         digest=digest.removeprefix(_DIGEST_PREFIX),
@@ -154,6 +163,7 @@ def parse_line(line: str) -> ApiKey | None:
         expires_at=times.get("expires"),
         revoked_at=times.get("revoked"),
         label=label.strip(),
+        administers=_MAY_ADMINISTER in rest,
     )
 
 
@@ -168,6 +178,7 @@ class Known:
 
     key_id: str
     tenant: str
+    administers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +217,7 @@ class KeyRing:
         state = key.state(now)
         if state is not KeyState.ACTIVE:
             return Unknown(state=state, key_id=key_id)
-        return Known(key_id=key_id, tenant=key.tenant)
+        return Known(key_id=key_id, tenant=key.tenant, administers=key.administers)
 
     def by_digest(self, now: datetime) -> dict[str, Known | Unknown]:
         """What each key is good for, by its digest, for who looks keys up somewhere else."""
@@ -237,7 +248,7 @@ def _optional_times(words: Iterable[str]) -> dict[str, datetime]:
     for word in words:
         name, _, value = word.partition("=")
         if name not in {"expires", "revoked"} or name in times:
-            raise BadKeyLine("after the time of creation wanted expires=TIME or revoked=TIME, once")
+            raise BadKeyLine(f"after the time of creation wanted {_OPTIONAL}, each once")
         times[name] = _time(value)
     return times
 

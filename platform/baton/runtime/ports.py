@@ -21,7 +21,9 @@ class Engine(Protocol):
     Theory of operation: `start` once, then `submit` / `abort` / `release` at any time while one
     consumer iterates `steps`, and one more `kv_events`. Every submitted leg ends exactly once in
     `steps`: with an output whose `finish` is set, with a `LegOutput` whose finish is ERROR (details
-    in the log), or, after `abort`, silently. Nothing here blocks the event loop.
+    in the log), or, after `abort`, silently. A leg that the engine only finds wrong when it looks
+    at it ends in INVALID or REFUSED, with why as its stop reason. Nothing here blocks the event
+    loop.
     """
 
     async def start(self) -> ReplicaFacts:
@@ -33,7 +35,11 @@ class Engine(Protocol):
         ...
 
     async def submit(self, leg: Leg) -> LegFailure | None:
-        """Start a leg; None when accepted, else why not (the leg then never runs)."""
+        """Start a leg; None when accepted, else why not (the leg then never runs).
+
+        Raises:
+            LegInvalid: its request is wrong; it never runs.
+        """
         ...
 
     async def abort(self, leg_ids: Sequence[str]) -> None:
@@ -94,7 +100,7 @@ class ReplicaLink(Protocol):
     def submit(self, replica_id: str, leg: Leg) -> LegFailure | None:
         """Send a leg; None when queued for sending, else why not.
 
-        OVERLOADED: the queue is full; UNREACHABLE: there is no session; REFUSED: it can never be
+        OVERLOADED: the queue is full; UNREACHABLE: there is no session; INVALID: it can never be
         sent, because it does not fit into a frame.
         """
         ...

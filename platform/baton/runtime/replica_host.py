@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.control.cache_feed import FeedCounters
-from baton.domain.errors import AdapterFailed, BatonError, EngineDied, RoleNotPossible
+from baton.domain.errors import AdapterFailed, BatonError, EngineDied, LegInvalid, RoleNotPossible
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.runtime.cache_reporter import CacheReporter
@@ -58,17 +58,8 @@ class HostOptions:
     close_s: float = 30.0
     check_s: float = 2.0
     """How long another replica's side channel has to answer."""
-    max_concurrent_pulls: int | None = None
-    """Decode legs that may fetch blocks at a time; more wait for their turn. None: no limit."""
-    pull_s: float = 2.0
-    """One that takes longer to fetch does not count any more, so that it holds up no other."""
     devices: float = 1.0
     """GPUs that the replica takes, as its facts say; a replica on CPUs counts as one."""
-
-    def __post_init__(self) -> None:
-        limit = self.max_concurrent_pulls
-        if limit is not None and limit < 1:
-            raise ValueError(f"max_concurrent_pulls is {limit}, wanted at least 1, or no limit")
 
 
 class ReplicaHost:
@@ -98,11 +89,7 @@ class ReplicaHost:
         self._runner: asyncio.Task[None] | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
         self._draining = False
-        self._desk = Desk(
-            max_releases=self._options.max_releases,
-            max_pulls=self._options.max_concurrent_pulls,
-            pull_s=self._options.pull_s,
-        )
+        self._desk = Desk(max_releases=self._options.max_releases)
         self._cache: CacheReporter | None = None
         self._checks: SideChannelChecks | None = None
         self._leases = HandedOut(
@@ -321,9 +308,6 @@ class ReplicaHost:
             self.counters.outputs += len(outputs)
             server.step(outputs)
             self._leases.note(outputs, self._loop.time())
-            if self._desk.pulls:
-                for output in outputs:
-                    self._desk.pull_ended(output.leg_id)
             if self._draining:
                 self._check_drained()
         raise EngineDied(self._replica_id, "it ended its output")
@@ -332,28 +316,11 @@ class ReplicaHost:
         while True:
             item = await self._desk.take()
             if not isinstance(item, Leg):
-                self._abort(server, item)
+                self._desk.abort_due(item)
             elif server.owns(item.leg_id):
                 await self._submit(server, item)
-            else:
-                self._drop(item)
-
-    def _abort(self, server: LinkServer, leg_ids: tuple[str, ...]) -> None:
-        """Abort what the engine may have; what still waits to pull has never got there."""
-        held = self._desk.take_held(leg_ids)
-        for leg in held.values():
-            self._drop(leg)
-        if sent := tuple(leg_id for leg_id in leg_ids if leg_id not in held):
-            self._desk.abort_due(sent)
-        if held:
-            self._desk.abort_done(tuple(held))
-            server.legs_aborted(held)
-
-    def _drop(self, leg: Leg) -> None:
-        """Free what a leg would have pulled, as the engine does when it aborts one."""
-        self._desk.pull_ended(leg.leg_id)
-        if leg.ticket is not None:
-            self.release(leg.ticket)
+            elif item.ticket is not None:
+                self.release(item.ticket)  # as the engine does with a leg that it aborts
 
     async def _submit(self, server: LinkServer, leg: Leg) -> None:
         why = ""
@@ -362,6 +329,8 @@ class ReplicaHost:
                 failure = await self._engine.submit(leg)
         except AdapterFailed as error:
             failure, why = LegFailure.REFUSED, str(error)
+        except LegInvalid as error:
+            failure, why = LegFailure.INVALID, error.why
         except Exception as error:  # noqa: BLE001 - one leg's failure is not the replica's
             log_event(
                 _LOG, logging.WARNING, "leg_not_accepted", {"leg_id": leg.leg_id}, error=error
@@ -372,8 +341,6 @@ class ReplicaHost:
             self.counters.submitted += 1
             return
         self.counters.failed += 1
-        if leg.leg_id not in self._desk.orphans:
-            self._desk.pull_ended(leg.leg_id)
         server.leg_failed(leg.leg_id, failure, why)
         self._check_drained()
 
@@ -403,5 +370,8 @@ class ReplicaHost:
     # ------------------------------------------------------------------ drain
 
     def _check_drained(self) -> None:
-        if self._draining and not self.live_legs and not self._leases:
+        if not self._draining or self.live_legs or self._leases:
+            return
+        # Leases are renewed by those who wait for their blocks, and this side is not told.
+        if self._engine.load().kv_used_fraction == 0:
             self.drained.set()

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from baton.config.schema import DeploymentConfig, PoolConfig
+from baton.domain.addresses import is_loopback
 from baton.serving.built import Build, Builds, fresh_builds
 from baton.serving.controller import Controller
-from baton.serving.data_path import is_loopback
 from baton.serving.ingress import Ingress
 from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.replica import EngineReplica
@@ -117,7 +117,7 @@ def _on_head(config: DeploymentConfig) -> Options:
 
     There HAProxy is the only one who reaches an ingress.
     """
-    if is_loopback(f"{config.cluster.node_address}:0"):
+    if is_loopback(config.cluster.node_address):
         return {}  # one node, or a cluster that somebody else has laid out
     return {"resources": {_HEAD: 0.001}}
 
@@ -134,7 +134,7 @@ def pool_options(config: DeploymentConfig, name: str) -> Options:
         "health_check_timeout_s": _STUCK_S,
         "max_constructor_retry_count": _STARTS * max(1, pool.replicas.start),
     }
-    if pool.parallel.workers > 1:
+    if pool.parallel.workers > 1 and pool.resources.gpus:
         return options | _spread_over_workers(pool)
     if pool.placement.max_per_node is not None:
         options["max_replicas_per_node"] = pool.placement.max_per_node
@@ -142,7 +142,7 @@ def pool_options(config: DeploymentConfig, name: str) -> Options:
 
 
 def _actor(pool: PoolConfig) -> Options:
-    """What the actor of a replica with a single worker takes."""
+    """What the actor of a replica takes whose engine is on its node: its workers are part of it."""
     resources = pool.resources
     actor: Options = {"num_cpus": resources.cpus}
     if resources.gpus:
@@ -159,9 +159,10 @@ def _actor(pool: PoolConfig) -> Options:
 def _spread_over_workers(pool: PoolConfig) -> Options:
     """A placement group: the replica's actor in the first bundle, an engine worker in each."""
     resources, workers = pool.resources, pool.parallel.workers
-    bundle: dict[str, float] = {"CPU": resources.cpus / workers}
-    if resources.gpus:
-        bundle["GPU"] = resources.gpus / workers
+    bundle: dict[str, float] = {
+        "CPU": resources.cpus / workers,
+        "GPU": resources.gpus / workers,
+    }
     if resources.memory_bytes:
         bundle["memory"] = resources.memory_bytes / workers
     if resources.accelerator:

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
+from baton.config.derive import coordinator_limits, slo_book
 from baton.config.diff import Change, Reload, changes_layout, diff
 from baton.config.schema import DeploymentConfig
 from baton.control.rollout import stages
@@ -34,6 +35,7 @@ from baton.serving.built import Built, of_this_code
 from baton.serving.live_config import GOOD, Fate, LiveConfig
 from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.rolling import Course, Manner, Outcome, ordered_back, rolled
+from baton.telemetry.edges import ChangedEdges, all_edges, changed_edges
 
 _AILING_S = 3.0
 """How long ingresses may take to be healthy again before the change is taken back."""
@@ -54,6 +56,7 @@ def apply_config(running: Running, new: DeploymentConfig, manner: Manner) -> App
     return Applied(
         generation=plan.old.generation + make,
         changes=plan.changes,
+        histograms=changed_histograms(plan.old.config, new),
         resized={pool: (plan.sizes[pool], count) for pool, count in plan.wanted.items()},
         replaced=plan.replaced,
         why=() if outcome is None else outcome.why,
@@ -83,7 +86,7 @@ def _last_good(running: Running) -> DeploymentConfig | None:
     for kept in reversed(running.history()):
         if kept.generation < live.generation and kept.fate in GOOD:
             config = running.find(kept.generation)
-            if config is not None and config != live.config:
+            if config is not None and diff(live.config, config):
                 return config
     return None
 
@@ -122,7 +125,7 @@ def _planned(running: Running, new: DeploymentConfig) -> _Plan:
     course = _course(built, old.config, new, changes)
     ailed, sizes = bool(running.problems()), running.sizes()
     pools = [name for stage in course.stages for name in stage if name in new.pools]
-    refusals = running.cannot_replace(new, pools) if pools else []
+    refusals = running.cannot_grow(new) or (running.cannot_replace(new, pools) if pools else [])
     if refusals := refusals or running.prepare(old.generation, new):
         raise ApplyRefused(_joined(refusals), "nothing has changed; put that right, apply again")
     return _Plan(
@@ -256,12 +259,24 @@ def report(applied: Applied, outcome: str) -> dict[str, object]:
             for one in sorted(applied.changes, key=lambda one: list(Reload).index(one.reload))
             if {one.old, one.new} != {None, "null"}  # a section that comes or goes says enough
         ],
+        "histograms": [str(changed) for changed in applied.histograms],
         "replaced": list(applied.replaced),
         "why": list(applied.why),
         "code": None if applied.code is None else list(applied.code),
         "resized": {pool: list(sizes) for pool, sizes in applied.resized.items()},
         "took_s": round(applied.took_s, 3),
     }
+
+
+def changed_histograms(old: DeploymentConfig, new: DeploymentConfig) -> tuple[ChangedEdges, ...]:
+    """The histograms of ingresses that have other edges by another configuration."""
+    if not new.observability.metrics.enabled:
+        return ()
+    before, after = (
+        all_edges(slo_book(config).classes.values(), coordinator_limits(config))
+        for config in (old, new)
+    )
+    return changed_edges(before, after)
 
 
 def new_sizes(

@@ -12,6 +12,7 @@ from baton.control.rollout import RolloutRules
 from baton.serving.built import Builds, Built
 from baton.serving.live_config import Fate, Kept, LiveConfig
 from baton.serving.rolling import Sight
+from baton.telemetry.edges import ChangedEdges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,10 @@ class Running(Protocol):
         """Why replicas of these pools cannot be replaced one by one; empty: they can."""
         ...
 
+    def cannot_grow(self, config: DeploymentConfig) -> Sequence[str]:
+        """Why pools could not have as many replicas as they may; empty: they could."""
+        ...
+
     def order(self, builds: Builds) -> None:
         """Have everything built so, from now on; returns at once."""
         ...
@@ -110,6 +115,8 @@ class Applied:
     generation: int
     """That holds now."""
     changes: tuple[Change, ...] = ()
+    histograms: tuple[ChangedEdges, ...] = ()
+    """Those that have other edges now, and so begin new series."""
     resized: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Pools, each with its size before and after."""
     replaced: tuple[str, ...] = ()

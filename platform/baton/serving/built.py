@@ -2,7 +2,9 @@
 
 Theory of operation. Serve replaces the replicas of a deployment whose version is another word than
 before, and of no other. So every deployment has a *build*: the configuration it is built from, the
-word for it, and the interpreter that runs it, in whose environment baton's code lies. What runs now
+word for it, and the interpreter that runs it, in whose environment baton's code lies. The word is
+made of the keys that `config.diff` says its processes are built from: so what is announced of a
+change is what happens. What runs now
 is kept in the cluster's store (`Built`), for two versions of baton need not find the same word for
 the same configuration. In a rollout some deployments have their old build still and some their new
 one: that is all there is to going forward by stages, and back.
@@ -19,7 +21,7 @@ from hashlib import sha256
 from importlib import metadata
 
 import baton
-from baton.config.render import plain
+from baton.config.diff import Part, built_from
 from baton.config.schema import DeploymentConfig
 from baton.runtime.link.frames import PROTOCOL
 from baton.serving.names import CONTROLLER, INGRESS
@@ -129,7 +131,7 @@ def vllm_version() -> str:
 def fresh_builds(config: DeploymentConfig, *, python: str = "") -> Builds:
     """Everything from one configuration, by the code of this process."""
     versions = {name: pool_version(config, name) for name in config.pools}
-    versions |= {CONTROLLER: _code(), INGRESS: ingress_version(config)}
+    versions |= {CONTROLLER: controller_version(config), INGRESS: ingress_version(config)}
     return {
         name: Build(config=config, version=version, python=python)
         for name, version in versions.items()
@@ -137,26 +139,22 @@ def fresh_builds(config: DeploymentConfig, *, python: str = "") -> Builds:
 
 
 def pool_version(config: DeploymentConfig, name: str) -> str:
-    """What the replicas of a pool are built from, as a word: another one means to replace them.
-
-    How many there are and what they cost is no part of it, nor anything that is told while they
-    run.
-    """
-    pool, model = plain(config.pools[name]), plain(config.models[config.pools[name].model])
-    del pool["replicas"], model["engine"]
-    resources = pool["resources"]
-    assert isinstance(resources, dict), "a section is written as a mapping"
-    del resources["price_per_hour"]
-    parts: list[object] = [_code(), pool, model]
-    parts += [plain(config.transfer), plain(config.observability), str(config.router.index)]
-    parts.append(config.admission.timeouts.total_s)
-    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    """What the replicas of a pool are built from, as a word: another one means to replace them."""
+    return _word(_code(), built_from(config, Part.REPLICA, pool=name))
 
 
 def ingress_version(config: DeploymentConfig) -> str:
-    """The same for ingresses: API servers are started for one revision of each model."""
-    revisions = (model.revision or "" for model in config.models.values())
-    return f"{_code()} {' '.join(revisions)}".strip()
+    """The same for ingresses."""
+    return _word(_code(), built_from(config, Part.INGRESS))
+
+
+def controller_version(config: DeploymentConfig) -> str:
+    """The same for the controller."""
+    return _word(_code(), built_from(config, Part.CONTROLLER))
+
+
+def _word(code: str, keys: Mapping[str, str]) -> str:
+    return sha256(json.dumps([code, keys], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _code() -> str:

@@ -31,6 +31,14 @@ from typing import cast
 import psutil
 
 from baton.config.schema_security import TlsConfig
+from baton.domain.addresses import (
+    address_text,
+    endpoint,
+    is_loopback,
+    is_loopback_address,
+    loopback,
+    parse_address,
+)
 from baton.domain.errors import ClusterFailed
 from baton.serving import reaper, serve_control
 from baton.serving.cluster_state import (
@@ -45,7 +53,6 @@ from baton.serving.data_path import (
     FrontPorts,
     FrontSettings,
     choose_data_path,
-    is_loopback,
     pick_front_ports,
     port_is_free,
     ray_environment,
@@ -53,12 +60,16 @@ from baton.serving.data_path import (
 )
 from baton.serving.front_guard import guard_front, unguard_front
 from baton.serving.joining import keep
+from baton.serving.kept_logs import failures_folder, keep_logs
 from baton.serving.public_port import hold_port
 from baton.serving.ray_messages import ray_messages_to_stderr
 
 _LOGGER = logging.getLogger(__name__)
 NAMESPACE = "baton"
 _LOOPBACK = "127.0.0.1"
+_RAYS_WORDS = frozenset({"auto", "local"})
+_KNOCK_S = 5.0
+"""For somebody to take a connection at the address of a cluster."""
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 """Nothing large travels through Ray's object store; Ray's least is 75 MiB."""
 _LONGEST_RUN_DIR = 24
@@ -105,6 +116,18 @@ class LocalCluster:
         self._held: socket.socket | None = None
         """The public port, where gates share it."""
         self._state: ClusterState | None = None
+        self._logs_to: Path | None = None
+
+    def keep_logs(self, folder: Path) -> Path | None:
+        """Have `stop` keep the logs below a folder, for somebody to look why a start failed.
+
+        Returns:
+            Where they will be; None where nothing was started that could log.
+        """
+        if self._run_dir is None:
+            return None
+        self._logs_to = folder
+        return folder / self._run_dir.name
 
     @property
     def state(self) -> ClusterState:
@@ -129,11 +152,14 @@ class LocalCluster:
             self._start()
         except BaseException as error:
             # KeyboardInterrupt too: Ctrl-C while starting must leave nothing either.
+            failed = isinstance(error, RuntimeError | OSError | ValueError)
+            where = self.keep_logs(failures_folder()) if failed else None
             self.stop(serve_timeout_s=0.0)
-            if isinstance(error, RuntimeError | OSError | ValueError):
+            if failed:
+                kept = f", and the logs in {where}" if where is not None and where.is_dir() else ""
                 raise ClusterFailed(
                     f"the local cluster did not start: {type(error).__name__}: {error}",
-                    "see the lines above, and whether this machine has memory and disk left",
+                    "see whether this machine has memory and disk left, the lines above" + kept,
                 ) from error
             raise
         return self.state
@@ -167,7 +193,7 @@ class LocalCluster:
             pid_started_ticks=process_ticks(os.getpid()),
             address=address,
             namespace=NAMESPACE,
-            http_url=f"{scheme}://{reachable(host)}:{settings.http_port}",
+            http_url=endpoint(scheme, loopback(host), settings.http_port),
             data_path=data_path,
             run_dir=str(run_dir),
             session_name=session_name,
@@ -193,7 +219,7 @@ class LocalCluster:
             self._held = hold_port(host, port)
         elif not port_is_free(host, port):
             raise ClusterFailed(
-                f"cannot listen on {host}:{port}: the port is in use",
+                f"cannot listen on {address_text(host, port)}: the port is in use",
                 "stop whoever listens there, or set server.port",
             )
 
@@ -244,6 +270,11 @@ class LocalCluster:
         if left:
             _LOGGER.error("processes of %s could not be ended: %s", run_dir, sorted(left))
         else:
+            if self._logs_to is not None:
+                try:
+                    keep_logs(run_dir, self._logs_to)
+                except OSError as error:  # a full disk, as it may be why the start failed
+                    _LOGGER.warning("the logs of %s could not be kept: %s", run_dir, error)
             shutil.rmtree(run_dir, ignore_errors=True)
         remove_state(run_dir.name, state_folder())
         self._end_guardian()
@@ -277,14 +308,15 @@ def attach(
     Raises:
         ClusterFailed: nothing answers there, or it refuses the token.
     """
+    _check_address(address)
     if token_file is not None:
-        os.environ.update(ray_environment(Path(token_file), loopback=is_loopback(address)))
-    elif not is_loopback(address):
+        os.environ.update(ray_environment(Path(token_file), loopback=is_loopback_address(address)))
+    elif not is_loopback_address(address):
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
     import ray
 
     ray_messages_to_stderr()
-    _reread_environment(loopback=is_loopback(address))
+    _reread_environment(loopback=is_loopback_address(address))
     try:
         with _own_sigterm():
             ray.init(
@@ -298,6 +330,30 @@ def attach(
         raise ClusterFailed(
             f"cannot join the Ray cluster at {address}: {error}",
             "check that it runs (`baton status`), and that RAY_AUTH_TOKEN_PATH names its token",
+        ) from error
+
+
+def _check_address(address: str) -> None:
+    """Raise for an address that Ray would take apart at the wrong colon, or would wait at in vain.
+
+    Words as `auto` go on, and what names a protocol.
+    """
+    if address in _RAYS_WORDS:
+        return
+    try:
+        there = parse_address(address)
+    except ValueError as error:
+        raise ClusterFailed(
+            f"the address of a Ray cluster: {error}", "correct --address"
+        ) from error
+    if "://" in address:
+        return
+    try:  # Ray would try for minutes
+        socket.create_connection((there.host, there.port), timeout=_KNOCK_S).close()
+    except OSError as error:
+        raise ClusterFailed(
+            f"nothing answers at {address}, where a Ray cluster was to be: {error}",
+            "check that it runs (`baton status`), and the address",
         ) from error
 
 
@@ -424,10 +480,3 @@ def _within(timeout_s: float, name: str, action: Callable[[], object]) -> None:
     thread.join(timeout_s)
     if thread.is_alive():
         _LOGGER.warning("%s did not end within %.0f s; going on", name, timeout_s)
-
-
-def reachable(host: str) -> str:
-    """What stands for this host in the URL of the endpoint, on this machine."""
-    if host in {"", "0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
-        return _LOOPBACK
-    return f"[{host}]" if ":" in host else host

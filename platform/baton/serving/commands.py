@@ -16,7 +16,9 @@ from pathlib import Path
 import psutil
 
 from baton.config import DeploymentConfig, LoadedConfig, render
+from baton.config.derive import adapter_rules
 from baton.config.diff import diff
+from baton.control.adapter_registry import Registry, hindrances
 from baton.control.rollout import RolloutRules
 from baton.domain.errors import (
     ApplyRefused,
@@ -26,13 +28,14 @@ from baton.domain.errors import (
     TimedOut,
 )
 from baton.serving import demo as demonstration
-from baton.serving.apply import apply_config, restarts, roll_back
+from baton.serving.adapter_store import AdapterStore, carried_adapters
+from baton.serving.apply import apply_config, changed_histograms, restarts, roll_back
 from baton.serving.apply import report as applied_report
 from baton.serving.apply_ports import Applied, ApplyOptions
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import LocalDeployment, Progress, say_where_to_look
 from baton.serving.doctor import examined
-from baton.serving.joined import Joined, join, local_state
+from baton.serving.joined import Joined, join, local_state, reach
 from baton.serving.joining import joining
 from baton.serving.live_config import Fate, Kept
 from baton.serving.log_files import LogFiles, LogLine, LogOrder, followed, printed
@@ -44,6 +47,8 @@ from baton.serving.upgrade import upgrade as upgraded
 Report = Mapping[str, object]
 _DEMO_START_S = 600.0
 _POLL_S = 0.2
+_END_S = 60.0
+"""For the process that holds a deployment to end what it started, once it gives up."""
 
 
 def up(config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progress) -> Report:
@@ -63,54 +68,54 @@ def up(config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progres
 
 def joined(*, address: str | None) -> AbstractContextManager[Joined]:
     """The deployment here or there, to be asked as often as wanted."""
-    return join(address)
+    return reach(address)
 
 
 def status(*, address: str | None) -> Report:
     """What runs: the deployment, its replicas as Serve and as each ingress sees them."""
-    with join(address) as deployment:
+    with reach(address) as deployment:
         return deployment.status()
 
 
 def explain_route(request_id: str, *, address: str | None) -> Report:
     """How a request was placed, as every ingress that remembers it tells."""
-    with join(address) as deployment:
+    with reach(address) as deployment:
         return deployment.explain_route(request_id)
 
 
 def requests(count: int, *, order: str, address: str | None) -> Report:
     """Stories of the last requests of every ingress; `order` is a `RecordOrder`."""
-    with join(address) as deployment:
+    with reach(address) as deployment:
         return deployment.requests(count, order=order)
 
 
 def links(*, address: str | None) -> Report:
     """Every pair of replicas between which KV blocks may move, and what is known of it."""
-    with join(address) as deployment:
+    with reach(address) as deployment:
         return deployment.links()
 
 
 def scale(pool: str, replicas: int, *, for_s: float | None, address: str | None) -> Report:
     """Have exactly so many replicas of a pool, for a while or, with None, until told."""
-    with join(address) as deployment:
+    with reach(address) as deployment:
         return _scaled(deployment.scale(pool, replicas, for_s))
 
 
 def scale_auto(pool: str, *, address: str | None) -> Report:
     """Leave a pool to the autoscaler again."""
-    with join(address) as deployment:
+    with reach(address) as deployment:
         return _scaled(deployment.scale(pool, None))
 
 
 def explain_scale(ticks: int, *, address: str | None) -> Report:
     """The last ticks of the autoscaler, oldest first."""
-    with join(address) as deployment:
+    with reach(address) as deployment:
         return deployment.explain_scale(ticks)
 
 
 def usage(*, address: str | None) -> Report:
     """What each tenant has used, and what nobody has."""
-    with join(address) as deployment:
+    with reach(address) as deployment:
         return deployment.usage()
 
 
@@ -135,8 +140,12 @@ def _scaled(told: Report) -> Report:
 def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) -> Report:
     """Have what runs go by another configuration: all of it, or nothing."""
     with join(options.address), running_deployment() as running:
-        live = running.current()
-        shown = Applied(generation=live.generation, changes=diff(live.config, config.config))
+        live, added = running.current(), carried_adapters()
+        shown = Applied(
+            generation=live.generation,
+            changes=diff(live.config, config.config),
+            histograms=changed_histograms(live.config, config.config),
+        )
         if options.diff:
             return applied_report(shown, "shown")
         if not (options.allow_restart and restarts(shown.changes)):
@@ -150,7 +159,7 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
         )
     if options.dry_run:
         return applied_report(shown, "dry run")
-    started = _start_again(live.config, config, options.timeout_s, progress)
+    started = _start_again(live.config, config, added, options.timeout_s, progress)
     return applied_report(shown, "restarted") | dict(started)
 
 
@@ -197,20 +206,40 @@ def _outcome(done: str, options: ApplyOptions) -> str:
 
 
 def _start_again(
-    old: DeploymentConfig, new: LoadedConfig, timeout_s: float, progress: Progress
+    old: DeploymentConfig,
+    new: LoadedConfig,
+    added: Registry,
+    timeout_s: float,
+    progress: Progress,
 ) -> Report:
-    """Drain and end what runs, start the new; the old one again when that does not work."""
+    """Drain and end what runs, start the new; the old one again when that does not work.
+
+    Adapters that were `added` while the old one served are served again.
+    """
     progress("draining and ending what runs")
     down(timeout_s=timeout_s)
     try:
-        return _up_detached(new, timeout_s, progress)
+        started = _up_detached(new, timeout_s, progress)
     except BatonError as error:
         progress(f"it does not start, going back to what ran: {error}")
         _up_detached(LoadedConfig(config=old, origins={}), timeout_s, progress)
+        _add_again(old, added, progress)
         raise ApplyRefused(
             f"what ran before runs again, for the new does not start: {error}",
             "correct the configuration and apply it again",
         ) from error
+    _add_again(new.config, added, progress)
+    return started
+
+
+def _add_again(config: DeploymentConfig, added: Registry, progress: Progress) -> None:
+    """Have the deployment that was started again serve adapters that no file names."""
+    if not added.adapters:
+        return
+    for adapter, why in hindrances(added, adapter_rules(config)):
+        progress(f"adapter {adapter.name!r} is not served: {why}")
+    with join(None):
+        AdapterStore().add(added)
 
 
 def join_script(*, labels: Sequence[str], node_address: str | None, address: str | None) -> Report:
@@ -297,6 +326,7 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
     effective, log = folder / "config.yaml", folder / "up.log"
     effective.write_text(render(config.config))
     command = [sys.executable, "-m", "baton.cli.main", "up", "-c", str(effective)]
+    command += ["--timeout", f"{timeout_s:.3f}s"]
     with log.open("wb") as output:
         holder = subprocess.Popen(  # noqa: S603 - this program again, with our own arguments
             command,
@@ -308,12 +338,11 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
             env={k: v for k, v in os.environ.items() if not k.startswith("BATON__")},
         )
     progress(f"process {holder.pid} holds the deployment; its output goes to {log}")
-    until_s = time.monotonic() + timeout_s
+    # It says itself when its time is up, with what it waited for, and ends what it has started.
+    until_s = time.monotonic() + timeout_s + _END_S
     while time.monotonic() < until_s:
         if holder.poll() is not None:
-            lines = log.read_text(errors="replace").splitlines()
-            why = next((line for line in lines if line.startswith("error: ")), "it ended at once")
-            raise EngineStartFailed(why.removeprefix("error: "), f"read {log}")
+            raise _told_by(log.read_text(errors="replace").splitlines(), log)
         if "serving " in log.read_text(errors="replace"):
             state = next(
                 state for state in running_clusters(state_folder()) if state.pid == holder.pid
@@ -322,6 +351,15 @@ def _up_detached(config: LoadedConfig, timeout_s: float, progress: Progress) -> 
         time.sleep(_POLL_S)
     holder.terminate()
     raise TimedOut(f"not healthy after {timeout_s:.0f} s", f"read {log}")
+
+
+def _told_by(lines: Sequence[str], log: Path) -> EngineStartFailed:
+    """What a holder that has ended complained of, and what it said to do."""
+    why = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    remedy = [line.removeprefix("next: ") for line in lines if line.startswith("next: ")]
+    return EngineStartFailed(
+        "\n".join(why) or "it ended at once", "; ".join([*remedy[-1:], f"its output is in {log}"])
+    )
 
 
 def _runs(process: psutil.Process) -> bool:

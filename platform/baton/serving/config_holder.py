@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from baton.config.diff import diff
 from baton.config.schema import DeploymentConfig
 from baton.serving.live_config import ConfigFollower, Generations, LiveConfig
 from baton.telemetry.logs import log_event
@@ -72,7 +73,7 @@ class ConfigHolder:
                 return self._live.generation
             staged, self._staged = self._staged, None
             try:
-                if staged is None or staged[0] != live.config:
+                if staged is None or diff(staged[0], live.config):
                     staged = (live.config, await asyncio.to_thread(self._build, live.config))
                 await staged[1]()
             except Exception:

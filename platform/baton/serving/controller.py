@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 
 from prometheus_client.metrics_core import Metric as Family
 
 import baton
-from baton.config.derive import slo_book, tenants
+from baton.config.derive import slo_book, tenants, wakes
+from baton.config.narrow import each_model
 from baton.config.schema import DeploymentConfig
+from baton.control.adapter_registry import AdapterRefusal, LoadOrder
 from baton.control.observing import Observer
 from baton.control.usage import usage_rows
 from baton.domain.errors import Broken, OperatorError
@@ -20,6 +23,7 @@ from baton.runtime.clock import MonotonicClock
 from baton.runtime.heap import set_heap_aside, tidy_heap
 from baton.runtime.ports import Clock
 from baton.serving import live_config
+from baton.serving.adapter_desk import AdapterDesk
 from baton.serving.clock_watch import ClockWatch
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.console_feed import LiveFeed, ask_ingresses
@@ -45,7 +49,9 @@ from baton.serving.scaling_reports import (
     tick_rows,
 )
 from baton.serving.scrape_targets import TargetGroup, target_groups
+from baton.serving.serve_control import call_all
 from baton.serving.serve_fleet import ServeFleet, StoredMemory
+from baton.serving.start_desk import StartDesk
 from baton.serving.usage_memory import UsageMemory
 from baton.telemetry.controller_metrics import ControllerState
 from baton.telemetry.logs import configure_logs, log_event
@@ -81,6 +87,7 @@ class ControllerBody:
         self._observer = Observer(observer_options(plan), slos=self._slos)
         self._desk = QuotaDesk(tenants(config).values(), fleet.share_quotas)
         hearing = Hearing(self._clock)
+        self.adapters = AdapterDesk(lambda: self._config, partial(call_all, app), clock=self._clock)
         self._usage = UsageMemory(self._observer.ledgers, live_config, clock=self._clock)
         self._loop = ScalingLoop(
             plan,
@@ -93,6 +100,13 @@ class ControllerBody:
                 hearing,
                 RayGauges(self._state, clock=self._clock),
                 self._usage,
+                self.adapters,
+                StartDesk(
+                    fleet.tell_starts,
+                    seen=lambda: self._loop.last_seen,
+                    plan=lambda: self._loop.plan,
+                    overrides=lambda: self._loop.overrides(),  # noqa: PLW0108 - it is made here
+                ),
                 ClockWatch(self._clock, wall_s, fleet.begin_anew),
                 Tidying(self._clock),
             ),
@@ -104,12 +118,14 @@ class ControllerBody:
     async def start(self) -> None:
         """Begin to follow the members, and to take turns."""
         await self._membership.start()
+        await self.adapters.holder.start()
         self._loop.start()
         set_heap_aside()
 
     async def close(self) -> None:
         """Stop both, and note what was used for the next one. Idempotent."""
         await self._loop.stop()
+        await self.adapters.holder.close()
         await self._membership.stop()
         try:
             await self._usage.note()
@@ -141,6 +157,7 @@ class ControllerBody:
             self._observer.reconfigure(options=observer_options(plan), slos=slos)
             self._desk.reconfigure(wanted.values())
             self._loop.reconfigure(plan)
+            self.adapters.holder.anew()
 
         return switch
 
@@ -162,6 +179,7 @@ class ControllerBody:
             "classes": class_rows(self._slos, self._observer, now_s),
             "demand": demand_row(seen),
             "autoscaler": self._scaling(),
+            "adapters": self.adapters.rows(),
         }
 
     async def scale(self, pool: str, replicas: int | None, for_s: float | None) -> Told:
@@ -241,7 +259,13 @@ class ControllerBody:
             "failed_turns": counters.failed_turns,
             "failed_calls": counters.failed_calls,
             "last_failure": counters.last_failure,
+            "cold_start_wait_s": self._cold_start_wait_s(),
         }
+
+    def _cold_start_wait_s(self) -> float | None:
+        """How long requests wait for a first replica; None where no model goes to zero."""
+        zero = any(wakes(part) for part in each_model(self._config).values())
+        return self._config.admission.max_cold_start_wait_s if zero else None
 
 
 class Tidying:
@@ -286,6 +310,15 @@ class Controller:
     async def scale(self, pool: str, replicas: int | None, for_s: float | None = None) -> Told:
         """See `ControllerBody.scale`."""
         return await self._body.scale(pool, replicas, for_s)
+
+    async def load_adapter(self, order: Mapping[str, object]) -> Told | None:
+        """See `AdapterDesk.load`; what is refused comes with its status."""
+        asked = LoadOrder(**order)  # type: ignore[arg-type]
+        return _refused(await self._body.adapters.load(asked))
+
+    async def unload_adapter(self, name: str, tenant: str) -> Told | None:
+        """See `AdapterDesk.unload`; what is refused comes with its status."""
+        return _refused(await self._body.adapters.unload(name, tenant))
 
     async def usage(self) -> bytes:
         """See `ControllerBody.usage`; packed."""
@@ -342,6 +375,10 @@ def observatory(body: ControllerBody, holder: ConfigHolder, *, app: str, node: s
             ask=ask_ingresses(app),
         ),
     )
+
+
+def _refused(refusal: AdapterRefusal | None) -> Told | None:
+    return None if refusal is None else asdict(refusal)
 
 
 def _order(member: Member) -> tuple[str, str]:

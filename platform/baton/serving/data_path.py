@@ -8,18 +8,18 @@ proxies and the replicas.
 from __future__ import annotations
 
 import importlib.util
-import ipaddress
 import math
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from baton.runtime.sockets import bound_socket
 
 _PORTS_FROM = 21_000
 """Below Linux's ephemeral range (32768 on), where Ray's own workers listen."""
@@ -167,25 +167,11 @@ def pick_front_ports() -> FrontPorts:
 def port_is_free(host: str, port: int) -> bool:
     """Whether a listener could bind there now, and nobody else beside it."""
     try:
-        family, address = bind_address(host, port)
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # A listener sets it too; without it a port in TIME_WAIT would count as taken.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        # With SO_REUSEADDR, as listeners have it: else a port in TIME_WAIT would count as taken.
+        bound_socket(host, port).close()
     except OSError:
         return False
     return True
-
-
-def bind_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[object, ...]]:
-    """What a socket of which family is bound to; a name is looked up, its IPv4 address first.
-
-    Raises:
-        OSError: there is no such host.
-    """
-    found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)  # noqa: S104 - asked for
-    family, *_, address = min(found, key=lambda one: one[0] is not socket.AF_INET)
-    return family, address
 
 
 def serve_environment(settings: FrontSettings) -> dict[str, str]:
@@ -252,18 +238,6 @@ def ray_environment(token_file: Path, *, loopback: bool = True) -> dict[str, str
         "RAY_AUTH_TOKEN_PATH": str(token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-
-
-def is_loopback(address: str) -> bool:
-    """Whether `host:port` can only be reached on this machine."""
-    host = address.rsplit(":", 1)[0]
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    # As a socket for both versions tells of an address of the fourth: ::ffff:127.0.0.1.
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
 
 
 def _haproxy_files_and_ports(settings: FrontSettings) -> dict[str, str]:

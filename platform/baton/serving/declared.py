@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from baton.config.load import load_text
 from baton.config.render import render
 from baton.config.schema import DeploymentConfig
+from baton.domain.addresses import is_loopback_address
 from baton.domain.errors import CannotStart, ConfigInvalid
 from baton.serving.app import build_app
 from baton.serving.built import encoded, first_built
-from baton.serving.data_path import is_loopback
 from baton.serving.live_config import (
     BUILT,
     Fate,
@@ -27,11 +27,12 @@ from baton.serving.live_config import (
     LiveConfig,
     Store,
 )
-from baton.serving.preflight import TESTED, key_findings, node_version_findings
+from baton.serving.preflight import cluster_version_findings, key_findings
 from baton.serving.preflight_facts import cluster_facts
 from baton.serving.preflight_security import door_findings
 from baton.serving.ray_context import control_store
 from baton.serving.ray_door import ray_door
+from baton.serving.versions import PACKAGES
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -74,10 +75,10 @@ def check_nodes(config: DeploymentConfig) -> None:
         CannotStart: with everything that stands in the way.
     """
     store = control_store()
-    door = "guarded" if is_loopback(store) else ray_door(store)
+    door = "guarded" if is_loopback_address(store) else ray_door(store)
     findings = (
         *key_findings(config),
-        *node_version_findings(cluster_facts(tuple(TESTED)).versions),
+        *cluster_version_findings(config, cluster_facts(PACKAGES).versions),
         *door_findings(store, door),
     )
     if findings:

@@ -15,16 +15,19 @@ from typing import Self
 import httpx
 
 from baton.config.schema import DeploymentConfig, FrontendKind, FrontKind
+from baton.domain.addresses import host_in, is_ipv6
 from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
 from baton.serving.app import build_app
 from baton.serving.built import encoded, first_built
 from baton.serving.certificates import CertificateWatch
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.cluster_state import ClusterState
+from baton.serving.control_socket import ControlSocket
 from baton.serving.data_path import DataPath, front_threads
 from baton.serving.front import admin_sockets, front_is_direct, own_client
 from baton.serving.front_guard import certificate
-from baton.serving.live_config import BUILT, forget_all, save
+from baton.serving.kept_logs import failures_folder, last_error
+from baton.serving.live_config import BUILT, forget_all, load, save
 from baton.serving.names import APP, CONTROLLER, INGRESS
 from baton.serving.packing import unpacked
 from baton.serving.preflight import await_nodes, check_cluster
@@ -36,7 +39,9 @@ _STOP_S = 20.0
 Progress = Callable[[str], None]
 
 
-def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
+def ask_all(
+    deployment: str, method: str, *arguments: object, timeout_s: float = _ASK_S
+) -> list[object]:
     """The answers of every replica of a deployment to a control call.
 
     Raises:
@@ -49,10 +54,16 @@ def ask_all(deployment: str, method: str, *arguments: object) -> list[object]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         handle = serve.get_deployment_handle(deployment, APP)
-        answers = handle.broadcast(method, *arguments).results(timeout_s=_ASK_S)
+        answers = handle.broadcast(method, *arguments).results(timeout_s=timeout_s)
     except TimeoutError as error:
         raise TimedOut(
-            f"{deployment} did not answer {method!r} within {_ASK_S:.0f} s", "try again"
+            f"{deployment} did not answer {method!r} within {timeout_s:.0f} s", "try again"
+        ) from error
+    except KeyError as error:
+        if isinstance(error, exceptions.RayError):  # a replica's, in Ray's clothes
+            raise
+        raise NotRunning(
+            f"{deployment}: it is not deployed yet", "try again in some seconds"
         ) from error
     except DeploymentUnavailableError as error:
         remedy = f"try again in some seconds, or look at 'baton logs --{deployment} --all'"
@@ -93,6 +104,7 @@ class LocalDeployment:
         self._progress = progress
         self._cluster = LocalCluster(cluster_settings(config), progress=progress)
         self._certificates: CertificateWatch | None = None
+        self._control: ControlSocket | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -113,13 +125,37 @@ class LocalDeployment:
     def start(self, timeout_s: float) -> None:
         """Start everything and wait until the public endpoint says that it is healthy.
 
+        What its processes logged is kept where it fails, and named.
+
         Raises:
             ClusterFailed: Ray did not start.
             EngineStartFailed: a replica could not be started.
             TimedOut: it was not healthy in time.
         """
+        try:
+            self._start(timeout_s)
+        except (EngineStartFailed, TimedOut) as error:
+            raise self._with_evidence(error) from error
+        except Exception:
+            self._cluster.keep_logs(failures_folder())
+            raise
+
+    def _with_evidence(self, error: EngineStartFailed | TimedOut) -> EngineStartFailed | TimedOut:
+        """The error with what the process that failed said last, and where its logs will be."""
+        where = self._cluster.keep_logs(failures_folder())
+        if where is None:
+            return error
+        said = last_error(Path(self.state.run_dir) / "session_latest" / "logs")
+        why = error.why if not said or said in error.why else f"{error.why}; last error: {said}"
+        return type(error)(why, f"{error.remedy}; its logs are kept in {where}")
+
+    def _start(self, timeout_s: float) -> None:
         until_s = time.monotonic() + timeout_s
         self._cluster.start()
+        if not is_ipv6(host_in(self.state.address)):
+            # Calls from the driver that started Ray at such an address do not arrive (2.60);
+            # those from one that joins do.
+            self._control = ControlSocket(Path(self.state.run_dir), ask=_ask_within, note=load)
         await_nodes(self._config, until_s=until_s, tell=self._progress)
         check_cluster(self._config, warn=self._progress)
         forget_all()
@@ -143,14 +179,21 @@ class LocalDeployment:
 
     def stop(self) -> None:
         """End everything that was started. Idempotent."""
+        if self._control is not None:
+            self._control.end()
         if self._certificates is not None:
             self._certificates.stop()
-        self._cluster.stop(serve_timeout_s=_STOP_S)
+        try:
+            self._cluster.stop(serve_timeout_s=_STOP_S)
+        finally:
+            if self._control is not None:
+                self._control.close()
+                self._control = None
 
     def _await_application(self, until_s: float, timeout_s: float) -> None:
         from ray import serve
 
-        told = ""
+        told, waiting = "", list[str]()
         while time.monotonic() < until_s:
             application = serve.status().applications.get(APP)
             if application is not None:
@@ -170,24 +213,36 @@ class LocalDeployment:
                     messages = [s.message for s in application.deployments.values() if s.message]
                     raise EngineStartFailed(
                         telling_line(messages) or "the deployment failed",
-                        "correct the configuration; the replicas' logs are in "
-                        f"{self.state.run_dir}/session_latest/logs/serve",
+                        "correct the configuration",
                     )
+                waiting = [s.message for s in application.deployments.values() if s.message]
             time.sleep(_POLL_S)
-        raise _late("the replicas were not ready", timeout_s)
+        said = " ".join(dict.fromkeys(" ".join(waiting).split("\n")))
+        raise _late("the replicas were not ready", timeout_s, said)
 
     def _await_health(self, until_s: float, timeout_s: float) -> None:
+        """Wait until every ingress says so; they answer in turn, so twice as often in a row."""
         self._progress("waiting until the endpoint is healthy")
-        with own_client(self.state.http_url) as client:
-            while time.monotonic() < until_s:
-                try:
-                    if client.get("/health").is_success and front_is_direct(self.state):
-                        return
-                except httpx.TransportError:
-                    # HAProxy listens a moment after the ingress is up.
-                    pass
+        ingresses = self._config.server.replicas.min
+        wanted, in_a_row = 1 if ingresses == 1 else 2 * ingresses, 0
+        while time.monotonic() < until_s:
+            try:
+                with own_client(self.state.http_url) as client:  # a connection may stay with one
+                    well = client.get("/health").is_success and front_is_direct(self.state)
+            except httpx.TransportError:
+                well = False  # HAProxy listens a moment after the ingress is up
+            in_a_row = in_a_row + 1 if well else 0
+            if in_a_row >= wanted:
+                return
+            if not well:
                 time.sleep(_POLL_S)
         raise _late("the endpoint was not healthy", timeout_s)
+
+
+def _ask_within(
+    deployment: str, method: str, arguments: tuple[object, ...], deadline_s: float
+) -> list[object]:
+    return ask_all(deployment, method, *arguments, timeout_s=deadline_s)
 
 
 def _certificate_watch(config: DeploymentConfig, run_dir: Path) -> CertificateWatch:
@@ -197,8 +252,9 @@ def _certificate_watch(config: DeploymentConfig, run_dir: Path) -> CertificateWa
     return CertificateWatch(config.security.tls, certificate(run_dir), sockets)
 
 
-def _late(what: str, timeout_s: float) -> TimedOut:
-    return TimedOut(f"{what} after {timeout_s:.0f} s", "allow more time with --timeout")
+def _late(what: str, timeout_s: float, said: str = "") -> TimedOut:
+    why = f"{what} after {timeout_s:.0f} s" + (f": {said}" if said else "")
+    return TimedOut(why, "allow more time with --timeout")
 
 
 def cluster_settings(config: DeploymentConfig) -> ClusterSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baton.config.schema import DeploymentConfig
+from baton.domain.addresses import address_text
 from baton.serving.doctor_facts import FileFact, MachineNow, PortFact, Unknown
 from baton.serving.doctor_verdicts import Check, Topic, size_text
 from baton.serving.preflight import (
@@ -83,7 +84,9 @@ def check_ports(
         return topic.passed(f"held by what runs at {runs_at}")
     if taken := [port for port in machine.ports if not port.free]:
         return topic.failed(
-            "; ".join(f"{one.host}:{one.port} ({one.key}) {_held(one)}" for one in taken),
+            "; ".join(
+                f"{address_text(one.host, one.port)} ({one.key}) {_held(one)}" for one in taken
+            ),
             f"stop it, or set {' and '.join(one.key for one in taken)} to another",
         )
     return topic.passed(", ".join(f"{one.port} ({one.key})" for one in machine.ports) + " free")

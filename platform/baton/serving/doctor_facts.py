@@ -24,12 +24,13 @@ import httpx
 
 from baton.config.derive import key_files
 from baton.config.schema import DeploymentConfig
+from baton.engine.cuda_home import CannotCompileError, check_compilers
+from baton.engine.gpus import compute_on_cpus, count_gpus
 from baton.serving.data_path import choose_data_path, port_is_free
 from baton.serving.front import own_client
 from baton.serving.preflight_facts import (
     PortListener,
     available_memory_bytes,
-    count_gpus,
     installed_versions,
     port_listener,
 )
@@ -45,12 +46,14 @@ _IMPORT_S = 180.0
 _HTTP_S = 3.0
 _CLOCK_ERROR = 5
 """What `adjtimex` returns while nothing keeps the clock right."""
+INGRESS = "baton.engine.vllm.frontend_llm"
+"""What an ingress imports of vLLM, which has moved from one version to the next."""
 _IMPORTS = """
-import json, sys
+import importlib, json, sys
 told = {}
 for name in sys.argv[1:]:
     try:
-        module = __import__(name)
+        module = importlib.import_module(name)
         said = {"version": str(getattr(module, "__version__", ""))}
         if name == "torch":
             said["cuda"] = module.version.cuda
@@ -124,6 +127,8 @@ class MachineNow:
     unwanted: Mapping[str, str | None]
     imports: Mapping[str, Imported] | Unknown
     gpus: int
+    kernels: str = ""
+    """Why kernels for GPUs cannot be compiled; empty when they can be, or there are no GPUs."""
     available_memory_bytes: int | Unknown
     shared_memory_bytes: int | Unknown
     """Free in /dev/shm."""
@@ -149,6 +154,7 @@ def machine_now(config: DeploymentConfig | None, progress: Progress) -> MachineN
         unwanted=_distributions(UNWANTED),
         imports=within(_IMPORT_S + _FACT_S, "importing them", _imports),
         gpus=count_gpus(os.environ),
+        kernels=_cannot_compile() if count_gpus(os.environ) else "",
         available_memory_bytes=within(_FACT_S, "the memory", available_memory_bytes),
         shared_memory_bytes=within(
             _FACT_S, "/dev/shm", lambda: shutil.disk_usage("/dev/shm").free  # noqa: S108 - looked at
@@ -257,14 +263,16 @@ def _distributions(names: Sequence[str]) -> dict[str, str | None]:
 
 def _imports() -> dict[str, Imported]:
     """In another process: an import may crash, hang, or take gigabytes."""
+    environ = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    compute_on_cpus(environ)
     done = subprocess.run(  # noqa: S603 - this Python, a program of our own
-        [sys.executable, "-c", _IMPORTS, "torch", "ray", "vllm", "nixl"],
+        [sys.executable, "-c", _IMPORTS, "torch", "ray", "vllm", "nixl", INGRESS],
         capture_output=True,
         stdin=subprocess.DEVNULL,
         text=True,
         timeout=_IMPORT_S,
         check=False,
-        env=os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+        env=environ,
     )
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
@@ -279,6 +287,14 @@ def _imports() -> dict[str, Imported]:
         )
         for name, said in told.items()
     }
+
+
+def _cannot_compile() -> str:
+    try:
+        check_compilers(os.environ)
+    except CannotCompileError as error:
+        return str(error)
+    return ""
 
 
 def _descriptors() -> Descriptors:

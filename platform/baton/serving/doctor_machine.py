@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baton.config.schema import DeploymentConfig
-from baton.serving.doctor_facts import Imported, MachineNow, Unknown
+from baton.serving.doctor_facts import INGRESS, Imported, MachineNow, Unknown
 from baton.serving.doctor_verdicts import Check, Topic, size_text
-from baton.serving.preflight import TESTED
+from baton.serving.versions import FLAG, PACKAGES, untested
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -17,17 +17,14 @@ _LEAST_DISK_BYTES = 256 * _MIB
 _GOOD_DISK_BYTES = 2 * _GIB
 _LEAST_FILES = 1024
 _GOOD_FILES = 8192
-_TORCH_OF_VLLM = {"0.32": "2.13", "0.33": "2.14"}
-"""What each vLLM was built with. Source: the metadata of its wheels."""
-_WIRE = frozenset({"ray", "vllm"})
-"""Packages of which baton uses what is not public: another version is another program."""
 
 
 def machine_checks(machine: MachineNow, config: DeploymentConfig | None) -> Iterator[Check]:
     """Whether this machine can run baton at all."""
-    yield check_versions(machine)
+    yield check_versions(machine, config)
     yield check_imports(machine)
     yield check_builds(machine, config)
+    yield check_kernels(machine)
     yield check_unwanted(machine)
     yield check_shared_memory(machine)
     yield check_disk(machine)
@@ -36,7 +33,7 @@ def machine_checks(machine: MachineNow, config: DeploymentConfig | None) -> Iter
     yield check_clock(machine)
 
 
-def check_versions(machine: MachineNow) -> Check:
+def check_versions(machine: MachineNow, config: DeploymentConfig | None) -> Check:
     """Whether the packages are of versions that work with this baton, and with each other."""
     topic = Topic(
         name="versions",
@@ -50,37 +47,19 @@ def check_versions(machine: MachineNow) -> Check:
             f"{found}; Python {machine.python}",
             f"install {' and '.join(missing)}: pip install 'baton[cpu]' or 'baton[gpu]'",
         )
-    wrong = [name for name, version in _known(machine) if _minor(version) not in TESTED[name]]
-    if fixes := [_version_fix(name) for name in wrong]:
-        judge = topic.failed if _WIRE & set(wrong) else topic.warned
+    if wrong := dict(untested(machine.versions)):
+        allowed = config is not None and config.cluster.allow_untested_versions
+        judge = topic.warned if allowed else topic.failed
         return judge(
-            f"{found}; baton was never tried with this {' and '.join(wrong)}", "; ".join(fixes)
-        )
-    return _check_pair(machine, topic, found)
-
-
-def _check_pair(machine: MachineNow, topic: Topic, found: str) -> Check:
-    vllm, torch = (_minor(machine.versions[name]) for name in ("vllm", "torch"))
-    wanted = _TORCH_OF_VLLM.get(vllm)
-    if wanted is not None and torch != wanted:
-        return topic.failed(
-            f"{found}; vllm {vllm} was built with torch {wanted}",
-            f"install torch {wanted}: pip install 'baton[cpu]' or 'baton[gpu]' in a fresh"
-            " environment",
+            "; ".join(wrong.values()),
+            "install 'baton[cpu]' or 'baton[gpu]' in a fresh environment"
+            + ("" if allowed else f", or start with {FLAG}"),
         )
     return topic.passed(found)
 
 
 def _known(machine: MachineNow) -> list[tuple[str, str | None]]:
-    return [(name, machine.versions.get(name)) for name in TESTED]
-
-
-def _minor(version: str | None) -> str:
-    return ".".join((version or "").split(".")[:2])
-
-
-def _version_fix(name: str) -> str:
-    return f"install {name} {' or '.join(TESTED[name])}, as 'baton[cpu]' and 'baton[gpu]' do"
+    return [(name, machine.versions.get(name)) for name in PACKAGES]
 
 
 def check_imports(machine: MachineNow) -> Check:
@@ -91,13 +70,20 @@ def check_imports(machine: MachineNow) -> Check:
             machine.imports.why, 'try by hand: python -c "import torch, ray, vllm, nixl"'
         )
     broken = {name: one.problem for name, one in machine.imports.items() if one.problem}
+    if INGRESS in broken and len(broken) == 1:
+        return topic.failed(
+            f"what an ingress imports of vllm: {broken[INGRESS]}",
+            "install 'baton[cpu]' or 'baton[gpu]' in a fresh environment; see also: versions",
+        )
     if broken:
+        broken.pop(INGRESS, None)  # it imports the others
         return topic.failed(
             "; ".join(f"{name}: {problem}" for name, problem in broken.items()),
             f"install {' and '.join(broken)} anew: pip install --force-reinstall 'baton[cpu]' or"
             " 'baton[gpu]'; see also the check of other packages",
         )
-    return topic.passed(f"{', '.join(machine.imports)} can be imported")
+    found = [name for name in machine.imports if name != INGRESS]
+    return topic.passed(f"{', '.join(found)} can be imported, and what an ingress needs of vllm")
 
 
 def check_builds(machine: MachineNow, config: DeploymentConfig | None) -> Check:
@@ -114,6 +100,20 @@ def check_builds(machine: MachineNow, config: DeploymentConfig | None) -> Check:
     if torch.cuda and not machine.gpus and not _wants_gpus(config):
         return topic.warned(found, "install baton[cpu] in a fresh environment, or show it a GPU")
     return topic.passed(found)
+
+
+def check_kernels(machine: MachineNow) -> Check:
+    """Whether kernels can be compiled that engines compile where they run."""
+    topic = Topic(
+        name="kernels",
+        why="without compilers vLLM does without FlashInfer's and DeepGEMM's kernels, in silence",
+    )
+    if not machine.gpus:
+        return topic.passed("there are no GPUs")
+    if machine.kernels:
+        found, _, fix = machine.kernels.partition("; ")
+        return topic.warned(found, fix)
+    return topic.passed("g++ and nvcc are found")
 
 
 def _torch(machine: MachineNow) -> Imported | None:

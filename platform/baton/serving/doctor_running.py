@@ -17,10 +17,11 @@ from baton.serving.doctor_security import (
 )
 from baton.serving.doctor_verdicts import Check, Topic
 from baton.serving.joined import Joined
-from baton.serving.preflight import TESTED, node_version_findings
+from baton.serving.preflight import node_version_findings
 from baton.serving.preflight_facts import cluster_facts
 from baton.serving.ray_context import control_store
 from baton.serving.ray_door import ray_door
+from baton.serving.versions import PACKAGES
 
 Told = dict[str, Any]
 Progress = Callable[[str], None]
@@ -41,6 +42,7 @@ _NAMES = (
     "pools",
     "pairs",
     "side channels",
+    "leases",
     "configuration",
     "metrics",
     "autoscaler",
@@ -88,7 +90,7 @@ def running_now(deployment: Joined, progress: Progress) -> RunningNow:
         status=status,
         links=links if isinstance(links, Unknown) else tuple(cast("list[Told]", links["links"])),
         metrics=None if url is None else within(_HTTP_S, url, lambda: answers_at(url)),
-        nodes=within(_NODES_S, "its nodes", lambda: cluster_facts(tuple(TESTED)).versions),
+        nodes=within(_NODES_S, "its nodes", lambda: cluster_facts(PACKAGES).versions),
         ports=_ports(deployment.state),
         store=store,
         door=within(_DOOR_S, store, lambda: ray_door(store)),
@@ -149,6 +151,7 @@ def running_checks(running: RunningNow) -> Iterator[Check]:
     yield check_pools(told)
     yield check_pairs(running.links)
     yield check_side_channels(running.links)
+    yield check_leases(told)
     yield check_generation(told)
     yield check_metrics(running, told)
     yield check_autoscaler(told)
@@ -180,8 +183,9 @@ def check_ingresses(told: Told) -> Check:
     ingresses = _ingresses(told)
     ill = sum(not one["healthy"] for one in ingresses)
     if ill or not ingresses:
+        none = "; ".join(told.get("unanswered") or ["there is none"])
         return topic.failed(
-            f"{ill} of {len(ingresses)} cannot serve" if ingresses else "there is none",
+            f"{ill} of {len(ingresses)} cannot serve" if ingresses else none,
             "see whether replicas have joined, below; then 'baton logs --ingress'",
         )
     return topic.passed(f"all {len(ingresses)} can serve")
@@ -270,6 +274,26 @@ def check_side_channels(links: tuple[Told, ...] | Unknown) -> Check:
     return topic.passed("every source answers" if links else "nothing is handed off here")
 
 
+def check_leases(told: Told) -> Check:
+    """Whether blocks are kept for as long as somebody waits for them."""
+    topic = Topic(name="leases", why="blocks that are read after their lease are another prompt's")
+    void = {
+        str(view["replica_id"]): int(view["void_pulls"])
+        for one in _ingresses(told)
+        for view in one["replicas"]
+        if view["void_pulls"]
+    }
+    if void:
+        named = [f"{replica_id} {count}" for replica_id, count in sorted(void.items())]
+        return topic.warned(
+            f"pulls that came too late, since the start: {_few(named)}; their prompts were computed"
+            " again",
+            "raise transfer.lease above the longest step of an engine, or look for engines that"
+            " stood still with 'baton logs --level warning'",
+        )
+    return topic.passed("no pull came too late")
+
+
 def check_generation(told: Told) -> Check:
     """Whether everybody goes by the same configuration."""
     topic = Topic(name="configuration", why="processes of two minds refuse what others let in")
@@ -312,6 +336,11 @@ def check_autoscaler(told: Told) -> Check:
             f"it holds still, because {held}",
             "wait a minute after a start; else see the reports below, and 'baton explain scale'",
         )
+    if slow := _slow_starts(told, scaling.get("cold_start_wait_s")):
+        return topic.warned(
+            f"replicas take longer to start than requests to a fleet at zero wait: {slow}",
+            "raise admission.max_cold_start_wait, and admission.timeouts.total above it",
+        )
     failures = scaling["failed_turns"] + scaling["failed_calls"]
     if failures:
         return topic.warned(
@@ -319,6 +348,16 @@ def check_autoscaler(told: Told) -> Check:
             "see 'baton logs --controller'; what failed is tried again every turn",
         )
     return topic.passed(str(scaling["policy"]))
+
+
+def _slow_starts(told: Told, wait_s: float | None) -> str:
+    """The pools whose cold start is longer than that; empty where there are none."""
+    if wait_s is None:
+        return ""
+    pools = cast("list[Told]", told.get("pools") or [])
+    starts = ((pool["pool"], pool.get("cold_start_s") or 0.0) for pool in pools)
+    slow = [f"{name} {start_s:.0f} s" for name, start_s in starts if start_s > wait_s]
+    return f"{_few(slow)} (they wait {wait_s:.0f} s)" if slow else ""
 
 
 def check_reports(told: Told) -> Check:

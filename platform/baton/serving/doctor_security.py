@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from baton.domain.addresses import address_text, is_loopback, is_loopback_address
 from baton.serving.cluster_state import ClusterState
-from baton.serving.data_path import is_loopback
 from baton.serving.doctor_facts import Unknown
 from baton.serving.doctor_verdicts import Check, Topic
 from baton.serving.reaper import marked_processes
@@ -42,7 +42,7 @@ def open_ports(state: ClusterState) -> tuple[OpenPort, ...]:
             continue
         for one in listening:
             host, port = one.laddr
-            if not is_loopback(f"{host}:{port}"):
+            if not is_loopback(host):
                 known = OpenPort(address=host, port=port, program=program)
                 found.setdefault((host, port), known)
     return tuple(found[key] for key in sorted(found))
@@ -63,11 +63,11 @@ def check_open_ports(
     unmeant = [one for one in ports if one.port not in meant]
     if unmeant:
         return topic.failed(
-            _few(f"{one.address}:{one.port} ({one.program})" for one in unmeant),
+            _few(f"{address_text(one.address, one.port)} ({one.program})" for one in unmeant),
             "keep others from these ports by the firewall or a network policy; a HAProxy that was"
             " not started by baton needs 'bind 127.0.0.1:PORT' for statistics and metrics",
         )
-    named = ", ".join(f"{one.address}:{one.port}" for one in ports)
+    named = ", ".join(f"{address_text(one.address, one.port)}" for one in ports)
     return topic.passed(f"only {named}, as configured" if named else "none")
 
 
@@ -80,7 +80,7 @@ def check_ray_door(door: str | Unknown, address: str) -> Check:
         return topic.passed(f"{address} asks for a token")
     if door != "open":
         return topic.skipped(f"{address}: {door}")
-    judge = topic.warned if is_loopback(address) else topic.failed
+    judge = topic.warned if is_loopback_address(address) else topic.failed
     return judge(
         f"{address} lets in whoever reaches it",
         "start Ray with RAY_AUTH_MODE=token on every node, and give each the token's file with"

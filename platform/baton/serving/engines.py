@@ -15,9 +15,10 @@ from prometheus_client import CollectorRegistry
 
 from baton.config.addresses import ip_network
 from baton.config.derive import adapter_sources, engine_env, sim_settings, wants_cache_events
-from baton.config.schema import DeploymentConfig, EngineConfig, EngineKind, ModelConfig, OnFailure
+from baton.config.schema import DeploymentConfig, EngineKind, ModelConfig, OnFailure, PoolConfig
 from baton.domain.errors import EngineStartFailed
 from baton.engine.kept_handlers import kept_handlers
+from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.ports import Engine
 
 if TYPE_CHECKING:
@@ -55,18 +56,28 @@ def tiny_model_folder() -> Path:
 
 
 def build_engine(
-    config: DeploymentConfig, site: ReplicaSite, *, series: CollectorRegistry | None = None
+    config: DeploymentConfig,
+    site: ReplicaSite,
+    *,
+    series: CollectorRegistry | None = None,
+    adapters: KnownAdapters | None = None,
 ) -> Engine:
     """Make the engine of one replica; nothing is started yet.
 
-    Where it has series of its own for Prometheus, they will be in `series`.
+    Args:
+        config: Of the deployment.
+        site: Where it runs.
+        series: Where it will have its own series for Prometheus, if it has any.
+        adapters: Those that it serves; None: those of the configuration, and no others.
     """
+    if adapters is None:
+        adapters = KnownAdapters(adapter_sources(config.models[config.pools[site.pool].model]))
     kind = config.pools[site.pool].engine.kind
     match kind:
         case EngineKind.SIM:
-            return _sim_engine(config, site)
+            return _sim_engine(config, site, adapters)
         case EngineKind.VLLM:
-            return _vllm_engine(config, site, series)
+            return _vllm_engine(config, site, series, adapters)
 
 
 def side_channel_host(bind: str, node: str) -> str:
@@ -103,7 +114,7 @@ def devices(config: DeploymentConfig, pool: str) -> float:
     return float(config.pools[pool].resources.gpus or 1)
 
 
-def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
+def _sim_engine(config: DeploymentConfig, site: ReplicaSite, adapters: KnownAdapters) -> Engine:
     from baton.engine.sim import SimEngine
 
     pool = config.pools[site.pool]
@@ -115,11 +126,15 @@ def _sim_engine(config: DeploymentConfig, site: ReplicaSite) -> Engine:
         pool=site.pool,
         role=pool.role,
         model=pool.model,
+        adapters=adapters,
     )
 
 
 def _vllm_engine(
-    config: DeploymentConfig, site: ReplicaSite, series: CollectorRegistry | None
+    config: DeploymentConfig,
+    site: ReplicaSite,
+    series: CollectorRegistry | None,
+    adapters: KnownAdapters,
 ) -> Engine:
     with kept_handlers():
         from baton.engine.vllm.adapter import VllmEngine
@@ -134,7 +149,9 @@ def _vllm_engine(
     if series is not None:
         told = VllmSeries()
         series.register(told)
-    return VllmEngine(settings, check=peers.check, transport=peers.transport, series=told)
+    return VllmEngine(
+        settings, check=peers.check, transport=peers.transport, series=told, adapters=adapters
+    )
 
 
 def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:
@@ -159,6 +176,8 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         host=host,
         port=site.reserve_ports(host, side.port_base, pool.parallel.workers),
         lease_s=max(1, round(transfer.lease_s)),
+        max_pulls=transfer.max_concurrent_pulls,
+        pull_deadline_s=transfer.deadline_s,
         on_load_failure=on_failure,
     )
     if pool.resources.gpus:
@@ -186,22 +205,28 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         nixl=nixl,
         host_memory_bytes=engine.offload.host_memory_bytes,
         adapters=adapter_sources(model),
+        runtime_adapters=model.runtime_adapters.max > 0,
         adapter_slots=AdapterSlots(
             batched=engine.adapters.max_batched,
             loaded=engine.adapters.max_loaded,
             rank=engine.adapters.max_rank,
         ),
         kv_events=wants_cache_events(config, site.pool),
-        extra=cast("dict[str, Json]", _vllm_extra(engine, workers=pool.parallel.workers)),
+        extra=cast("dict[str, Json]", _vllm_extra(pool)),
         # Left alone, vLLM takes the interface towards the internet for the one between nodes.
         env={"VLLM_HOST_IP": site.host} | engine_environment(config, site.pool),
     )
 
 
-def _vllm_extra(engine: EngineConfig, *, workers: int) -> dict[str, object]:
-    """Raw arguments; the workers of a split engine live in the replica's placement group."""
-    spread: dict[str, object] = {"distributed_executor_backend": "ray"} if workers > 1 else {}
-    return spread | dict(engine.extra)
+def _vllm_extra(pool: PoolConfig) -> dict[str, object]:
+    """Raw arguments; workers on GPUs live in the replica's placement group, on several nodes if so.
+
+    Ray has no name for CPUs that vLLM would ask it for: there they are processes of the engine.
+    """
+    split: dict[str, object] = {}
+    if pool.parallel.workers > 1:
+        split["distributed_executor_backend"] = "ray" if pool.resources.gpus else "mp"
+    return split | dict(pool.engine.extra)
 
 
 def engine_environment(config: DeploymentConfig, pool_name: str) -> dict[str, str]:
@@ -210,7 +235,7 @@ def engine_environment(config: DeploymentConfig, pool_name: str) -> dict[str, st
     on_cpu = {
         # Left alone, vLLM binds each engine to all cores, and engines on one machine fight.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(max(1, int(pool.resources.cpus))),
+        "OMP_NUM_THREADS": str(max(1, int(pool.resources.cpus / pool.parallel.workers))),
     }
     offline = {"HF_HUB_OFFLINE": "1"} if config.models[pool.model].source == TINY else {}
     chosen = engine_env(config, pool_name, os.environ)

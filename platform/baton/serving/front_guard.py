@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from baton.config.schema_security import TlsConfig
+from baton.domain.addresses import bracketed, is_any, is_ipv6
 from baton.domain.errors import ClusterFailed
 from baton.serving import haproxy_front
 from baton.serving.data_path import DataPath, FrontSettings, find_haproxy
@@ -34,7 +35,9 @@ class Guard:
     haproxy: str
     """The real one."""
     host: str
-    """Where clients come; `*` for everywhere."""
+    """Where clients come, as HAProxy has it before a port; `*` for everywhere."""
+    options: str
+    """What its `bind` says after the port."""
     cert_file: str | None = None
     """With its key beside it, under the same name and `.key`."""
     client_ca_file: str | None = None
@@ -100,7 +103,8 @@ def _guard(run_dir: Path, haproxy: str, host: str, tls: TlsConfig) -> Guard:
     authorities = tls.client_ca_file
     return Guard(
         haproxy=haproxy,
-        host="*" if host in _EVERYWHERE else host,
+        host="*" if host in _EVERYWHERE else bracketed(host),
+        options=" v4v6" if is_any(host) and is_ipv6(host) else "",
         cert_file=None if cert is None else str(cert),
         client_ca_file=None if authorities is None else str(Path(authorities).absolute()),
         required=tls.required,

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from baton.config.schema import DeploymentConfig
 from baton.domain.commands import RecordOrder
+from baton.domain.demand import ColdStart
 from baton.domain.errors import LinkFailed
 from baton.engine.vllm.frontend_gate import AsgiApp
+from baton.serving.adapter_asking import administered_by
+from baton.serving.adapter_store import AdapterHolder, decoded
 from baton.serving.config_holder import ConfigHolder
 from baton.serving.ingress_body import IngressBody
 from baton.serving.link_keys import link_options
@@ -19,6 +25,7 @@ from baton.serving.packing import packed, packed_reports
 from baton.serving.private_port import keep_port_private
 from baton.serving.quota_desk import Shares
 from baton.serving.replica_port import serve_app_at_port, serve_at_port
+from baton.serving.serve_control import call_all
 from baton.serving.several_bodies import SeveralBodies
 from baton.telemetry.logs import configure_logs, log_event
 
@@ -34,6 +41,7 @@ class Ingress:
         self._config = config
         self._bodies: SeveralBodies | None = None
         self._holder: ConfigHolder | None = None
+        self._adapters: AdapterHolder | None = None
 
     async def __serve_build_asgi_app__(self) -> AsgiApp:
         """Called once by Serve when the replica starts."""
@@ -58,6 +66,10 @@ class Ingress:
             serve_app_at_port(app)
         holder = self._holder = ConfigHolder(live, self._bodies.switch_to)
         self._bodies.generation = lambda: holder.live.generation
+        self._adapters = AdapterHolder(self._bodies.take_adapters)
+        await self._adapters.start()
+        if not gates:
+            self._bodies.administer_by(administered_by(partial(call_all, app_name())))
         holder.follow(generations)
         log_event(_LOGGER, logging.INFO, "ingress_started", {"ingress": replica_name()})
         return app
@@ -96,6 +108,21 @@ class Ingress:
         taken = self._started().take_quotas(shares, at_most=at_most)
         return taken[0] if len(taken) == 1 else taken
 
+    async def take_adapters(self, registry: str) -> int:
+        """Offer the adapters of this registry; the version that holds then."""
+        if self._adapters is None:
+            raise LinkFailed("ingress", "the ingress is starting")
+        return self._adapters.take(decoded(registry))
+
+    async def adapters_in_flight(self, registry: str) -> dict[str, object]:
+        """How many requests here need each adapter, once this registry holds; and which does."""
+        version = await self.take_adapters(registry)
+        return {"version": version, "needed": dict(self._started().adapters_in_flight())}
+
+    async def take_starts(self, starts: Mapping[str, tuple[Any, ...]]) -> None:
+        """See `IngressBody.take_start`; each as plain values, for versions may differ."""
+        self._started().take_starts({model: ColdStart(*one) for model, one in starts.items()})
+
     def check_health(self) -> None:
         """See `IngressBody.check`; Serve replaces an ingress for which it raises."""
         if self._bodies is not None:
@@ -117,6 +144,8 @@ class Ingress:
         """Serve's shutdown hook."""
         if self._holder is not None:
             await self._holder.close()
+        if self._adapters is not None:
+            await self._adapters.close()
         bodies, self._bodies = self._bodies, None
         if bodies is not None:
             await bodies.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -15,16 +15,24 @@ from baton.config.derive import (
     index_options,
     probe_options,
     service_rules,
+    wakes,
 )
 from baton.config.policies import build_placer, router_rng
 from baton.config.schema import DeploymentConfig, FrontendKind, FrontKind
+from baton.control.adapter_registry import RuntimeAdapter
 from baton.control.coordinator import Coordinator
 from baton.control.lately import Shedding
 from baton.control.pair_notices import PairNoticeKind
 from baton.domain.commands import Delivery, RecordOrder
-from baton.domain.demand import CoordinatorReport
+from baton.domain.demand import ColdStart, CoordinatorReport
 from baton.domain.errors import BatonError, Broken, LinkFailed, Rejected
-from baton.domain.events import Event, QuotasShared, ReplicaJoined, TimePassed
+from baton.domain.events import (
+    ColdStartReported,
+    Event,
+    QuotasShared,
+    ReplicaJoined,
+    TimePassed,
+)
 from baton.domain.fleet import ReplicaFacts
 from baton.engine.vllm.app import VllmFrontend, import_python_frontend
 from baton.engine.vllm.callers import Caller
@@ -36,6 +44,7 @@ from baton.runtime.driver import Driver
 from baton.runtime.heap import set_heap_aside
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
+from baton.serving import live_config
 from baton.serving.config_holder import Switch
 from baton.serving.engines import model_path
 from baton.serving.fleet_watch import FleetWatch
@@ -43,6 +52,7 @@ from baton.serving.front_door import FrontDoor, brought, frontend_limits
 from baton.serving.ingress_telemetry import IngressTelemetry
 from baton.serving.membership import Membership
 from baton.serving.quota_desk import OwnShares, Shares
+from baton.serving.readiness import FirstView
 from baton.serving.replica_port import nothing_here
 from baton.serving.reports import Row, fleet_report, link_report, policy_report, timing_report
 from baton.serving.rust_ingress import RustIngress, open_routes
@@ -78,9 +88,10 @@ class IngressBody:
         self._first_facts: asyncio.Future[ReplicaFacts] = asyncio.get_running_loop().create_future()
         self._link = LinkClient(coordinator_id, self._on_link_event, options=link)
         rules, rng = service_rules(config), router_rng(config, coordinator_id)
+        limits = coordinator_limits(config)
         self._placer = build_placer(config, rng)
         self._coordinator = Coordinator(
-            limits=coordinator_limits(config),
+            limits=limits,
             placer=self._placer,
             rules=rules,
             coordinators=config.server.replicas.min,
@@ -92,6 +103,7 @@ class IngressBody:
             config.observability,
             self._coordinator,
             rules,
+            limits=limits,
             now_s=self._clock.now_s,
             unjoined=lambda: len(self._unjoined),
         )
@@ -104,6 +116,7 @@ class IngressBody:
             recorder=Recorders(self._records, *self.telemetry.recorders, *self._tracers),
             clock=self._clock,
         )
+        self._first_view = FirstView(_always_there(config))
         self._watch = FleetWatch(self._link, self._driver.on_event)
         self._membership = Membership(
             app=app, deployments=tuple(config.pools), on_change=self._watch.on_members
@@ -168,8 +181,9 @@ class IngressBody:
         async def switch() -> None:
             await self._door.reconfigure(config)
             self._config, self._placer = config, placer
+            self._first_view.reconfigure(_always_there(config))
             self._coordinator.reconfigure(limits=limits, placer=placer, rules=rules)
-            self.telemetry.go_by(rules)
+            self.telemetry.go_by(rules, limits)
             if self._frontend is not None:
                 access = self._door.access(config)
                 self._frontend.reconfigure(limits=frontend_limits(config), access=access)
@@ -242,6 +256,15 @@ class IngressBody:
         """What the controller scales by, and deals quotas out by."""
         return self._coordinator.report(self._coordinator_id, self._clock.now_s())
 
+    def take_adapters(self, adapters: Sequence[RuntimeAdapter]) -> None:
+        """Offer these adapters of its model besides those of the file, and no others."""
+        if isinstance(self._frontend, VllmFrontend):
+            self._frontend.set_adapters(adapters)
+
+    def adapters_in_flight(self) -> Mapping[str, int]:
+        """How many requests under way need each adapter, as the fleet calls them."""
+        return self._coordinator.adapters_in_flight()
+
     def take_quotas(self, shares: Shares, *, at_most: bool) -> str | None:
         """Go by this ingress' shares of tenants' limits; its id, or None when it has none."""
         own = self._shares.take(shares, at_most=at_most)
@@ -249,6 +272,10 @@ class IngressBody:
             return None
         self._driver.on_event(QuotasShared(shares=own))
         return self._coordinator_id
+
+    def take_start(self, start: ColdStart) -> None:
+        """Know how long the next replica takes, while there is none."""
+        self._driver.on_event(ColdStartReported(start=start))
 
     @property
     def _unjoined(self) -> AbstractSet[str]:
@@ -318,6 +345,7 @@ class IngressBody:
             routes=tuple(str(route) for route in self._config.server.routes),
             allow=brought(self._config),
             adapters=adapter_sources(model),
+            runtime_adapters=model.runtime_adapters.max > 0,
             limits=frontend_limits(self._config),
             access=self._door.access(self._config),
         )
@@ -328,21 +356,40 @@ class IngressBody:
         Only the context's length matters to it. Where the configuration does not say it, the first
         replica that joins does; an engine start can take minutes.
         """
-        max_len_tokens = self._config.models[self._config.model_name].max_len_tokens
+        model = self._config.models[self._config.model_name]
+        max_len_tokens = model.max_len_tokens
         if max_len_tokens is None:
-            async with asyncio.timeout(_FIRST_REPLICA_S):
-                return FleetFacts.of([await self._first_facts])
+            max_len_tokens = await self._context_of_replicas()
         return FleetFacts(
             max_len_tokens=max_len_tokens,
             block_size_tokens=16,
             kv_blocks=max_len_tokens // 16,
             max_running_requests=1024,
             max_batched_tokens=8192,
-            adapters=len(self._config.models[self._config.model_name].adapters),
+            adapters=len(model.adapters) + model.runtime_adapters.max,
         )
 
+    async def _context_of_replicas(self) -> int:
+        """Tokens of the context, as the first replica says that joins.
+
+        Where the fleet may be at zero none would ever join, for nobody is let in before: there,
+        what replicas said the last time counts.
+        """
+        name = f"context/{self._app}/{self._config.model_name}"
+        known = await asyncio.to_thread(live_config.load, name) if wakes(self._config) else None
+        if known is not None and not self._first_facts.done():
+            return int(known)
+        async with asyncio.timeout(_FIRST_REPLICA_S):
+            found = (await self._first_facts).max_len_tokens
+        if wakes(self._config):
+            await asyncio.to_thread(live_config.save, name, str(found).encode())
+        return found
+
     def _can_serve(self) -> bool:
-        return any(not view.draining for view in self._driver.fleet().replicas.values())
+        views = self._driver.fleet().replicas.values()
+        pools = [view.facts.pool for view in views if not view.draining]
+        knows_all = self._first_view.is_complete(pools, self._clock.now_s())
+        return knows_all and self._coordinator.can_serve()
 
     def _on_link_event(self, event: Event) -> None:
         self.telemetry.on_event(event)
@@ -358,3 +405,8 @@ class IngressBody:
             bad = notice.kind in {PairNoticeKind.QUARANTINED, PairNoticeKind.SOURCE_UNREACHABLE}
             level = logging.WARNING if bad else logging.INFO
             log_event(_LOGGER, level, str(notice.kind).replace(" ", "_"), fields)
+
+
+def _always_there(config: DeploymentConfig) -> list[str]:
+    """Pools that have a replica at any time."""
+    return [name for name, pool in config.pools.items() if pool.replicas.min > 0]

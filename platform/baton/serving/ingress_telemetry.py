@@ -11,8 +11,10 @@ from pathlib import Path
 
 from baton.config.schema_observability import ObservabilityConfig
 from baton.control.coordinator import Coordinator
+from baton.control.limits import CoordinatorLimits
 from baton.control.service_rules import ServiceRules
 from baton.domain.events import Event
+from baton.runtime.log_events import log_event
 from baton.runtime.ports import Recorder
 from baton.serving.access_token import TokenFile
 from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
@@ -20,6 +22,7 @@ from baton.telemetry.ingress_families import IngressCollector, IngressFacts
 from baton.telemetry.ingress_metrics import IngressMetrics
 from baton.telemetry.outcomes import ReplicaOutcomes
 
+_LIMITS = CoordinatorLimits()
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -32,6 +35,7 @@ class IngressTelemetry:
         coordinator: Coordinator,
         rules: ServiceRules,
         *,
+        limits: CoordinatorLimits = _LIMITS,
         now_s: Callable[[], float],
         unjoined: Callable[[], int],
     ) -> None:
@@ -40,7 +44,7 @@ class IngressTelemetry:
         """Of the configuration that the ingress goes by; whoever knows it replaces this."""
         self.outcomes = ReplicaOutcomes()
         """What each replica has done, which rollouts go by: kept whether metrics are or not."""
-        self._metrics = IngressMetrics(rules.slos.classes.values(), now_s=now_s)
+        self._metrics = IngressMetrics(rules.slos.classes.values(), limits, now_s=now_s)
         facts = IngressFacts(now_s, unjoined, self._present_generation)
         self._collector = IngressCollector(coordinator, self._metrics, facts, tenants=rules.tenants)
         self._endpoint: MetricsEndpoint | None = None
@@ -68,10 +72,13 @@ class IngressTelemetry:
                 self._failed = True
                 _LOGGER.exception("a %s could not be measured", type(event).__name__)
 
-    def go_by(self, rules: ServiceRules) -> None:
-        """Classes and tenants are others from now on."""
-        self._metrics.fit(rules.slos.classes.values())
+    def go_by(self, rules: ServiceRules, limits: CoordinatorLimits) -> None:
+        """Classes, tenants and timeouts are others from now on."""
+        changed = self._metrics.fit(rules.slos.classes.values(), limits)
         self._collector.know(rules.tenants)
+        if changed and self._config.metrics.enabled:
+            fields = {"histograms": "; ".join(map(str, changed))}
+            log_event(_LOGGER, logging.INFO, "histogram_edges_changed", fields)
 
     async def start(self, host: str) -> None:
         """Serve metrics at an address of this node, on any port that is free; never raises."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import cast
 
 from baton.domain.commands import RecordOrder
-from baton.domain.errors import DeploymentEnded, NotRunning, SeveralRunning
+from baton.domain.errors import DeploymentEnded, NotRunning, SeveralRunning, TimedOut
 from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
+from baton.serving.control_socket import ControlClient, deadline_of
 from baton.serving.deployment import ask_all
 from baton.serving.live_config import ROLLOUT, load, wall_s
 from baton.serving.names import CONTROLLER, INGRESS
@@ -26,18 +28,49 @@ class Joined:
     everybody does in time, `DeploymentEnded` when there is nobody left to ask.
     """
 
-    def __init__(self, state: ClusterState | None) -> None:
+    def __init__(self, state: ClusterState | None, control: ControlClient | None = None) -> None:
         self.state = state
         """How it is found, when it runs on this machine."""
+        self._control = control
+        """Who is asked in the cluster's place; None where this process has joined that."""
 
     def status(self) -> Report:
-        """The deployment, its replicas as Serve and as each ingress sees them."""
-        (told, *_) = self.ask(CONTROLLER, "status")
-        ingresses = self.ask(INGRESS, "status")
+        """The deployment, its replicas as Serve and as each ingress sees them.
+
+        Of a deployment that is too busy to answer as a whole, or of which a part is missing, what
+        there is: under `unanswered` stands what is not, and why.
+
+        Raises:
+            TimedOut: nobody answered in time.
+            NotRunning: nobody is there to answer.
+            DeploymentEnded: nobody will be.
+        """
+        told, failures = self._answers_of(CONTROLLER, "status")
+        ingresses, more_failures = self._answers_of(INGRESS, "status")
+        failures += more_failures
+        missing = [one.why for one in failures]
+        if not told and not ingresses:
+            why = "; ".join(dict.fromkeys(missing))
+            if any(isinstance(one, NotRunning) for one in failures):
+                raise NotRunning(why, failures[0].remedy)
+            raise TimedOut(why, "try again, or look at 'baton logs --follow'")
         found: dict[str, object] = {} if self.state is None else {"endpoint": self.state.http_url}
+        found |= {"unanswered": missing} if missing else {}
         rollout = self._last_rollout()
         found |= {} if rollout is None else {"rollout": rollout}
-        return found | cast("dict[str, object]", told) | {"ingresses": ingresses}
+        for one in told[:1]:
+            found |= cast("dict[str, object]", one)
+        return found | {"ingresses": ingresses}
+
+    def _answers_of(
+        self, deployment: str, method: str
+    ) -> tuple[list[object], list[TimedOut | NotRunning]]:
+        try:
+            return self.ask(deployment, method), []
+        except DeploymentEnded:
+            raise
+        except (TimedOut, NotRunning) as error:
+            return [], [error]
 
     def explain_route(self, request_id: str) -> Report:
         """How a request was placed, as every ingress that remembers it tells.
@@ -77,7 +110,7 @@ class Joined:
     def _last_rollout(self) -> Report | None:
         """How far the last one is; None where there was none, or nobody knows."""
         try:
-            data = load(ROLLOUT)
+            data = load(ROLLOUT) if self._control is None else self._control.note(ROLLOUT)
             told: dict[str, object] = {} if data is None else json.loads(data)
         except Exception:  # noqa: BLE001 - a boundary: a note is not worth the rest of the status
             return None
@@ -94,7 +127,27 @@ class Joined:
                 f"the deployment at {self.state.http_url} has ended",
                 "start one with 'baton up -c FILE'",
             )
-        return ask_all(deployment, method, *arguments)
+        if self._control is not None:
+            return self._control.ask(deployment, method, *arguments)
+        return ask_all(deployment, method, *arguments, timeout_s=deadline_of(method))
+
+
+@contextmanager
+def reach(address: str | None) -> Iterator[Joined]:
+    """Ask a deployment, by the shortest way: the process that holds it, where it runs here.
+
+    Raises:
+        NotRunning: none runs here.
+        SeveralRunning: several run here, and no address is given.
+        ClusterFailed: nothing answers there, or it refuses us.
+    """
+    state = local_state() if address is None else _here(address)
+    control = None if state is None else ControlClient(Path(state.run_dir))
+    if control is not None and control.is_there():
+        yield Joined(state, control)
+        return
+    with join(address) as deployment:
+        yield deployment
 
 
 @contextmanager
@@ -103,11 +156,13 @@ def join(address: str | None) -> Iterator[Joined]:
 
     Raises:
         NotRunning: none runs here.
+        DeploymentEnded: it is being ended.
         SeveralRunning: several run here, and no address is given.
         ClusterFailed: nothing answers there, or it refuses us.
     """
     state = local_state() if address is None else _here(address)
     if state is not None:
+        ControlClient(Path(state.run_dir)).check()
         attach(state.address, token_file=state.token_file)
     else:
         assert address is not None, "without an address the local deployment is meant"

@@ -15,9 +15,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from baton.domain.addresses import is_loopback_address
 from baton.domain.errors import OperatorError
 from baton.serving.cluster_state import ClusterState
-from baton.serving.data_path import is_loopback
 
 _FILE = "joining.json"
 
@@ -40,7 +40,7 @@ def joining(
     Raises:
         CannotJoin: the cluster listens on loopback.
     """
-    if is_loopback(state.address):
+    if is_loopback_address(state.address):
         raise CannotJoin(
             f"Ray listens at {state.address}, where only this machine reaches it",
             "set cluster.node_address to an address of this machine that others reach, and start"

@@ -20,9 +20,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from baton.config.addresses import is_any
 from baton.config.schema_observability import ObservabilityConfig
 from baton.console.feed import Feed
+from baton.domain.addresses import address_text, is_any, parse_address
 from baton.serving.access_token import TokenFile, TokenGate
 from baton.serving.metrics_endpoint import METRICS_PATH, Metrics
 from baton.serving.own_names import by_own_names
@@ -88,10 +88,8 @@ class Observatory:
         address = None if self._server is None else self._server.address
         if address is None:
             return None
-        host, _, port = address.rpartition(":")
-        if is_any(host.strip("[]")):
-            return f"{self._node}:{port}"
-        return address
+        at = parse_address(address)
+        return address_text(self._node, at.port) if is_any(at.host) else address
 
     def status(self) -> dict[str, object]:
         """For operators: where it is, or why it is nowhere."""
@@ -101,7 +99,7 @@ class Observatory:
             return told
         if (address := self.address) is not None:
             return told | {"url": f"http://{address}"}
-        where = f"{self._config.metrics.host}:{self._config.metrics.port}"
+        where = address_text(self._config.metrics.host, self._config.metrics.port)
         return told | {"trouble": f"{where} cannot be listened on yet, see {_PORT_KEY}"}
 
     async def start(self) -> None:

@@ -6,10 +6,10 @@ to read what is answered (DNS rebinding). It cannot choose the name in the Host 
 
 from __future__ import annotations
 
-from baton.config.addresses import is_loopback
+from baton.domain.addresses import host_in, is_loopback, same_host
 from baton.serving.side_server import AsgiApp, Receive, Scope, Send
 
-_OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def by_own_names(app: AsgiApp, host: str) -> AsgiApp:
@@ -22,21 +22,23 @@ class _OwnNames:
 
     def __init__(self, app: AsgiApp, host: str) -> None:
         self._app = app
-        self._names = _OWN_NAMES | {f"[{host}]" if ":" in host else host.lower()}
+        self._names = (*_OWN_NAMES, host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._called(scope) not in self._names:
+        if scope["type"] == "http" and not self._is_own(self._called(scope)):
             await _refuse(send)
         else:
             await self._app(scope, receive, send)
+
+    def _is_own(self, name: str) -> bool:
+        return any(same_host(name, own) for own in self._names)
 
     def _called(self, scope: Scope) -> str:
         """The name in the Host header, without its port; "" unless there is exactly one."""
         named = [value for key, value in scope["headers"] if key.lower() == b"host"]
         if len(named) != 1:
             return ""
-        name = str(named[0], "latin-1").strip().lower()
-        return name[: name.index("]") + 1] if "]" in name else name.partition(":")[0]
+        return host_in(str(named[0], "latin-1"))
 
 
 async def _refuse(send: Send) -> None:

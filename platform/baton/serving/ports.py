@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import tempfile
 from pathlib import Path
 
 from baton.domain.errors import EngineStartFailed
+from baton.runtime.sockets import bound_socket
 
 _SPAN = 2000
 
@@ -66,10 +66,8 @@ class PortReservation:
 
 
 def _can_bind(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    try:
+        bound_socket(host, port).close()
+    except OSError:
+        return False
     return True

@@ -10,13 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from baton.config.api_arguments import SINCE
+from baton.config.contradictions import contradictions
 from baton.config.derive import key_files
 from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
 from baton.config.selectors import selects
+from baton.domain.addresses import address_text, is_loopback, is_loopback_address
 from baton.domain.errors import CannotStart, ConfigInvalid
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.runtime.key_files import load_ring
-from baton.serving.data_path import is_loopback
 from baton.serving.engines import TINY
 from baton.serving.preflight_facts import (
     ClusterFacts,
@@ -29,6 +31,7 @@ from baton.serving.preflight_facts import (
 from baton.serving.preflight_security import door_findings, open_findings, tls_findings
 from baton.serving.ray_context import control_store
 from baton.serving.ray_door import ray_door
+from baton.serving.versions import PACKAGES, is_before, refusals, tested, untested
 
 _GIB = 1024**3
 _POLL_S = 0.5
@@ -44,14 +47,6 @@ SIM_REPLICA_BYTES = int(0.15 * _GIB)
 """A replica with a simulated engine. Source: 80 MB private for an empty replica, Ray 2.60."""
 _DEFAULT_CPU_KV_BYTES = 4 * _GIB
 """What vLLM takes for KV blocks on the CPU when nothing is said."""
-
-TESTED: Mapping[str, tuple[str, ...]] = {
-    "ray": ("2.60",),
-    "vllm": ("0.32", "0.33"),
-    "nixl": ("1.5",),
-    "torch": ("2.13", "2.14"),
-}
-"""Versions that baton is tested with, major and minor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +74,8 @@ def check_cluster(config: DeploymentConfig, *, warn: Callable[[str], None] | Non
         CannotStart: with everything that stands in the way.
     """
     store = control_store()
-    door = "guarded" if is_loopback(store) else ray_door(store)
-    found = judge_cluster(config, cluster_facts(tuple(TESTED)))
+    door = "guarded" if is_loopback_address(store) else ray_door(store)
+    found = judge_cluster(config, cluster_facts(PACKAGES))
     _judge(replace(found, errors=(*found.errors, *door_findings(store, door))), warn)
 
 
@@ -97,7 +92,7 @@ def await_nodes(
     Raises:
         CannotStart: with what is still missing then.
     """
-    if is_loopback(f"{config.cluster.node_address}:0"):
+    if is_loopback(config.cluster.node_address):
         return
     told: tuple[str, ...] = ()
     while missing := missing_nodes(config, room()):
@@ -120,25 +115,33 @@ def _judge(findings: Findings, warn: Callable[[str], None] | None) -> None:
 def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
     """Everything that is wrong with running `config` on one machine."""
     missing, untested = package_findings(config, facts.versions)
-    alone = is_loopback(f"{config.cluster.node_address}:0")
+    alone = is_loopback(config.cluster.node_address)
     return Findings(
         errors=(
             *port_findings(config.server.host, config.server.port, facts),
             *model_findings(config),
             *missing,
+            *argument_findings(config, facts.versions),
             # Where other nodes may come, what this one lacks is waited for: see `await_nodes`.
             *(memory_findings(config, facts.available_memory_bytes) if alone else ()),
             *(gpu_findings(config, facts.gpus) if alone else ()),
             *key_findings(config),
             *tls_findings(config),
         ),
-        warnings=(*untested, *keyless_findings(config), *open_findings(config)),
+        warnings=(
+            *untested,
+            *cluster_findings(facts),
+            *contradictions(config),
+            *keyless_findings(config),
+            *open_findings(config),
+        ),
     )
 
 
 def judge_cluster(config: DeploymentConfig, facts: ClusterFacts) -> Findings:
     """Everything that is wrong with running `config` on a running cluster."""
-    return Findings(errors=(*node_version_findings(facts.versions), *missing_nodes(config, facts)))
+    versions = cluster_version_findings(config, facts.versions)
+    return Findings(errors=(*versions, *missing_nodes(config, facts)))
 
 
 def missing_nodes(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
@@ -185,7 +188,7 @@ def port_findings(host: str, port: int, facts: MachineFacts) -> tuple[str, ...]:
     if facts.port_is_free:
         return ()
     return (
-        f"cannot listen on {host}:{port}: {_whose(facts.listener)}; "
+        f"cannot listen on {address_text(host, port)}: {_whose(facts.listener)}; "
         "stop it, or set server.port to another",
     )
 
@@ -196,6 +199,16 @@ def _whose(listener: PortListener | None) -> str:
     if listener.pid is None:
         return "the port is in use by another user's process"
     return f"the port is in use by {listener.program} (pid {listener.pid})"
+
+
+def cluster_findings(facts: MachineFacts) -> tuple[str, ...]:
+    """A cluster that somebody may mean, and that is not joined."""
+    if not facts.named_cluster:
+        return ()
+    return (
+        f"RAY_ADDRESS names {facts.named_cluster}, which is not joined: Ray is started anew on this"
+        " machine; to deploy there: 'baton manifests export --target ray', then 'serve deploy'",
+    )
 
 
 def model_findings(config: DeploymentConfig) -> tuple[str, ...]:
@@ -217,25 +230,35 @@ def model_findings(config: DeploymentConfig) -> tuple[str, ...]:
 def package_findings(
     config: DeploymentConfig, versions: Mapping[str, str | None]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Packages that are missing, and packages of versions that nobody has tried."""
+    """Packages that stop a start, and those of versions that somebody wants although untested."""
     real = any(pool.engine.kind is EngineKind.VLLM for pool in config.pools.values())
     # The ingress is vLLM's API server, whatever the engines are.
     needed = ["ray", "vllm", "torch", *(["nixl"] if real else [])]
-    missing, untested = [], []
-    for package in needed:
-        version = versions.get(package)
-        if version is None:
-            missing.append(
-                f"package {package} is not installed; install baton[cpu] or baton[gpu], "
-                f"with {package} {TESTED[package][0]}"
-            )
-        elif ".".join(version.split(".")[:2]) not in TESTED[package]:
-            wanted = " or ".join(TESTED[package])
-            untested.append(
-                f"{package} {version} is untested with this baton, which wants {wanted}; "
-                "expect surprises"
-            )
-    return tuple(missing), tuple(untested)
+    missing = tuple(
+        f"package {package} is not installed; install baton[cpu] or baton[gpu],"
+        f" with {package} {' or '.join(tested(package))}"
+        for package in needed
+        if versions.get(package) is None
+    )
+    if config.cluster.allow_untested_versions:
+        return missing, tuple(f"{what}: nobody has tried" for _, what in untested(versions, needed))
+    return (*missing, *refusals(versions, needed)), ()
+
+
+def argument_findings(
+    config: DeploymentConfig, versions: Mapping[str, str | None]
+) -> tuple[str, ...]:
+    """Arguments of API servers that the vLLM that is installed does not have yet."""
+    version = versions.get("vllm")
+    if version is None:
+        return ()
+    return tuple(
+        f"models.{name}.api.{argument}: got vllm {version}, expected {'.'.join(map(str, since))} or"
+        " later; remove it, or install that"
+        for name, model in config.models.items()
+        for argument in model.api
+        if (since := SINCE.get(argument)) is not None and is_before(version, since)
+    )
 
 
 def memory_findings(config: DeploymentConfig, available_bytes: int) -> tuple[str, ...]:
@@ -288,6 +311,16 @@ def gpu_findings(config: DeploymentConfig, gpus: int) -> tuple[str, ...]:
         f"the pools ask for {wanted} GPUs to start with, {gpus} are there; "
         "lower pools.*.replicas.start or resources.gpus, or add GPUs",
     )
+
+
+def cluster_version_findings(
+    config: DeploymentConfig, by_node: Mapping[str, Mapping[str, str | None]]
+) -> tuple[str, ...]:
+    """Packages that are not the same on all nodes, that are missing there, or not tested."""
+    if differing := node_version_findings(by_node):
+        return differing
+    (versions, *_) = by_node.values() or ({},)
+    return package_findings(config, versions)[0] if by_node else ()
 
 
 def node_version_findings(

@@ -12,7 +12,9 @@ from typing import cast
 
 import psutil
 
+from baton.engine.gpus import count_gpus
 from baton.serving.data_path import port_is_free
+from baton.serving.versions import PACKAGES
 
 _NODE_ANSWER_S = 60.0
 """A node may have to start a worker process first."""
@@ -36,6 +38,8 @@ class MachineFacts:
     gpus: int
     versions: Mapping[str, str | None]
     """None: not installed."""
+    named_cluster: str = ""
+    """A Ray cluster that the environment names; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,8 @@ def machine_facts(host: str, port: int) -> MachineFacts:
         listener=None if free else port_listener(port),
         available_memory_bytes=available_memory_bytes(),
         gpus=count_gpus(os.environ),
-        versions=installed_versions(("ray", "vllm", "nixl", "torch")),
+        versions=installed_versions(PACKAGES),
+        named_cluster=os.environ.get("RAY_ADDRESS", ""),
     )
 
 
@@ -87,15 +92,6 @@ def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     except (OSError, ValueError):  # no cgroup v2, or "max": no limit
         return available
     return min(available, max(0, limit - used))
-
-
-def count_gpus(environ: Mapping[str, str], driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """NVIDIA GPUs that this process may use."""
-    present = len(list(driver.iterdir())) if driver.is_dir() else 0
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return present
-    return min(present, len([one for one in visible.split(",") if one.strip() not in {"", "-1"}]))
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str | None]:

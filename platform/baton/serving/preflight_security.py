@@ -5,10 +5,9 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from baton.config.addresses import is_loopback
 from baton.config.derive import allows_anonymous
 from baton.config.schema import DeploymentConfig
-from baton.serving import data_path
+from baton.domain.addresses import address_text, is_loopback, is_loopback_address
 
 _TLS = "security.tls"
 
@@ -52,15 +51,15 @@ def open_findings(config: DeploymentConfig) -> tuple[str, ...]:
     server, tls = config.server, config.security.tls
     if is_loopback(server.host):
         return ()
-    findings = []
+    findings, where = [], address_text(server.host, server.port)
     if allows_anonymous(config):
         findings.append(
-            f"whoever reaches {server.host}:{server.port} is served without a key;"
+            f"whoever reaches {where} is served without a key;"
             " give tenants keys with 'baton keys create', or set server.host to 127.0.0.1"
         )
     elif tls.cert_file is None and not tls.required:
         findings.append(
-            f"keys come to {server.host}:{server.port} in clear; set {_TLS}.cert_file and"
+            f"keys come to {where} in clear; set {_TLS}.cert_file and"
             " key_file, or end TLS on this machine and refuse the rest with security.tls.required"
         )
     return tuple(findings)
@@ -68,7 +67,7 @@ def open_findings(config: DeploymentConfig) -> tuple[str, ...]:
 
 def door_findings(store: str, door: str) -> tuple[str, ...]:
     """A Ray that others reach, and that asks nobody for a token (`ray_door.ray_door`)."""
-    if door != "open" or data_path.is_loopback(store):
+    if door != "open" or is_loopback_address(store):
         return ()
     return (
         f"the Ray cluster at {store} lets in whoever reaches it, and whoever it lets in runs code"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
+from baton.domain.addresses import address_text
+
 _EVERYWHERE = "[::]:0"
 
 
@@ -25,7 +27,7 @@ def keep_port_private(host: str) -> None:
     from ray.serve._private import replica
 
     bind = cast(_Binds, add_port_to_grpc_server)
-    private = f"[{host}]:0" if ":" in host else f"{host}:0"
+    private = address_text(host, 0)
 
     def add_port(server: object, address: str) -> int:
         return bind(server, private if address == _EVERYWHERE else address)

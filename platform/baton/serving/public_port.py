@@ -19,12 +19,13 @@ from collections.abc import Iterator
 
 import psutil
 
+from baton.domain.addresses import address_text, is_any, same_host
 from baton.domain.errors import ClusterFailed, EngineStartFailed
-from baton.serving.data_path import bind_address, port_is_free
+from baton.runtime.sockets import bound_socket
+from baton.serving.data_path import port_is_free
 
 MARK = "BATON_GATE_OF"
 """The variable that tells a gate's deployment to the gates that come after it."""
-_EVERYWHERE = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 _ELSEWHERE = "stop whoever listens there, or set server.port"
 
 
@@ -34,14 +35,15 @@ def hold_port(host: str, port: int) -> socket.socket:
     Raises:
         ClusterFailed: it is in use.
     """
+    where = address_text(host, port)
     if not port_is_free(host, port):
-        raise ClusterFailed(f"cannot listen on {host}:{port}: the port is in use", _ELSEWHERE)
+        raise ClusterFailed(f"cannot listen on {where}: the port is in use", _ELSEWHERE)
     try:
         # Without SO_REUSEADDR: with it, others who set it would be let in while nobody listens.
-        return _bound(host, port, reuse_address=False)
+        return bound_socket(host, port, reuse_address=False, reuse_port=True)
     except OSError as error:
         raise ClusterFailed(
-            f"cannot hold {host}:{port}: {error.strerror}; connections of a server that ended"
+            f"cannot hold {where}: {error.strerror}; connections of a server that ended"
             " just now may be left, for a minute",
             f"try again then; or {_ELSEWHERE}",
         ) from error
@@ -55,36 +57,24 @@ def gate_socket(host: str, port: int, deployment: str) -> socket.socket:
     Raises:
         EngineStartFailed: somebody else listens there, or the address is none of this machine's.
     """
+    where = address_text(host, port)
     try:
-        opened = _bound(host, port, reuse_address=True)
+        opened = bound_socket(host, port, reuse_port=True)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         why = "the port is in use" if taken else (error.strerror or str(error))
         raise EngineStartFailed(
-            f"the gate cannot listen on {host}:{port}: {why}",
+            f"the gate cannot listen on {where}: {why}",
             _ELSEWHERE if taken else "set server.host to an address of this machine",
         ) from error
     for stranger in _strangers(opened.getsockname(), deployment):
         opened.close()
         raise EngineStartFailed(
-            f"the gate cannot share {host}:{port} with {stranger}, which is no gate of this"
+            f"the gate cannot share {where} with {stranger}, which is no gate of this"
             " deployment and would get some of its clients",
             _ELSEWHERE,
         )
     return opened
-
-
-def _bound(host: str, port: int, *, reuse_address: bool) -> socket.socket:
-    family, address = bind_address(host, port)
-    made = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse_address))
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        made.bind(address)
-    except OSError:
-        made.close()
-        raise
-    return made
 
 
 def _strangers(ours: tuple[object, ...], deployment: str) -> Iterator[str]:
@@ -97,7 +87,7 @@ def _strangers(ours: tuple[object, ...], deployment: str) -> Iterator[str]:
         if connection.status != psutil.CONN_LISTEN or not connection.laddr or not connection.pid:
             continue
         where, at = connection.laddr
-        if at != port or not (where == host or _EVERYWHERE & {where, host}):
+        if at != port or not (same_host(where, str(host)) or is_any(where) or is_any(str(host))):
             continue
         with contextlib.suppress(psutil.Error):  # it has ended since
             process = psutil.Process(connection.pid)

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from baton.config.schema import DeploymentConfig
+from baton.config.derive import adapter_rules, adapter_sources
+from baton.config.schema import DeploymentConfig, EngineKind
+from baton.control.adapter_registry import AdapterRefusal, Registry, needed
+from baton.domain.addresses import endpoint
 from baton.domain.errors import Broken, EngineDied
 from baton.domain.fleet import ReplicaFacts
+from baton.engine.adapter_files import adapter_refusal
 from baton.runtime.heap import set_heap_aside
+from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.ports import Engine
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.roles import known_role
 from baton.serving.access_token import TokenFile
+from baton.serving.adapter_store import AdapterHolder, decoded
 from baton.serving.engines import ReplicaSite, build_engine, devices
 from baton.serving.link_keys import link_options
 from baton.serving.metadata import LINK_ADDRESS, METRICS_ADDRESS, REPLICA_ID
@@ -42,7 +49,6 @@ def host_options(config: DeploymentConfig, pool: str) -> HostOptions:
     return HostOptions(
         lease_s=transfer.lease_s,
         check_s=transfer.probe.deadline_s,
-        max_concurrent_pulls=transfer.max_concurrent_pulls,
         devices=devices(config, pool),
     )
 
@@ -78,6 +84,7 @@ class EngineReplica:
         logs = config.observability.logs
         configure_logs(logs.format, logs.level)
         self._config, self._pool = config, pool
+        self._model = config.pools[pool].model
         self._ports = PortReservation()
         self._host: ReplicaHost | None = None
         self._metrics: MetricsEndpoint | None = None
@@ -91,10 +98,15 @@ class EngineReplica:
         )
         series = CollectorRegistry()
         link = await asyncio.to_thread(link_options)
-        engine = await asyncio.to_thread(build_engine, config, site, series=series)
+        self._known = KnownAdapters(adapter_sources(config.models[self._model]), look=self._look)
+        self._adapters = AdapterHolder(self._go_by_adapters)
+        await self._adapters.start()
+        engine = await asyncio.to_thread(
+            build_engine, config, site, series=series, adapters=self._known
+        )
         self._host = ReplicaHost(
             engine,
-            bind=f"tcp://{host}:0",
+            bind=endpoint("tcp", host, 0),
             options=host_options(config, pool),
             link=link,
         )
@@ -167,6 +179,38 @@ class EngineReplica:
         """
         return await self.set_role(role) if self._facts.replica_id in replica_ids else None
 
+    async def check_adapter(self, source: str, places: Sequence[str]) -> dict[str, object] | None:
+        """Why an adapter could not be served here, with the status that says so; None: it could."""
+        refusal = await asyncio.to_thread(self._look_at_adapter, source, places)
+        return None if refusal is None else asdict(refusal)
+
+    async def take_adapters(self, registry: str) -> int:
+        """Serve the adapters of this registry; the version that holds then."""
+        return self._adapters.take(decoded(registry))
+
+    def _look_at_adapter(self, source: str, places: Sequence[str]) -> AdapterRefusal | None:
+        engine = self._config.pools[self._pool].engine
+        folder = source
+        if not source.startswith("/"):
+            if engine.kind is EngineKind.SIM:
+                return None  # what it would load, it does not have
+            from baton.engine.vllm.adapters import local_path
+
+            folder = local_path(source)
+            if folder == source:
+                return AdapterRefusal(status=404, why=f"No adapter found for {source!r} on the hub")
+            places = ("/",)
+        return adapter_refusal(folder, max_rank=engine.adapters.max_rank, places=places)
+
+    async def _look(self) -> None:
+        try:
+            await self._adapters.look()
+        except Exception as error:  # a boundary: Ray raises what it likes, and one leg fails by it
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    def _go_by_adapters(self, registry: Registry) -> None:
+        self._known.take(needed(registry, self._model, adapter_rules(self._config)))
+
     async def status(self) -> dict[str, object]:
         """Facts and counters, for operators."""
         host = self._started()
@@ -187,6 +231,7 @@ class EngineReplica:
         if host is None:
             return
         await self._side_channel.close()
+        await self._adapters.close()
         host.drain(deadline_s=self._config.admission.timeouts.total_s)
         await host.drained.wait()
         if self._metrics is not None:

@@ -22,9 +22,11 @@ import traceback
 from collections.abc import Mapping
 from typing import Protocol, cast
 
+from baton.domain.addresses import address_text
 from baton.domain.errors import EngineStartFailed
 from baton.engine.vllm.frontend_errors import Dialect, Problem
 from baton.engine.vllm.frontend_gate import AsgiApp, Receive, Scope, Send, answer
+from baton.runtime.sockets import bound_socket
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -148,14 +150,11 @@ def _bound(options: _Options) -> socket.socket:
     Raises:
         RuntimeError: as Serve has it, who tries another port.
     """
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.bind((options.host, options.port))
+        return bound_socket(options.host, options.port, reuse_address=False)
     except OSError as error:
-        listener.close()
-        raise RuntimeError(f"cannot listen at {options.host}:{options.port}") from error
-    return listener
+        where = address_text(options.host, options.port)
+        raise RuntimeError(f"cannot listen at {where}") from error
 
 
 async def _run(served: _Served, doorway: Doorway) -> None:

@@ -167,5 +167,6 @@ def _row(view: ReplicaView, at_s: float) -> dict[str, object]:
         "transfer_s": load.transfers.busy_s,
         "transfer_failures": load.transfers.failures,
         "expired_leases": load.transfers.expired_leases,
+        "void_pulls": load.transfers.void_pulls,
         "load_age_s": round(at_s - view.load_at_s, 3),
     }

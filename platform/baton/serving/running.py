@@ -13,6 +13,7 @@ from typing import cast
 
 from baton.config.schema import DeploymentConfig, PoolConfig
 from baton.control.rollout import NOTHING, Tally
+from baton.domain.addresses import is_loopback
 from baton.domain.errors import ApplyRefused, ClusterFailed, NotRunning
 from baton.domain.fleet import Role
 from baton.serving import serve_control
@@ -32,6 +33,7 @@ from baton.serving.live_config import (
 )
 from baton.serving.names import APP, CONTROLLER, INGRESS
 from baton.serving.packing import unpacked
+from baton.serving.ray_context import control_store
 from baton.serving.rolling import Sight
 from baton.serving.rollout_lease import RolloutLease
 from baton.serving.serve_control import Answers
@@ -205,6 +207,18 @@ class ServeRunning:
         self._surge = not tight
         return cramped(config, self._config, self.sizes(), tight)
 
+    @_asking("Ray does not say how many CPUs it counts")
+    def cannot_grow(self, config: DeploymentConfig) -> Sequence[str]:
+        """Why pools could not have as many replicas as they may; empty where other nodes may join.
+
+        On a machine of its own, Ray counts as many CPUs as were asked for when it was started.
+        """
+        import ray
+
+        if not is_loopback(control_store()):
+            return []
+        return outgrown(config, self._config, cpus=ray.cluster_resources().get("CPU", 0.0))
+
     @_asking("the cluster's store does not answer")
     def built(self) -> Built:
         """What runs was built from what.
@@ -335,6 +349,22 @@ def cramped(
                 " add a node, or scale it down first"
             )
     return wrong
+
+
+def outgrown(new: DeploymentConfig, old: DeploymentConfig | None, *, cpus: float) -> list[str]:
+    """Why a cluster of so many CPUs would never start all replicas that pools may have now."""
+    asked, before = _all_cpus(new), 0.0 if old is None else _all_cpus(old)
+    if asked <= max(before, cpus):
+        return []
+    return [
+        f"pools may come to {asked:g} CPUs, and Ray was started with {cpus:g}: replicas beyond that"
+        " would never start; lower replicas.max or resources.cpus, or end the deployment with"
+        " 'baton down' and start it again"
+    ]
+
+
+def _all_cpus(config: DeploymentConfig) -> float:
+    return sum(pool.resources.cpus * pool.replicas.max for pool in config.pools.values())
 
 
 def wants(pool: PoolConfig) -> dict[str, float]:

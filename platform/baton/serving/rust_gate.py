@@ -16,9 +16,10 @@ Texts and statuses are the Python gate's.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.domain.errors import NotAllowed
@@ -35,27 +36,55 @@ from baton.engine.vllm.frontend_access import (
     UNKNOWN_KEY,
     unauthorized,
 )
-from baton.engine.vllm.frontend_errors import Dialect, Problem
-from baton.engine.vllm.frontend_gate import GENERATION_PATHS, HEALTH_PATH, ROUTES
+from baton.engine.vllm.frontend_errors import Dialect, Problem, error_type
+from baton.engine.vllm.frontend_gate import (
+    GENERATION_PATHS,
+    HEALTH_PATH,
+    ROUTES,
+    methods_of,
+    wrong_method,
+)
 from baton.engine.vllm.frontend_http import BAD_HOST, HOST, NO_HOST
+from baton.engine.vllm.frontend_model_list import LIST_PATH, ONE_PREFIX, ModelRow
+from baton.engine.vllm.frontend_sessions import SESSION_FIELD, SESSION_HEADERS
 from baton.runtime.keys import PREFIX, KeyState
-from baton.serving.haproxy_front import Guard, over_tls, who_may_come
-from baton.serving.rust_gate_maps import BAD, SEPARATOR
+from baton.serving.haproxy_front import (
+    ANTHROPIC,
+    MOST_FIELDS_READ,
+    OPENAI,
+    Guard,
+    over_tls,
+    own_errors,
+    quoted,
+    readable_head,
+    shaped,
+    who_may_come,
+    whose_shape,
+)
+from baton.serving.rust_gate_maps import BAD, SEPARATOR, SESSION_MARK
 
 REPLICA_PATH = "/-/healthz"
+_SESSION_CHARS = 16
+_SECONDS = "SECONDS"
+"""Stands for a number that HAProxy puts in."""
+_BUFFER_BYTES = 64 * 1024
+"""As Ray Serve's HAProxy has: the largest head that can be read, and refused with a reason."""
 _CONNECT_S = 2
 _HEAD_S = 10
 _IDLE_S = 65
+_COME_BACK_S = 1
 _STATUS_BY_ITSELF: Mapping[int, str] = {
-    400: "the request cannot be read",
-    408: "the request's head was not complete in time",
     500: "the gate could not go on; the same request may succeed",
+    501: "this is not understood here, wanted HTTP/1.1 and a body in chunks or of a known length",
     502: "the frontend broke off; the same request may succeed",
     503: "this frontend is going away; try again",
     504: "the frontend did not answer in time",
 }
+"""What it says of its own accord of requests whose head it has read."""
 
 
+_NOW = "now"
+_NOT_FOUND = Problem(status=404, message="not found")
 _NOT_ALLOWED = Problem(
     status=NotAllowed.http_status, message="this SLO class is none that this tenant may ask for"
 )
@@ -84,6 +113,8 @@ class GateSettings:
     routes: Sequence[str]
     """Which groups are open."""
     max_body_bytes: int
+    models: Sequence[ModelRow] = ()
+    """What is served, under which names."""
     longest_stream_s: float = 600.0
     body_idle_s: float = 60.0
     """How long a client may be silent in the middle of a body, or not read."""
@@ -129,9 +160,11 @@ def gate_config(settings: GateSettings) -> str:
 def _global(settings: GateSettings) -> list[str]:
     return [
         "global",
-        f"stats socket {_word(settings.socket)} mode 600 level admin",
+        f"stats socket {quoted(settings.socket)} mode 600 level admin",
         f"maxconn {settings.max_connections}",
         f"nbthread {settings.threads}",
+        MOST_FIELDS_READ,
+        f"tune.bufsize {_BUFFER_BYTES}",
     ]
 
 
@@ -146,15 +179,8 @@ def _defaults(settings: GateSettings) -> list[str]:
         f"timeout http-keep-alive {_IDLE_S}s",
         f"timeout client {math.ceil(settings.body_idle_s)}s",
         f"timeout server {stream_s}s",
-        *_errors(),
+        *own_errors(_STATUS_BY_ITSELF, retry_after_s=_COME_BACK_S),
     ]
-
-
-def _errors() -> Iterator[str]:
-    """What it says of its own accord, where it would say it in HTML."""
-    for status, message in _STATUS_BY_ITSELF.items():
-        problem = Problem(status=status, message=message)
-        yield f"http-error {_answer(problem)}"
 
 
 def _front(settings: GateSettings) -> list[str]:
@@ -162,13 +188,18 @@ def _front(settings: GateSettings) -> list[str]:
     return [
         "frontend gate",
         f"bind {settings.listen}{over_tls(front.guard) if front else ''}",
+        *whose_shape(),
+        *readable_head(),
         *(who_may_come(front.guard) if front else ()),
         *_host(),
         *_paths(settings),
         *_who(settings),
         *_for_which_class(settings),
+        *_methods(settings),
+        *_models(settings),
         *_how_large(settings),
         *_whether_more_is_taken(settings),
+        *_of_which_session(settings),
         *_what_goes_on(),
         "default_backend rust",
     ]
@@ -184,12 +215,11 @@ def _back(settings: GateSettings) -> list[str]:
 
 
 def _replica(front: AtFront) -> list[str]:
-    gone = Problem(status=404, message="not found")
     return [
         "frontend replica",
         f"bind {front.asked}",
         _there(),
-        f"http-request {_return(gone)}",
+        f"http-request {_return(_NOT_FOUND)}",
     ]
 
 
@@ -204,20 +234,101 @@ def _host() -> Iterator[str]:
     nowhere = Problem(status=400, message=NO_HOST, close=True)
     yield f"http-request {_return(nowhere)} if HTTP_1.1 !{{ req.fhdr(host) -m found }}"
     bad = Problem(status=400, message=BAD_HOST, close=True)
-    named = f"{{ req.fhdr(host) -m reg {_word(f'^{HOST}$')} }}"
+    named = f"{{ req.fhdr(host) -m reg {quoted(f'^{HOST}$')} }}"
     yield f"http-request {_return(bad)} if {{ req.fhdr(host) -m found }} !{named}"
 
 
 def _paths(settings: GateSettings) -> Iterator[str]:
-    # As it was sent: `/v1/%63hat` is no path here, and neither is one with a query.
-    paths = [path for name in settings.routes for path in ROUTES[name]]
-    yield f"acl listed path {' '.join(map(_word, paths))}"
-    yield f"http-request {_return(Problem(status=404, message='not found'))} if !listed"
+    # As it was sent: `/v1/%63hat` is no path here. A model's name may be escaped, or have slashes.
+    paths = _listed(settings)
+    yield f"acl listed path {' '.join(map(quoted, paths))}"
+    if LIST_PATH in paths:
+        yield f"acl one_model path_beg {ONE_PREFIX}"
+        yield f"acl one_model_named path_len gt {len(ONE_PREFIX)}"
+    unlisted = "!listed !one_model" if LIST_PATH in paths else "!listed"
+    yield f"http-request {_return(_NOT_FOUND)} if {unlisted}"
+    if LIST_PATH in paths:
+        yield f"http-request {_return(_NOT_FOUND)} if one_model !one_model_named"
     if HEALTH_PATH in paths:
         serves = f"{{ str(healthy),map_str({settings.state_map}) -m found }} {{ nbsrv(rust) gt 0 }}"
         yield f"acl health path {HEALTH_PATH}"
+        yield f"http-request {_wrong_method(HEALTH_PATH)} if health {_other_method(HEALTH_PATH)}"
         yield f"http-request return status 200 if health {serves}"
         yield "http-request return status 503 if health"
+
+
+def _listed(settings: GateSettings) -> list[str]:
+    return [path for name in settings.routes for path in ROUTES[name]]
+
+
+def _methods(settings: GateSettings) -> Iterator[str]:
+    """Which methods the paths have."""
+    for path in _listed(settings):
+        if path != HEALTH_PATH:
+            there = f"{{ path {path} }} {_other_method(path)}"
+            yield f"http-request {_wrong_method(path)} if {there}"
+    if LIST_PATH in _listed(settings):
+        there = f"one_model {_other_method(LIST_PATH)}"
+        yield f"http-request {_wrong_method(LIST_PATH)} if {there}"
+
+
+def _other_method(path: str) -> str:
+    return f"!{{ method -m str {' '.join(methods_of(path))} }}"
+
+
+def _wrong_method(path: str) -> str:
+    methods = methods_of(path)
+    message = f"got another method, expected {' or '.join(methods)}"
+    return _return(replace(wrong_method("", methods), message=message))
+
+
+def _models(settings: GateSettings) -> Iterator[str]:
+    """One model by its name, and all of them as Anthropic lists them."""
+    if LIST_PATH not in _listed(settings) or not settings.models:
+        return
+    said = "http-request return status 200 content-type application/json lf-string"
+    for row in settings.models:
+        named = f"{{ path,url_dec -m str {quoted(ONE_PREFIX + row.name)} }}"
+        yield f"{said} {quoted(_anthropics(row))} if {named} baton_anthropic"
+        yield f"{said} {quoted(_openais(row))} if {named}"
+    missing = Problem(
+        status=404,
+        message=f"this model does not exist; GET {LIST_PATH} lists those that do",
+        param="model",
+    )
+    yield f"http-request {_return(missing)} if one_model"
+    ends = (settings.models[0], settings.models[-1])
+    first, last = (json.dumps(row.name).replace("%", "%%") for row in ends)
+    rows = ",".join(map(_anthropics, settings.models))
+    page = f'{{"data":[{rows}],"has_more":false,"first_id":{first},"last_id":{last}}}'
+    yield f"{said} {quoted(page)} if {{ path {LIST_PATH} }} baton_anthropic"
+
+
+def _openais(row: ModelRow) -> str:
+    made: dict[str, object] = {
+        "id": row.name,
+        "object": "model",
+        "created": _NOW,
+        "owned_by": "vllm",
+    }
+    made |= {"root": row.root, "parent": row.parent, "max_model_len": row.max_len_tokens}
+    return _with_date(made, "%[date]")
+
+
+def _anthropics(row: ModelRow) -> str:
+    made: dict[str, object] = {
+        "type": "model",
+        "id": row.name,
+        "display_name": row.name,
+        "created_at": _NOW,
+    }
+    made |= {"max_input_tokens": row.max_len_tokens}
+    return _with_date(made, '"%[date,utime(%Y-%m-%dT%H:%M:%SZ)]"')
+
+
+def _with_date(made: Mapping[str, object], date: str) -> str:
+    text = json.dumps(made, separators=(",", ":")).replace("%", "%%")
+    return text.replace(f'"{_NOW}"', date)
 
 
 def _who(settings: GateSettings) -> Iterator[str]:
@@ -262,7 +373,7 @@ def _for_which_class(settings: GateSettings) -> Iterator[str]:
         " if { req.fhdr(x-slo-class) -m len gt 0 }"
     )
     name = f"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_CLASS_CHARS - 1}}}$"
-    known = f"!{{ var(txn.class) -m reg {_word(name)} }}"
+    known = f"!{{ var(txn.class) -m reg {quoted(name)} }}"
     yield f"http-request {_return(NO_CLASS)} if {{ var(txn.class) -m found }} {known}"
     may = f"{{ var(txn.who),concat({SEPARATOR},txn.class),map_str({settings.class_map}) -m found }}"
     yield f"http-request {_return(_NOT_ALLOWED)} if {{ var(txn.class) -m found }} !{may}"
@@ -285,12 +396,13 @@ def _whether_more_is_taken(settings: GateSettings) -> Iterator[str]:
     )
     for key in whom:
         yield f"http-request set-var(txn.shed) {key},map_str({table}) if generates METH_POST"
-    refused = Problem(status=429, message="more of these requests are not taken for now")
-    body = _word(refused.body(Dialect.OPENAI).decode())
-    yield (
-        f"http-request return status 429 content-type application/json string {body}"
-        " hdr retry-after %[var(txn.shed)] if { var(txn.shed) -m found }"
+    # The number in the map, in text and header: HAProxy puts it in when it answers.
+    seconds = "%[var(txn.shed)]"
+    refused = Problem(
+        status=429, message=f"more of these requests are not taken for now; retry in {_SECONDS} s"
     )
+    answer = _return(refused, waits=False).replace(_SECONDS, seconds)
+    yield f"http-request {answer} hdr retry-after {seconds} if {{ var(txn.shed) -m found }}"
 
 
 def _what_goes_on() -> Iterator[str]:
@@ -298,32 +410,54 @@ def _what_goes_on() -> Iterator[str]:
     one = "{ req.fhdr_cnt(x-request-id) eq 1 }"
     yield (
         "http-request set-var(txn.name) req.fhdr(x-request-id)"
-        f" if {one} {{ req.fhdr(x-request-id) -m reg {_word(name)} }}"
+        f" if {one} {{ req.fhdr(x-request-id) -m reg {quoted(name)} }}"
     )
     yield "http-request set-var(txn.name) uuid() if !{ var(txn.name) -m found }"
     for header in sorted(name.decode() for name in TAKEN_OFF):
         yield f"http-request del-header {header}"
     yield f"http-request del-header {OUR_PREFIX.decode()} -m beg"
     words = SEPARATOR.join(f"%[var(txn.{word})]" for word in ("name", "who", "class"))
-    yield f"http-request set-header x-request-id {words}"
+    yield f"http-request set-header x-request-id {words}%[var(txn.session)]"
 
 
-def _return(problem: Problem) -> str:
-    return f"return {_answer(problem)}"
+def _of_which_session(settings: GateSettings) -> Iterator[str]:
+    """Put `+` and a digest of the session's name into `txn.session`, where a client names one.
+
+    A body is read as far as HAProxy's buffer holds it (16 KiB); `at-least` would not wait for the
+    rest of it, either.
+    """
+    yield "http-request set-var(txn.session) str()"
+    unknown = "{ var(txn.session) -m len 0 }"
+    digest = f"sha2(256),hex,lower,bytes(0,{_SESSION_CHARS})"
+    mark = f"str({SESSION_MARK}),concat(,txn.digest)"
+    for header in (name.decode() for name in SESSION_HEADERS):
+        named = f"{{ req.fhdr({header}) -m len gt 0 }}"
+        yield f"http-request set-var(txn.digest) req.fhdr({header}),{digest} if {unknown} {named}"
+        yield f"http-request set-var(txn.session) {mark} if {unknown} {named}"
+    wait_s = _HEAD_S  # not any longer than a head
+    yield f"http-request wait-for-body time {wait_s}s if generates METH_POST {unknown}"
+    # A search for a word costs far less than to read JSON for it.
+    named = f"{{ req.body -m sub {SESSION_FIELD} }}"
+    key = f"req.body,json_query('$.{SESSION_FIELD}')"
+    asks = f"generates METH_POST {unknown} {named}"
+    yield f"http-request set-var(txn.key_name) {key} if {asks}"
+    keyed = f"{unknown} {{ var(txn.key_name) -m len gt 0 }}"
+    yield f"http-request set-var(txn.digest) var(txn.key_name),{digest} if {keyed}"
+    yield f"http-request set-var(txn.session) {mark} if {keyed}"
 
 
-def _answer(problem: Problem) -> str:
-    body = _word(problem.body(Dialect.OPENAI).decode())
-    headers = " ".join(_header(name, value) for name, value in problem.headers())
-    said = f"status {problem.status} content-type application/json string {body}"
-    return f"{said} {headers}".rstrip()
+def _return(problem: Problem, *, waits: bool = True) -> str:
+    """An answer; without the time to wait where somebody else says it."""
+    types = {
+        ANTHROPIC: error_type(problem.status, Dialect.ANTHROPIC),
+        OPENAI: error_type(problem.status, Dialect.OPENAI),
+    }
+    body = shaped(problem.status, problem.message, types, param=problem.param)
+    headers = problem.headers() if waits else []
+    told = " ".join(_header(name, value) for name, value in headers)
+    said = f"return status {problem.status} content-type application/json lf-string {body}"
+    return f"{said} {told}".rstrip()
 
 
 def _header(name: bytes, value: bytes) -> str:
-    return f"hdr {name.decode()} {_word(value.decode().replace('%', '%%'))}"
-
-
-def _word(text: object) -> str:
-    """One word of HAProxy's, whatever is in it. Source: its manual, 2.2, Quoting and escaping."""
-    escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
-    return f'"{escaped}"'
+    return f"hdr {name.decode()} {quoted(value.decode().replace('%', '%%'))}"

@@ -7,14 +7,16 @@ of its own, by the word for the tenant or by that and a class; the value is when
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from baton.domain.retry_after import whole_seconds
 from baton.runtime.keys import Known, Unknown
 
 SEPARATOR = "~"
 """Between the words of a request's id; as `rust_callers` reads it."""
+SESSION_MARK = "+"
+"""Before the session, behind the class; likewise."""
 BAD = "!"
 """Before why a key is not good; in no word for a tenant."""
 _COMMAND_BYTES = 8000
@@ -36,7 +38,7 @@ def shed_entries(refused: Mapping[tuple[str, str | None], float]) -> dict[str, s
     """
     return {
         handle if slo_class is None else f"{handle}{SEPARATOR}{slo_class}": str(
-            max(1, math.ceil(retry_after_s))
+            whole_seconds(retry_after_s)
         )
         for (handle, slo_class), retry_after_s in refused.items()
     }

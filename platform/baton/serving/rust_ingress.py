@@ -18,7 +18,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from baton.config.derive import slo_book, tenants
@@ -26,6 +26,7 @@ from baton.config.schema import DeploymentConfig
 from baton.control.lately import Shedding
 from baton.domain.errors import EngineStartFailed, LinkFailed, Rejected
 from baton.domain.tenant import DEFAULT_TENANT, Tenant
+from baton.engine.vllm.frontend_model_list import ModelRow
 from baton.engine.vllm.rust_frontend import RustFrontend
 from baton.policy.slo_book import NoSuchClass, SloBook
 from baton.runtime.keys import Known
@@ -138,13 +139,9 @@ class RustIngress:
             tls, host = config.security.tls, config.server.host
             guard = await asyncio.to_thread(gate_guard, folder, haproxy, host=host, tls=tls)
             front = AtFront(asked=f"fd@{asked.fileno()}", guard=guard)
-        settings = GateSettings(
-            listen=f"fd@{listener.fileno()}",
-            frontend=self._http,
-            folder=folder,
-            routes=open_routes(config),
-            max_body_bytes=config.admission.max_body_bytes,
-            at_front=front,
+        listen, models = f"fd@{listener.fileno()}", self._frontend.models
+        settings = gate_settings(
+            config, listen=listen, frontend=self._http, models=models, at_front=front
         )
         self._gate = RustGate(haproxy, settings)
         # Before it listens: the kernel deals clients to it from that moment on.
@@ -237,6 +234,27 @@ def _may_ask(book: SloBook, slo_class: str, tenant: Tenant) -> bool:
     return any(
         not isinstance(book.resolve(slo_class, tenant, tokens), NoSuchClass)
         for tokens in (0, sys.maxsize)
+    )
+
+
+def gate_settings(
+    config: DeploymentConfig,
+    *,
+    listen: str,
+    frontend: Path,
+    models: Sequence[ModelRow] = (),
+    at_front: AtFront | None = None,
+) -> GateSettings:
+    """What a gate is started with; its folder is that of the frontend's socket."""
+    return GateSettings(
+        listen=listen,
+        frontend=frontend,
+        folder=frontend.parent,
+        routes=open_routes(config),
+        max_body_bytes=config.admission.max_body_bytes,
+        longest_stream_s=config.admission.timeouts.total_s,
+        models=models,
+        at_front=at_front,
     )
 
 

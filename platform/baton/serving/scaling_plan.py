@@ -17,9 +17,6 @@ from baton.policy.scaling.per_model import PerModel
 from baton.policy.scaling.wants import ScalingPolicy
 from baton.serving.serve_control import DeploymentState
 
-_WINDOW_TICKS = 15
-"""Thirty seconds of ticks every two seconds."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPlan:
@@ -91,7 +88,5 @@ def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
 
 
 def observer_options(plan: ScalingPlan) -> ObserverOptions:
-    """Over which time rates are taken: some ticks, so that who ticks faster sees changes sooner."""
-    own = ObserverOptions()
-    window_s = max(own.fast_window_s, _WINDOW_TICKS * plan.options.interval_s)
-    return replace(own, window_s=window_s)
+    """Over which time rates are taken: some ticks."""
+    return ObserverOptions.of_ticks(plan.options.interval_s)

@@ -19,6 +19,7 @@ from baton.serving.packing import unpacked_reports
 from baton.serving.quota_desk import Shares
 from baton.serving.scaling_ports import Reports
 from baton.serving.serve_control import DeploymentState
+from baton.serving.start_desk import Starts
 from baton.telemetry.logs import log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -69,6 +70,14 @@ class ServeFleet:
         if silent := sorted(set(replica_ids) - played):
             why = answers.missing[0] if answers.missing else "it is not there"
             raise RoleNotPossible(f"{', '.join(silent)} cannot be {role} now: {why}", "wait")
+
+    async def tell_starts(self, starts: Starts) -> int:
+        """Tell ingresses how long first replicas take; returns how many have taken it."""
+        plain = {model: tuple(one) for model, one in starts.items()}
+        answers = await serve_control.call_all(
+            self._app, INGRESS, "take_starts", plain, timeout_s=_ASK_S
+        )
+        return 0 if answers.missing else len(answers.given)
 
     async def share_quotas(self, shares: Shares, *, at_most: bool) -> frozenset[str]:
         """Tell ingresses their shares of tenants' limits; returns who has taken theirs.

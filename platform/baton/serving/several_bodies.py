@@ -9,14 +9,17 @@ them as they are among ingresses.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from baton.config.derive import adapter_sources
+from baton.config.derive import adapter_rules, adapter_sources
 from baton.config.narrow import each_model
 from baton.config.schema import DeploymentConfig
+from baton.control.adapter_registry import Registry, offered
 from baton.domain.commands import RecordOrder
-from baton.domain.demand import CoordinatorReport
+from baton.domain.demand import ColdStart, CoordinatorReport
+from baton.engine.vllm.frontend_adapters import Administer
 from baton.engine.vllm.frontend_gate import AsgiApp
 from baton.engine.vllm.frontend_models import ModelRouter
 from baton.serving.config_holder import Switch
@@ -37,6 +40,8 @@ class SeveralBodies:
         """`make` builds the body of a model from the part of the configuration about it."""
         self._config = config
         self._bodies = {name: make(name, part) for name, part in each_model(config).items()}
+        self._router: ModelRouter | None = None
+        """What tells requests for different models apart; None where there is one."""
         self.generation: Callable[[], int] = lambda: 0
 
     @property
@@ -67,7 +72,8 @@ class SeveralBodies:
             names = (name, *adapter_sources(self._config.models[name]))
             apis |= dict.fromkeys(names, body.frontend.api)
         first = self.bodies[0].frontend
-        return first.stand_before(ModelRouter(apis), healthy=self.healthy)
+        self._router = ModelRouter(apis)
+        return first.stand_before(self._router, healthy=self.healthy)
 
     async def close(self) -> None:
         """Take every body down. Idempotent."""
@@ -120,6 +126,27 @@ class SeveralBodies:
         """See `IngressBody.links`."""
         return [row for body in self.bodies for row in body.links()]
 
+    def administer_by(self, administer: Administer) -> None:
+        """Have adapters loaded and unloaded by this."""
+        self.bodies[0].frontend.administer_by(administer)
+
+    def take_adapters(self, registry: Registry) -> None:
+        """Offer what was added to each model besides what the file has."""
+        rules, models = adapter_rules(self._config), dict[str, str]()
+        for model, body in self._bodies.items():
+            added = offered(registry, model, rules)
+            body.take_adapters(tuple(added.values()))
+            models |= dict.fromkeys(added, model)
+        if self._router is not None:
+            self._router.add_names(models)
+
+    def adapters_in_flight(self) -> Counter[str]:
+        """How many requests under way need each adapter."""
+        found: Counter[str] = Counter()
+        for body in self.bodies:
+            found.update(body.adapters_in_flight())
+        return found
+
     def tallies(self) -> Mapping[str, object]:
         """What each replica has done for requests that came through here."""
         found: dict[str, object] = {}
@@ -135,6 +162,13 @@ class SeveralBodies:
         """Go by the shares that are for coordinators here; the ids of those that had one."""
         taken = (body.take_quotas(shares, at_most=at_most) for body in self.bodies)
         return tuple(one for one in taken if one is not None)
+
+    def take_starts(self, starts: Mapping[str, ColdStart]) -> None:
+        """Have each body know how long the first replica of its model takes."""
+        for name, body in self._bodies.items():
+            start = starts.get(name if len(self._bodies) > 1 else "")
+            if start is not None:
+                body.take_start(start)
 
     def _present_generation(self) -> int:
         return self.generation()

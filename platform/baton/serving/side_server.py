@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from baton.domain.addresses import address_text
+from baton.runtime.sockets import bound_socket
 from baton.telemetry.logs import log_event
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ class SideServer:
                 log_event(_LOGGER, logging.WARNING, f"{self._name}_not_served", fields)
             return None
         host, port = bound.getsockname()[:2]
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._address = address_text(host, port)
         log_event(_LOGGER, logging.INFO, f"{self._name}_served", {"address": self._address})
         return bound
 
@@ -124,9 +126,9 @@ def _bind(host: str, port: int) -> socket.socket:
     Raises:
         OSError: there is no such address here, or the port is taken.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = found[0]
-    return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    made = bound_socket(host, port)
+    made.listen(_BACKLOG)
+    return made
 
 
 def _server(app: AsgiApp) -> uvicorn.Server:

@@ -25,6 +25,8 @@ class Wiring:
     """Before the first byte of a pull."""
     host_block_s: float
     """To bring one block from the host's memory."""
+    lease_s: float
+    """How long blocks are kept for it, unless it says that it still wants them."""
 
 
 def wiring(settings: EngineSettings) -> Wiring:
@@ -35,12 +37,14 @@ def wiring(settings: EngineSettings) -> Wiring:
                 bytes_per_s=settings.wire_bytes_per_s,
                 setup_s=settings.transfer_setup_s / settings.speed,
                 host_block_s=settings.host_load_s(1),
+                lease_s=settings.lease_s,
             )
         case V1Settings():
             return Wiring(
                 bytes_per_s=settings.transfer_bytes_per_s,
                 setup_s=settings.transfer_setup_s,
                 host_block_s=0.0,
+                lease_s=settings.lease_s,
             )
         case _:
             assert_never(settings)

@@ -11,7 +11,7 @@ from baton.domain.handoff import Leg, LegFailure, LegOutput
 from baton.domain.kv_events import KvEventBatch
 from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.facts import replica_facts
-from baton.simulator.engine.orders import Order
+from baton.simulator.engine.orders import Order, SimTicket
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.tickets import read_ticket, write_ticket
 
@@ -68,9 +68,9 @@ class ExactEngine:
         return self._core.finish_step(now_s)
 
     # ------------------------------------------------------------------ transfers
-    def pull_done(self, leg_id: str, *, blocks: int, took_s: float) -> None:
-        """The blocks of a pull are here."""
-        self._core.pull_done(leg_id, blocks=blocks, took_s=took_s)
+    def pull_done(self, leg_id: str, *, blocks: int, took_s: float, kept: bool) -> LegOutput | None:
+        """The blocks of a pull are here, and whether their source kept them to the end."""
+        return self._core.pull_done(leg_id, blocks=blocks, took_s=took_s, kept=kept)
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
         """A pull did not work; the leg recomputes, or ends with the returned error."""
@@ -84,12 +84,20 @@ class ExactEngine:
         """Whether the blocks of this finished prefill leg are still kept."""
         return self._core.holds(leg_id, now_s)
 
+    def renew(self, leg_id: str, now_s: float) -> None:
+        """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
+        self._core.renew(leg_id, now_s)
+
+    def awaited(self) -> tuple[SimTicket, ...]:
+        """What legs wait for that is elsewhere: their leases are to be renewed."""
+        return self._core.awaited()
+
     def release(self, leg_id: str, now_s: float) -> bool:
         """Free a finished prefill leg's blocks; False when they were no longer kept."""
         return self._core.release(leg_id, now_s)
 
     def next_expiry_s(self) -> float | None:
-        """When the oldest lease ends; None without leases."""
+        """When to look again though nothing happens; None: never."""
         return self._core.next_expiry_s
 
     def take_orders(self) -> tuple[Order, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from baton.control.leases import RENEWALS
+from baton.domain.handoff import LegOutput
 from baton.simulator.engine.orders import CancelFetch, FreeSource, LoadBlocks, Order, StartPull
 from baton.simulator.engines import Wiring
 from baton.simulator.transfers import Pull
@@ -17,6 +19,7 @@ class Fetches:
         self._replica = replica
         self._wires = wires
         self._world = world
+        self._renews = False
 
     def carry_out(self, order: Order) -> None:
         """Do one thing that the engine has ordered."""
@@ -40,6 +43,29 @@ class Fetches:
         source.go_on()  # legs may wait for these blocks there
         return True
 
+    def renew_leases(self) -> None:
+        """Have the sources of what legs here wait for keep it for longer; again, while any waits.
+
+        As vLLM does from the moment that its scheduler has a leg.
+        """
+        replica, world = self._replica, self._world
+        if not replica.alive or replica.freezer.holds(self.renew_leases):
+            return
+        awaited = replica.engine.awaited()
+        for ticket in awaited:
+            source = world.by_address.get(ticket.address)
+            if source is not None:
+                source.engine.renew(ticket.leg_id, world.timeline.now_s)
+        self._renews = bool(awaited)
+        if awaited:
+            world.timeline.after(self._wires.lease_s / RENEWALS, self.renew_leases)
+
+    def watch_lease(self) -> None:
+        """A leg has come that waits for blocks."""
+        if not self._renews:
+            self._renews = True
+            self._world.timeline.after(0.0, self.renew_leases)
+
     def _key(self, leg_id: str) -> str:
         return f"{self._replica.facts.side_channel}/{leg_id}"
 
@@ -50,24 +76,30 @@ class Fetches:
         def done() -> None:
             if not replica.alive or replica.freezer.holds(done):
                 return
-            # The source may have given the blocks up meanwhile: then they are worth nothing.
-            if not self.free_source(ticket.address, ticket.leg_id):
-                failed()
+            # The source may have given the blocks up meanwhile: then they are worth nothing. It is
+            # asked, and one that is frozen answers when it thaws.
+            source = world.by_address.get(ticket.address)
+            if source is not None and source.freezer.holds(done):
                 return
+            kept = self.free_source(ticket.address, ticket.leg_id)
             took_s = world.timeline.now_s - begun_at_s
-            replica.engine.pull_done(order.leg_id, blocks=order.blocks, took_s=took_s)
-            replica.pulled(ticket.engine_id)
+            output = replica.engine.pull_done(
+                order.leg_id, blocks=order.blocks, took_s=took_s, kept=kept
+            )
+            over(output)
 
         def failed() -> None:
             if not replica.alive or replica.freezer.holds(failed):
                 return
-            output = replica.engine.pull_failed(order.leg_id)
+            over(replica.engine.pull_failed(order.leg_id))
+
+        def over(output: LegOutput | None) -> None:
             replica.after_change()
             replica.send_outputs(() if output is None else (output,))
             replica.pulled(ticket.engine_id)
 
-        source = world.by_address.get(ticket.address)
-        if source is None or not source.engine.holds(ticket.leg_id, begun_at_s):
+        # Memory is read, whoever's blocks are in it: a lease that is over does not show before.
+        if ticket.address not in world.by_address:
             world.timeline.after(0.0, failed)
             return
         world.transfers.begin(

@@ -170,7 +170,10 @@ class VirtualReplica:
     def _take_in(self, leg: Leg) -> LegFailure | None:
         if self.draining:
             return LegFailure.DRAINING
-        return self.engine.add(leg, now_s=self._timeline.now_s)
+        failure = self.engine.add(leg, now_s=self._timeline.now_s)
+        if failure is None and leg.ticket is not None:
+            self._fetches.watch_lease()
+        return failure
 
     def abort(self, session: Session, leg_ids: Sequence[str]) -> None:
         """Stop legs and confirm it."""

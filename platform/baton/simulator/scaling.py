@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from baton.control.coordinator import Coordinator
 from baton.control.observing import Observer
+from baton.control.starts import cold_starts
+from baton.domain.demand import ColdStart
+from baton.domain.events import ColdStartReported
 from baton.policy.scaling.actions import Action, FlipReplicas, StartReplicas, StopReplicas, Tick
 from baton.policy.scaling.observation import Observation
+from baton.simulator.ingress import VirtualIngress
 from baton.simulator.membership import Membership
 from baton.simulator.scaling_story import Scaler, StoryTeller
 from baton.simulator.timeline import Timeline
@@ -28,14 +31,15 @@ class ScalingBody:
         membership: Membership,
         timeline: Timeline,
         *,
-        coordinators: Sequence[Coordinator],
+        ingresses: Sequence[VirtualIngress],
         observer: Observer,
         interval_s: float,
     ) -> None:
         self._scaler = scaler
         self._membership = membership
         self._timeline = timeline
-        self._coordinators = coordinators
+        self._ingresses = ingresses
+        self._starts = ColdStart()
         self._observer = observer
         self._interval_s = interval_s
         self.story = StoryTeller()
@@ -47,20 +51,30 @@ class ScalingBody:
         self._timeline.after(self._interval_s, self._tick)
 
     def _tick(self) -> None:
-        tick = self._scaler.tick(self._seen(self._timeline.now_s))
+        seen = self._seen(self._timeline.now_s)
+        tick = self._scaler.tick(seen)
         self.story.ticked(tick)
         if tick.actions or tick.held:
             self.ticks.append(tick)
         for action in tick.actions:
             self._carry_out(action)
+        self._tell(seen)
         self._timeline.after(self._interval_s, self._tick)
 
     def _seen(self, now_s: float) -> Observation:
         reports = [
-            one.report(f"coordinator-{number}", now_s)
-            for number, one in enumerate(self._coordinators)
+            one.coordinator.report(f"coordinator-{number}", now_s)
+            for number, one in enumerate(self._ingresses)
         ]
         return self._observer.observe(reports, self._membership.states(), now_s)
+
+    def _tell(self, seen: Observation) -> None:
+        """Tell coordinators how long a first replica takes, where that has changed."""
+        (start,) = cold_starts(seen, startable=seen.pools).values()
+        if start != self._starts:
+            self._starts = start
+            for ingress in self._ingresses:
+                ingress.on_event(ColdStartReported(start=start))
 
     def _carry_out(self, action: Action) -> None:
         match action:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from baton.control.coordinator import Coordinator
-from baton.control.observing import Observer
+from baton.control.observing import Observer, ObserverOptions
 from baton.domain.commands import RequestRecord
 from baton.domain.request import Request
 from baton.policy.prefix_index import IndexMode, IndexOptions
@@ -165,6 +165,7 @@ class Stage:
                 limits=self._limits,
                 rules=scenario.rules,
                 placer=scenario.placer(),
+                coordinators=scenario.coordinators,
                 index=self._index,
                 priors=priors,
                 seed=scenario.seed + number,
@@ -209,8 +210,11 @@ class Stage:
             scaler,
             self._members,
             self.fleet.timeline,
-            coordinators=[one.coordinator for one in self.fleet.ingresses],
-            observer=Observer(slos=self._scenario.rules.slos.classes),
+            ingresses=self.fleet.ingresses,
+            observer=Observer(
+                ObserverOptions.of_ticks(self._scenario.scaling_interval_s),
+                slos=self._scenario.rules.slos.classes,
+            ),
             interval_s=self._scenario.scaling_interval_s,
         )
 

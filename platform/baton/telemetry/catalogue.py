@@ -73,6 +73,9 @@ class Label(StrEnum):
     WINDOW = "window"
     VERSION = "version"
     ENGINE = "engine"
+    EDGES = "edges"
+    """Which edges a histogram's buckets have: a digest of them, the same for the same edges. Counts
+    of different edges are never added up."""
 
 
 class Objective(StrEnum):
@@ -94,21 +97,46 @@ class TokenKind(StrEnum):
     OUTPUT = "output"
 
 
-# OpenTelemetry's advice for `gen_ai.server.*`; exact edges at every configured objective are added.
+class Deadline(StrEnum):
+    """A timeout that bounds what a histogram observes, by its key in the configuration."""
+
+    QUEUE_WAIT = "admission.max_queue_wait"
+    FIRST_TOKEN = "admission.timeouts.first_token"  # noqa: S105 - a key of the configuration
+    STALL = "admission.timeouts.stall"
+    RESUME = "admission.timeouts.resume"
+    TOTAL = "admission.timeouts.total"
+    TRANSFER = "transfer.deadline"
+    LEASE = "transfer.lease"
+
+
+LONGEST_WAIT_S: Final = 86_400.0
+"""The longest timeout and the longest objective that a configuration may have (`config.bounds`)."""
+# In steps of two to five, for what is slow: two minutes or four is all that one asks then.
+_SLOW_EDGES_S: Final = (
+    10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1_800.0, 7_200.0, LONGEST_WAIT_S,
+)  # fmt: skip
+# OpenTelemetry's advice for `gen_ai.server.*`, and on to the longest timeout that there may be.
+# Every process has these edges; those that follow its configuration are added (`telemetry.edges`).
 # Source: OpenTelemetry semantic conventions, Generative AI metrics.
 TTFT_EDGES_S: Final = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    *_SLOW_EDGES_S,
 )  # fmt: skip
 TPOT_EDGES_S: Final = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, *_SLOW_EDGES_S,
 )  # fmt: skip
 DURATION_EDGES_S: Final = (
-    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84,
+    327.68, 600.0, 1_800.0, 7_200.0, LONGEST_WAIT_S,
 )  # fmt: skip
 GAP_EDGES_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0,
+    *_SLOW_EDGES_S,
 )  # fmt: skip
-RATIO_EDGES: Final = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+# No deadline bounds how wrong a prediction is. Beyond ten times either way it is just wrong.
+RATIO_EDGES: Final = (
+    0.05, 0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0, 20.0, 100.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +150,11 @@ class Metric:
     help: str
     labels: tuple[Label, ...] = ()
     edges: tuple[float, ...] = ()
-    """Of a histogram, without the objectives' own."""
+    """Of a histogram, without those that follow the configuration."""
+    objective: Objective | None = None
+    """Of a histogram: it has an edge at each class's."""
+    deadlines: tuple[Deadline, ...] = ()
+    """Of a histogram: the timeouts that bound what it observes; it has an edge at each."""
 
 
 def _counter(where: Component, name: str, text: str, *labels: Label) -> Metric:
@@ -133,19 +165,39 @@ def _gauge(where: Component, name: str, text: str, *labels: Label) -> Metric:
     return Metric(name=name, kind=Kind.GAUGE, component=where, help=text, labels=labels)
 
 
-def _histogram(name: str, text: str, edges: tuple[float, ...], *labels: Label) -> Metric:
+def _histogram(
+    name: str,
+    text: str,
+    edges: tuple[float, ...],
+    *labels: Label,
+    objective: Objective | None = None,
+    deadlines: tuple[Deadline, ...] = (),
+) -> Metric:
+    follows_config = bool(objective or deadlines)
     return Metric(
         name=name,
         kind=Kind.HISTOGRAM,
         component=Component.INGRESS,
         help=text,
-        labels=labels,
+        labels=(*labels, Label.EDGES) if follows_config else labels,
         edges=edges,
+        objective=objective,
+        deadlines=deadlines,
     )
 
 
 _IN, _RE, _CO = Component.INGRESS, Component.REPLICA, Component.CONTROLLER
 _WHOSE = (Label.SLO_CLASS, Label.TENANT, Label.MODEL, Label.POOL)
+_WHICH = (Label.SLO_CLASS, Label.MODEL, Label.POOL)
+# A stream goes on elsewhere when its replica stalls or is lost: it waits for a place, then for a
+# token. Where the first token comes early, a handoff is a gap, too.
+_BETWEEN_TOKENS = (
+    Deadline.STALL,
+    Deadline.RESUME,
+    Deadline.FIRST_TOKEN,
+    Deadline.TRANSFER,
+    Deadline.TOTAL,
+)
 
 # ------------------------------------------------------------------- ingress: what clients got
 REQUESTS = _counter(
@@ -171,49 +223,61 @@ TTFT = _histogram(
     "baton_time_to_first_token_seconds",
     "From arrival to the first token.",
     TTFT_EDGES_S,
-    Label.SLO_CLASS,
+    *_WHICH,
+    objective=Objective.TTFT,
+    deadlines=(Deadline.FIRST_TOKEN, Deadline.TOTAL),
 )
 TPOT = _histogram(
     "baton_time_per_output_token_seconds",
     "Between tokens, on average over a request.",
     TPOT_EDGES_S,
-    Label.SLO_CLASS,
+    *_WHICH,
+    objective=Objective.TPOT,
+    deadlines=_BETWEEN_TOKENS,
 )
 WORST_GAP = _histogram(
     "baton_worst_token_gap_seconds",
     "The longest time between two tokens of a request.",
     GAP_EDGES_S,
-    Label.SLO_CLASS,
+    *_WHICH,
+    objective=Objective.ITL,
+    deadlines=_BETWEEN_TOKENS,
 )
 ITL = _histogram(
     "baton_inter_token_seconds",
     "Between two tokens of a stream; observed once an engine step, for all of its streams.",
     GAP_EDGES_S,
     Label.POOL,
+    objective=Objective.ITL,
+    deadlines=(Deadline.STALL, Deadline.TOTAL),
 )
 DURATION = _histogram(
     "baton_request_duration_seconds",
     "From arrival to the end, of finished requests.",
     DURATION_EDGES_S,
-    Label.SLO_CLASS,
+    *_WHICH,
+    deadlines=(Deadline.TOTAL,),
 )
 HELD = _histogram(
     "baton_held_seconds",
     "Held at the ingress before the first placement.",
     DURATION_EDGES_S,
-    Label.SLO_CLASS,
+    *_WHICH,
+    objective=Objective.TTFT,
+    deadlines=(Deadline.QUEUE_WAIT, Deadline.FIRST_TOKEN, Deadline.TOTAL),
 )
 HANDOFF_GAP = _histogram(
     "baton_handoff_gap_seconds",
     "From the end of prefill to the first token, of requests that were handed off.",
     TTFT_EDGES_S,
-    Label.SLO_CLASS,
+    *_WHICH,
+    deadlines=(Deadline.TRANSFER, Deadline.LEASE, Deadline.FIRST_TOKEN, Deadline.TOTAL),
 )
 TTFT_PARTS = _counter(
     _IN,
     "baton_ttft_part_seconds_total",
     "Where the time to first token went, added up over requests.",
-    Label.SLO_CLASS,
+    *_WHICH,
     Label.PART,
 )
 # ------------------------------------------------------------------- ingress: admission and routes
@@ -259,6 +323,7 @@ TTFT_RATIO = _histogram(
     "Predicted over actual time to first token; above 1 the prediction was too long.",
     RATIO_EDGES,
     Label.MODE,
+    Label.MODEL,
 )
 STEP_ERROR = _gauge(
     _IN, "baton_step_time_error_fraction", "Mean error of predicted step times.", Label.POOL
@@ -340,6 +405,12 @@ PULL_FAILURES = _counter(
 )
 EXPIRED_LEASES = _counter(
     _RE, "baton_expired_leases_total", "Leases that nobody pulled or released in time."
+)
+VOID_PULLS = _counter(
+    _RE,
+    "baton_void_pulls_total",
+    "Pulls into here whose source no longer kept the blocks when they had been read. They are"
+    " thrown away: no token comes of them.",
 )
 ADAPTERS = _gauge(_RE, "baton_adapters_loaded", "LoRA adapters that are loaded, or soon will be.")
 ADAPTER_HITS = _counter(

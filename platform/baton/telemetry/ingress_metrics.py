@@ -19,6 +19,7 @@ from itertools import chain
 
 from prometheus_client.metrics_core import Metric as Family
 
+from baton.control.limits import CoordinatorLimits
 from baton.domain.commands import RequestRecord
 from baton.domain.events import Event, ReplicaJoined, ReplicaLost, StepProduced
 from baton.domain.handoff import HandoffMode, LegKind, LegOutput, RouteReason
@@ -27,9 +28,12 @@ from baton.domain.request import Phase
 from baton.domain.slo import Slo
 from baton.policy.judging import tpot_s
 from baton.telemetry import catalogue as c
+from baton.telemetry.edges import ChangedEdges, all_edges, changed_edges
 from baton.telemetry.families import Families
 from baton.telemetry.histograms import Histogram
 from baton.telemetry.promises import ttft_parts
+
+_LIMITS = CoordinatorLimits()
 
 
 @dataclass(slots=True)
@@ -44,46 +48,54 @@ class _Streams:
 class IngressMetrics:
     """Counts and histograms of one ingress. Satisfies `ports.Recorder`."""
 
-    def __init__(self, classes: Iterable[Slo], *, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        classes: Iterable[Slo],
+        limits: CoordinatorLimits = _LIMITS,
+        *,
+        now_s: Callable[[], float],
+    ) -> None:
         self._now_s = now_s
-        self._ttft = Histogram(c.TTFT)
-        self._tpot = Histogram(c.TPOT)
-        self._worst_gap = Histogram(c.WORST_GAP)
-        self._itl = Histogram(c.ITL)
-        self._duration = Histogram(c.DURATION)
-        self._held = Histogram(c.HELD)
-        self._handoff_gap = Histogram(c.HANDOFF_GAP)
-        self._ttft_ratio = Histogram(c.TTFT_RATIO)
-        self._parts: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._edges = all_edges(classes, limits)
+        self._histograms = {metric: Histogram(metric, own) for metric, own in self._edges.items()}
+        # Named, for they are observed once a step or once a request.
+        self._ttft = self._histograms[c.TTFT]
+        self._tpot = self._histograms[c.TPOT]
+        self._worst_gap = self._histograms[c.WORST_GAP]
+        self._itl = self._histograms[c.ITL]
+        self._duration = self._histograms[c.DURATION]
+        self._held = self._histograms[c.HELD]
+        self._handoff_gap = self._histograms[c.HANDOFF_GAP]
+        self._ttft_ratio = self._histograms[c.TTFT_RATIO]
+        self._parts: defaultdict[tuple[str, str, str, str], float] = defaultdict(float)
         self._placements: Counter[tuple[HandoffMode, RouteReason]] = Counter()
         self._resumes = 0
         self._hit_tokens = 0
         self._streams: dict[str, _Streams] = {}
-        self.fit(classes)
 
-    def fit(self, classes: Iterable[Slo]) -> None:
-        """Have an edge at each objective of these classes; others begin anew, if there are any."""
-        classes = tuple(classes)
-        gaps = _objectives(one.itl_p99_s for one in classes)
-        self._ttft.fit(_objectives(one.ttft_s for one in classes))
-        self._tpot.fit(_objectives(one.tpot_s for one in classes))
-        self._worst_gap.fit(gaps)
-        self._itl.fit(gaps)
+    def fit(
+        self, classes: Iterable[Slo], limits: CoordinatorLimits = _LIMITS
+    ) -> tuple[ChangedEdges, ...]:
+        """Have an edge at each objective and timeout of these; which histograms that changes."""
+        before, self._edges = self._edges, all_edges(classes, limits)
+        for metric, edges in self._edges.items():
+            self._histograms[metric].fit(edges)
+        return changed_edges(before, self._edges)
 
     # ------------------------------------------------------------------ once a request
 
     def record(self, record: RequestRecord) -> None:
         """A request has ended."""
-        slo_class = record.slo.name
+        whose = record.slo.name, record.model, record.pool
         if record.first_token_at_s is not None:
             self._first_token(record, record.first_token_at_s)
         if (took_s := tpot_s(record)) is not None:
-            self._tpot.observe(took_s, slo_class)
-            self._worst_gap.observe(record.worst_gap_s, slo_class)
+            self._tpot.observe(took_s, *whose)
+            self._worst_gap.observe(record.worst_gap_s, *whose)
         if record.outcome is Phase.FINISHED:
-            self._duration.observe(record.ended_at_s - record.arrived_at_s, slo_class)
+            self._duration.observe(record.ended_at_s - record.arrived_at_s, *whose)
         if record.routes:
-            self._held.observe(record.held_s, slo_class)
+            self._held.observe(record.held_s, *whose)
         for route in record.routes:
             self._placements[route.mode, route.reason] += 1
         for decision in record.decisions:
@@ -93,20 +105,20 @@ class IngressMetrics:
 
     def _first_token(self, record: RequestRecord, at_s: float) -> None:
         """How long it took, where that time went, and what was predicted of it."""
-        slo_class = record.slo.name
-        self._ttft.observe(at_s - record.arrived_at_s, slo_class)
+        whose = record.slo.name, record.model, record.pool
+        self._ttft.observe(at_s - record.arrived_at_s, *whose)
         for name, part_s in (ttft_parts(record) or {}).items():
-            self._parts[slo_class, name.removesuffix("_s")] += part_s
+            self._parts[(*whose, name.removesuffix("_s"))] += part_s
         leg = next((one for one in record.legs if _spoke_at(one, at_s)), None)
         if leg is None:
             return
         if (gap_s := _handoff_gap_s(record, leg.placement)) is not None:
-            self._handoff_gap.observe(gap_s, slo_class)
+            self._handoff_gap.observe(gap_s, *whose)
         if leg.placement < len(record.decisions):
             decision = record.decisions[leg.placement]
             option, took_s = decision.chosen, at_s - decision.at_s
             if option is not None and took_s > 0:
-                self._ttft_ratio.observe(option.ttft_s / took_s, option.mode)
+                self._ttft_ratio.observe(option.ttft_s / took_s, option.mode, record.model)
 
     # ------------------------------------------------------------------ once a step
 
@@ -127,7 +139,7 @@ class IngressMetrics:
         if known is None:
             return
         begun = going_on = 0
-        for _, token_ids, finish, _, ticket, cached_tokens, _, times in outputs:
+        for _, token_ids, finish, _, ticket, cached_tokens, _, times, _ in outputs:
             if token_ids and ticket is None:
                 # A leg tells its times with its first output, and some again with the last; one
                 # that goes on after another's tokens does not say how many were cached.
@@ -147,28 +159,14 @@ class IngressMetrics:
     def families(self) -> Iterator[Family]:
         """All of it, as it is now; put together as the result is iterated."""
         found = Families()
-        for (slo_class, part), total_s in self._parts.items():
-            found.add(c.TTFT_PARTS, total_s, slo_class, part)
+        for labels, total_s in self._parts.items():
+            found.add(c.TTFT_PARTS, total_s, *labels)
         for (mode, reason), count in self._placements.items():
             found.add(c.PLACEMENTS, count, mode, reason)
         found.add(c.RESUMES, self._resumes)
         found.add(c.HIT_TOKENS, self._hit_tokens)
-        histograms = (
-            self._ttft,
-            self._tpot,
-            self._worst_gap,
-            self._itl,
-            self._duration,
-            self._held,
-            self._handoff_gap,
-            self._ttft_ratio,
-        )
-        frozen = [histogram.copy() for histogram in histograms]
+        frozen = [histogram.copy() for histogram in self._histograms.values()]
         return chain(found.collect(), (histogram.family() for histogram in frozen))
-
-
-def _objectives(promised: Iterable[float | None]) -> list[float]:
-    return [one for one in promised if one is not None]
 
 
 def _spoke_at(leg: LegStory, at_s: float) -> bool:

@@ -16,7 +16,7 @@ from baton.telemetry.promises import verdict
 
 _JUDGED = frozenset({"good", "missed"})
 _COUNTED = frozenset({LegEnd.DONE, LegEnd.BROKEN, LegEnd.GIVEN_UP})
-"""Ends of legs that say something of their replica; who is moved or cancelled says nothing."""
+"""Ends of legs that say something of their replica: not those moved, cancelled or refused."""
 
 
 class ReplicaOutcomes:

@@ -187,6 +187,7 @@ def _option(option: Option) -> Story:
         "hit_source": str(option.hit_source),
         "hit_age_s": _plain(option.hit_age_s),
         "queue_s": _plain(option.queue_s),
+        "load_s": _plain(option.load_s),
         "prefill_s": _plain(option.prefill_s),
         "transfer_s": _plain(option.transfer_s),
         "decode_s": _plain(option.decode_s),

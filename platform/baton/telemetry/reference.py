@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from baton.telemetry.catalogue import CATALOGUE, Component, Metric
+from baton.telemetry.catalogue import CATALOGUE, Component, Label, Metric
 
 _WHERE: Final = {
     Component.INGRESS: "Ingresses: what clients got, and why",
@@ -24,16 +24,47 @@ Every metric of baton, written by `python -m baton.telemetry.reference` from
 
 Prometheus adds to each target the labels `component`, `pool`, `replica`, `node` and `model`, as far
 as they apply; metrics do not repeat them. Counters end in `_total` and start again from 0 with
-their process. Histograms have, besides the edges that OpenTelemetry advises, an edge at each
-objective of the configuration: so the share of requests within an objective is exact, and not
-interpolated. A label has at most 256 values in one process; what is beyond is counted together as
-`other`.
+their process. A label has at most 256 values in one process; what is beyond is counted together as
+`other`. [Edges of histograms](#edges-of-histograms) says what `edges` is for.
+"""
+_EDGES: Final = """\
+## Edges of histograms
+
+Every process has the same base edges. They are those that OpenTelemetry advises, and more up to a
+day, the longest timeout that can be configured. A process adds an exact edge at each objective of
+each class, and at each timeout that bounds the quantity. So the share of requests within either is
+exact, and no quantile ends below a timeout. By histogram:
+
+"""
+_APPLY: Final = """\
+Most of these keys can be applied without a restart. Then the buckets at old and new edges hold
+different requests, and no quantile can be taken of their sum. So each set of edges has series of
+its own. The label `edges` is a digest of the set:
+
+- A process that is given other edges begins new series at zero. The old series stay as they are,
+  until the process ends or its edges have changed twice more. No count ever falls.
+- A process that is given earlier edges again goes on where it was.
+- Ingresses with the same edges have the same value of `edges`, so they can be added up.
+
+Add up by `edges` whenever you take a quantile, or a share of requests below an edge. Around an
+apply that gives one result for the requests before it and one for those after it:
+
+```promql
+histogram_quantile(0.99, sum by (le, edges, job, slo_class, model)
+  (rate(baton_time_to_first_token_seconds_bucket[5m])))
+```
+
+Rates of `_sum` and `_count`, and means, need no `edges`. A quantile without it is off by up to one
+bucket while the window spans an apply. `baton apply --diff` names the histograms that would begin
+new series, and ingresses log `histogram_edges_changed`. Dashboards and rules of baton add up so.
 """
 
 
 def page() -> str:
     """The page in Markdown."""
-    return "\n".join((_HEAD, *(line for where in Component for line in _section(where))))
+    sections = (line for where in Component for line in _section(where))
+    edges = (_edges_line(metric) for metric in CATALOGUE if Label.EDGES in metric.labels)
+    return "\n".join((_HEAD, *sections, _EDGES + "\n".join(edges), "", _APPLY))
 
 
 def _section(where: Component) -> Iterator[str]:
@@ -48,6 +79,13 @@ def _section(where: Component) -> Iterator[str]:
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
     return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
+
+
+def _edges_line(metric: Metric) -> str:
+    keys = [f"`{deadline}`" for deadline in metric.deadlines]
+    if metric.objective is not None:
+        keys.insert(0, f"each class's {metric.objective.upper()}")
+    return f"- `{metric.name}`: {', '.join(keys)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

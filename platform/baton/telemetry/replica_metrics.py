@@ -49,6 +49,7 @@ def _add_load(found: Families, load: Load) -> None:
     found.add(c.KV_USED, load.kv_used_fraction)
     found.add(c.STEP_TIME, load.step_s)
     found.add(c.EXPIRED_LEASES, load.transfers.expired_leases)
+    found.add(c.VOID_PULLS, load.transfers.void_pulls)
     _add_adapters(found, load.adapters)
 
 

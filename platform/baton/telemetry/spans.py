@@ -34,7 +34,7 @@ from baton.telemetry.waterfall import Bar, Part, waterfall
 MAX_TEXT_CHARS = 256
 """Reasons may quote an engine's errors at any length."""
 _WENT_WELL = frozenset({Phase.FINISHED, Phase.CANCELLED})
-_ENDED_WELL = frozenset({LegEnd.DONE, LegEnd.CANCELLED, LegEnd.MOVED})
+_ENDED_WELL = frozenset({LegEnd.DONE, LegEnd.CANCELLED, LegEnd.MOVED, LegEnd.REFUSED})
 Attribute = str | int | float | bool | tuple[str, ...]
 
 
@@ -259,6 +259,7 @@ def _candidate(option: Option, at_s: float) -> SpanEvent:
         "decode_replica": option.decode_replica_id,
         "hit_tokens": option.hit_tokens,
         "queue_s": option.queue_s,
+        "load_s": option.load_s,
         "prefill_s": option.prefill_s,
         "transfer_s": option.transfer_s,
         "decode_s": option.decode_s,

@@ -147,7 +147,7 @@ def _predicted(option: Option | None, part: Part) -> float | None:
         return None
     match part:
         case Part.QUEUE:
-            return option.queue_s
+            return option.queue_s + option.load_s
         case Part.PREFILL:
             return option.prefill_s
         case Part.TRANSFER:

@@ -11,6 +11,7 @@ import shutil
 import weakref
 from collections.abc import Mapping
 
+from baton.domain.addresses import parse_address, same_host
 from baton.runtime.scratch import scratch_folder
 from baton.transfer.side_channel import SideChannelChecks
 from baton.transfer.transport import (
@@ -58,8 +59,11 @@ class Peers:
         host = self._hosts.get(source_id)
         if host is None:
             return ""
-        return transport_towards(self._transports, same_host=host == self._own_host)
+        return transport_towards(self._transports, same_host=same_host(host, self._own_host))
 
 
 def _host(address: str) -> str:
-    return address.rpartition(":")[0]
+    try:
+        return parse_address(address).host
+    except ValueError:  # whoever asks there is told
+        return ""

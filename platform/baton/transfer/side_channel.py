@@ -20,6 +20,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from baton.domain.addresses import Address, endpoint, is_ipv6, parse_address
 from baton.domain.errors import TransferFailed
 
 _REQUEST = b"\x93\xc4\x0cget_meta_msg\x00\x00"
@@ -108,13 +109,13 @@ async def check_side_channel(
     """
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    host, port = _split(source_id, address)
+    at = _parsed(source_id, address)
     why = "took no connection within {:.1f} s; check the network between the nodes"
     try:
         async with asyncio.timeout(deadline_s):
-            await _knock(host, port)
+            await _knock(at)
             why = "gave no answer within {:.1f} s: its thread hangs; restart the replica"
-            parts = await _ask(host, port)
+            parts = await _ask(at)
     except TimeoutError as error:
         why = f"side channel {address} {why.format(deadline_s)}"
         raise TransferFailed(source_id, why) from error
@@ -138,30 +139,29 @@ async def check_side_channel(
     )
 
 
-def _split(source_id: str, address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise TransferFailed(source_id, f"side channel: got {address!r}, wanted host:port")
-    return host.strip("[]"), int(port)
+def _parsed(source_id: str, address: str) -> Address:
+    try:
+        return parse_address(address)
+    except ValueError as error:
+        raise TransferFailed(source_id, f"side channel: {error}") from error
 
 
-async def _knock(host: str, port: int) -> None:
+async def _knock(at: Address) -> None:
     """Open a connection and close it.
 
     Raises:
         OSError: it was not accepted.
     """
-    _, writer = await asyncio.open_connection(host, port)
+    _, writer = await asyncio.open_connection(at.host, at.port)
     writer.transport.abort()
 
 
-async def _ask(host: str, port: int) -> list[bytes]:
-    name = f"[{host}]" if ":" in host else host
+async def _ask(at: Address) -> list[bytes]:
     with zmq.asyncio.Context() as context, context.socket(zmq.REQ) as socket:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, int(":" in host))
+        socket.setsockopt(zmq.IPV6, int(is_ipv6(at.host)))
         socket.setsockopt(zmq.MAXMSGSIZE, _MAX_REPLY_BYTES)
-        socket.connect(f"tcp://{name}:{port}")
+        socket.connect(endpoint("tcp", at.host, at.port))
         await socket.send(_REQUEST)
         parts: list[bytes] = await socket.recv_multipart()
         return parts

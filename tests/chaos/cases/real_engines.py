@@ -31,7 +31,6 @@ from tests.chaos.stage import RayStage, ray_stage
 _IDS = (300, 8000)
 """Of the tiny model's vocabulary: no special ones."""
 _SETTLE_S = 60.0
-_QUARANTINE_S = 10.0
 _LOOK_S = 0.05
 
 
@@ -120,23 +119,23 @@ def _same_as(undisturbed: Sequence[Exchange]) -> Callable[[Exchange], Sequence[i
     return lambda exchange: answers[exchange.prompt]
 
 
-# -------------------------------------------------------------------- F4: a listener killed
+# -------------------------------------------------------------------- F4: garbage
 
 
 @case(
     "F4",
-    "garbage on a real engine's side channel ends its handshake listener: the pair is quarantined",
+    "garbage on a real engine's side channel under load: handoffs go on, no pair is quarantined",
     engines=Engines.REAL,
     minutes=3,
 )
-def listener_killed(folder: Path) -> Outcome:
-    """The pair probe finds it in under 10 s; requests run on one replica; none fails."""
+def garbage_sent(folder: Path) -> Outcome:
+    """vLLM's own listener would end, and each new pair with it; none fails here."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    return asyncio.run(_listener_killed(folder))
+    return asyncio.run(_garbage_sent(folder))
 
 
-async def _listener_killed(folder: Path) -> Outcome:
-    from tests.engine.vllm_fleet import break_listener
+async def _garbage_sent(folder: Path) -> Outcome:
+    from tests.engine.vllm_fleet import send_garbage
 
     load = Load(
         rate_per_s=3,
@@ -145,23 +144,22 @@ async def _listener_killed(folder: Path) -> Outcome:
         output_tokens=(16, 32),
         vocabulary=_IDS,
     )
-    took_s: list[float] = []
+    sent_at_s: list[float] = []
     async with _pair_of_engines(folder) as door:
 
-        async def send_garbage() -> None:
+        async def send() -> None:
             await asyncio.sleep(6.0)
             view = door.view("prefill-0")
             assert view is not None
-            began_s = time.monotonic()
-            await break_listener(view.facts.side_channel)
-            await _until_state(door, LinkState.QUARANTINED, within_s=30.0)
-            took_s.append(time.monotonic() - began_s)
+            await asyncio.to_thread(send_garbage, view.facts.side_channel)
+            sent_at_s.append(asyncio.get_running_loop().time())
 
         async with asyncio.TaskGroup() as group:
             running = group.create_task(open_loop(load, door.ask))
-            await send_garbage()
+            await send()
         exchanges = running.result()
         records = tuple(door.records)
+        await _until_state(door, LinkState.OK, within_s=_SETTLE_S)
         undisturbed = await open_loop(load, door.ask, planned=again(exchanges, "again"))
         await _quiet(door)
         history = History(
@@ -170,11 +168,11 @@ async def _listener_killed(folder: Path) -> Outcome:
             records=records,
             counters=door.held(),
         )
-    local = [one.routes[0].mode is HandoffMode.LOCAL for one in records]
+    later = [one for one in records if one.ended_at_s > sent_at_s[0]]
+    handed = [one.routes[0].mode is HandoffMode.PULL for one in later]
     bounds = [
-        at_most("until the pair was quarantined, s", took_s[0], _QUARANTINE_S),
-        at_least("requests placed on one replica after it", local.count(True), 10),
-        at_least("requests handed off before it", local.count(False), 10),
+        at_least("requests handed off after it", handed.count(True), 30),
+        at_most("requests that were not", handed.count(False), 0),
     ]
     return outcome(history, bounds)
 

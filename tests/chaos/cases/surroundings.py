@@ -24,7 +24,7 @@ from tests.chaos.case import Engines, Figure, Outcome, at_least, at_most, case, 
 from tests.chaos.clients import AUTOSCALED, POOLS, START_S, Clients, outcome, served, steady
 from tests.chaos.faults import NotPossibleError
 from tests.chaos.parts import Parts, ended, environment, kill_to_restart, parts, until
-from tests.e2e.deployments import free_port
+from tests.fakes.free_ports import free_port
 from tests.serving.scaled_fleet import Fleet, World, plan
 
 # -------------------------------------------------------------------- F9

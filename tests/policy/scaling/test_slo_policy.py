@@ -318,6 +318,34 @@ def test_the_last_replicas_go_when_nothing_was_asked_for_and_come_back() -> None
     assert min(body.size("prefill"), body.size("decode")) >= 1
 
 
+def test_a_start_from_zero_is_not_called_off_when_its_client_has_left() -> None:
+    body = Body(options(least=0, scale_to_zero=True))
+    body.run(1200.0, lambda _: Demand())
+    assert body.size("decode") == 0
+    body.cold_start_s = 600.0  # five times as long as idle replicas are kept
+    body.run(5.0, lambda _: demand(0.5, 0.5))
+    body.run(590.0, lambda _: Demand())
+    assert (body.size("prefill"), body.size("decode")) == (1, 1)
+    body.run(900.0, lambda _: Demand())
+    assert (body.size("prefill"), body.size("decode")) == (0, 0)
+
+
+def test_a_start_that_is_stuck_does_not_keep_a_fleet_from_zero() -> None:
+    policy = SloPolicy(options(least=0, scale_to_zero=True))
+    wants = [
+        policy.wants(seen(at_s, Demand(), stuck(at_s)))["decode"].replicas
+        for at_s in (0.0, 170.0, 400.0)
+    ]
+    assert wants == [1, 1, 0]
+
+
+def stuck(at_s: float) -> PoolObservation:
+    """A pool whose only start takes for ever."""
+    none = {Role.PREFILL: 0, Role.DECODE: 0}
+    made = pool("decode", Role.DECODE, none, starting=1, cold_start_s=60.0)
+    return replace(made, starting_for_s=at_s)
+
+
 def test_the_last_replicas_stay_while_anything_is_under_way() -> None:
     body = Body(options(least=0, scale_to_zero=True))
     body.run(300.0, lambda _: demand(2.0, 1.0))

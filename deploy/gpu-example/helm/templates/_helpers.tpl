@@ -193,7 +193,7 @@ http_options:
 {{- else -}}
 proxy_location: EveryNode
 http_options:
-  host: {{ $config.server.host }}
+  host: {{ ternary "::0" $config.server.host (eq $config.server.host "::") | quote }}
   port: {{ $config.server.port }}
 {{- end }}
 applications:

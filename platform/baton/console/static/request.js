@@ -64,7 +64,8 @@ function placement(made, number, told) {
 }
 
 function options(made) {
-  const names = ["", "Runs on", "Cached", "Queue", "+ Prefill", "+ Transfer", "+ Decode", "= TTFT", "Harm", "Cost"];
+  const loads = made.options.some((option) => option.load_s);
+  const names = ["", "Runs on", "Cached", "Queue", ...(loads ? ["+ Load"] : []), "+ Prefill", "+ Transfer", "+ Decode", "= TTFT", "Harm", "Cost"];
   return h("div", { class: "scroll" }, h("table", { class: "options" },
     h("caption", {}, `Best ${made.options.length} of ${whole(made.considered)} candidates, by cost`),
     h("thead", {}, h("tr", {}, names.map((name, at) => h("th", { scope: "col", class: at > 1 ? "n" : "" }, name)))),
@@ -72,7 +73,7 @@ function options(made) {
       h("td", { class: "good" }, option.chosen ? h("span", { role: "img", "aria-label": "chosen" }, "●") : ""),
       h("th", { scope: "row", class: "mono" }, route(option, shortId)),
       h("td", { class: "n" }, option.hit_tokens ? `${whole(option.hit_tokens)} ${option.hit_source}` : "none"),
-      ["queue_s", "prefill_s", "transfer_s", "decode_s", "ttft_s", "harm_s", "cost_s"].map((name) => h("td", { key: name, class: `n ${name === "ttft_s" || name === "cost_s" ? "strong" : ""}` }, seconds(option[name]))),
+      ["queue_s", ...(loads ? ["load_s"] : []), "prefill_s", "transfer_s", "decode_s", "ttft_s", "harm_s", "cost_s"].map((name) => h("td", { key: name, class: `n ${name === "ttft_s" || name === "cost_s" ? "strong" : ""}` }, seconds(option[name]))),
     ))),
   ));
 }

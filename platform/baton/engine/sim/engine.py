@@ -15,7 +15,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from baton.domain.errors import EngineDied, EngineStartFailed, TransferFailed
+from baton.control.leases import RENEWALS
+from baton.domain.addresses import address_text
+from baton.domain.errors import EngineDied, EngineStartFailed, LegInvalid, TransferFailed, too_long
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.domain.kv_events import KvEventBatch
@@ -28,9 +30,11 @@ from baton.engine.sim.side_channel import (
     check,
     pull,
     release,
+    renew,
 )
 from baton.engine.sim.tickets import UnreadableTicketError, read_ticket, write_ticket
 from baton.engine.sim.wire import Wire
+from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.log_events import log_event
 from baton.simulator.engine.core import SimCore
 from baton.simulator.engine.facts import replica_facts
@@ -52,15 +56,24 @@ class SimEngine:
     """An engine without weights, behind `baton.runtime.ports.Engine`."""
 
     def __init__(
-        self, settings: SimSettings, *, replica_id: str, pool: str, role: Role, model: str
+        self,
+        settings: SimSettings,
+        *,
+        replica_id: str,
+        pool: str,
+        role: Role,
+        model: str,
+        adapters: KnownAdapters | None = None,
     ) -> None:
+        """`adapters` are those that it serves; None: whatever a leg names."""
+        self._adapters = adapters
         self._settings = settings
         self._facts = replica_facts(
             settings, replica_id=replica_id, pool=pool, role=role, model=model, side_channel=""
         )
         self._side_channel = LeaseServer(
             Description(replica_id, self._facts.layout),
-            self._holds_lease,
+            self._renew_lease,
             self._release_lease,
             idle_s=settings.lease_s + settings.side_channel_deadline_s,
         )
@@ -73,6 +86,8 @@ class SimEngine:
         self._feed = KvEventFeed(_FEED_BATCHES)
         self._sequence = 0
         self._wake = asyncio.Event()
+        self._awaits = asyncio.Event()
+        """Set when a leg has come that waits for blocks."""
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._wire = Wire(settings)
@@ -92,7 +107,8 @@ class SimEngine:
             address = await self._side_channel.start(host, port)
         except OSError as error:
             raise EngineStartFailed(
-                f"replica {self._facts.replica_id}: cannot listen on {host}:{port}: {error}",
+                f"replica {self._facts.replica_id}: cannot listen on {address_text(host, port)}:"
+                f" {error}",
                 "choose another side_channel_port, or 0 for any free one",
             ) from error
         self._facts = replace(self._facts, side_channel=address)
@@ -108,9 +124,16 @@ class SimEngine:
         return self._facts
 
     async def submit(self, leg: Leg) -> LegFailure | None:
-        """Start a leg; None when accepted, else why not."""
+        """Start a leg; None when accepted, else why not.
+
+        Raises:
+            LegInvalid: its prompt does not fit into the context.
+            AdapterFailed: there is no such adapter; it never runs.
+        """
         if self._core is None or self._over:
             return LegFailure.ENGINE_ERROR
+        if leg.adapter is not None and self._adapters is not None:
+            await self._adapters.source(leg.adapter)
         try:
             ticket = None if leg.ticket is None else read_ticket(leg.ticket)
         except UnreadableTicketError as error:
@@ -119,6 +142,13 @@ class SimEngine:
             return LegFailure.KV_LOAD_FAILED
         now_s = asyncio.get_running_loop().time()
         failure = self._core.add(leg, ticket, now_s=now_s)
+        if failure is LegFailure.INVALID:
+            most = self._settings.max_len_tokens
+            raise LegInvalid(leg.leg_id, too_long(len(leg.prompt_token_ids), most))
+        if (wrong := self._core.find_wrong(leg)) is not None:
+            self._outbox.put((wrong,))
+        if ticket is not None:
+            self._awaits.set()
         self._wake.set()
         return failure
 
@@ -225,6 +255,7 @@ class SimEngine:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                tasks.create_task(self._renew_forever(core))
                 await self._step_forever(core)
         except ExceptionGroup as group:
             _log.exception("simulated engine of replica %s failed", self._facts.replica_id)
@@ -271,6 +302,30 @@ class SimEngine:
             async with asyncio.timeout_at(core.next_expiry_s):
                 await self._wake.wait()
 
+    async def _renew_forever(self, core: SimCore) -> None:
+        """Have sources keep what legs here wait for; a source that does not answer is left alone.
+
+        From the moment that the engine has a leg, as a real one does.
+        """
+        while True:
+            awaited = core.awaited()
+            if not awaited:
+                self._awaits.clear()
+                await self._awaits.wait()
+                continue
+            async with asyncio.TaskGroup() as tasks:
+                for ticket in awaited:
+                    tasks.create_task(self._renew(ticket))
+            await asyncio.sleep(self._settings.lease_s / RENEWALS)
+            await self._thawed.wait()
+
+    async def _renew(self, ticket: SimTicket) -> None:
+        try:
+            await renew(self._client(ticket))
+        except PullFailedError as error:
+            told = {"leg_id": ticket.leg_id, "reason": str(error)}
+            log_event(_log, logging.INFO, "lease_not_renewed", told)
+
     # ------------------------------------------------------------------ orders of the core
     def _carry_out_orders(self, core: SimCore) -> None:
         for order in core.take_orders():
@@ -294,20 +349,23 @@ class SimEngine:
         moved_bytes = order.blocks * self._settings.kv_block_bytes
         moving = self._wire.moving(moved_bytes, slowdown=self._transfer_factor)
         begun_at_s = now_s()
-        why: PullFailedError | None = None
+        kept, why = False, ""
         try:
-            await pull(self._client(order.ticket), moving)
+            kept = await pull(self._client(order.ticket), moving)
         except PullFailedError as error:
-            why = error
+            why = str(error)
         await self._thawed.wait()
         del self._fetches[order.leg_id]
-        if why is None:
-            core.pull_done(order.leg_id, blocks=order.blocks, took_s=now_s() - begun_at_s)
-        else:
-            told = {"leg_id": order.leg_id, "reason": str(why)}
-            log_event(_log, logging.WARNING, "pull_failed", told)
+        if why:
+            log_event(_log, logging.WARNING, "pull_failed", {"leg_id": order.leg_id, "reason": why})
             output = core.pull_failed(order.leg_id)
-            self._outbox.put(() if output is None else (output,))
+        else:
+            if not kept:
+                log_event(_log, logging.WARNING, "blocks_were_lost", {"leg_id": order.leg_id})
+            output = core.pull_done(
+                order.leg_id, blocks=order.blocks, took_s=now_s() - begun_at_s, kept=kept
+            )
+        self._outbox.put(() if output is None else (output,))
         self._publish(core)
         self._wake.set()
 
@@ -331,9 +389,12 @@ class SimEngine:
         return LeaseClient(ticket.address, ticket.leg_id, deadline_s=deadline_s)
 
     # ------------------------------------------------------------------ what others ask
-    def _holds_lease(self, leg_id: str) -> bool:
-        core = self._core
-        return core is not None and core.holds(leg_id, asyncio.get_running_loop().time())
+    def _renew_lease(self, leg_id: str) -> bool:
+        core, now_s = self._core, asyncio.get_running_loop().time()
+        if core is None or not core.holds(leg_id, now_s):
+            return False
+        core.renew(leg_id, now_s)
+        return True
 
     def _release_lease(self, leg_id: str) -> bool:
         core = self._core

@@ -1,12 +1,13 @@
 """How simulated engines fetch blocks from each other: a small request/answer protocol over TCP.
 
-Theory of operation: a message is a 4-byte big-endian length and a msgpack array. The puller sends
-`pull`; the source answers whether it holds the lease. The puller lets the time pass that moving the
-bytes would take, then sends `done`; the source frees the blocks and answers whether it had them to
-the end. `release` frees without a pull. `describe` asks who listens and of which layout its blocks
-are; it is what a check of the side channel sends. No bytes of KV cache exist, so none move.
+Theory of operation: a message is a 4-byte big-endian length and a msgpack array. The puller
+connects and lets the time pass that moving the bytes would take: memory is read, whoever's blocks
+are in it by then, as by NIXL. It then sends `done`; the source frees the blocks and answers whether
+it had kept them to the end. `release` frees without a pull, `renew` keeps for longer. `describe`
+asks who listens and of which layout its blocks are; it is what a check of the side channel sends.
+No bytes of KV cache exist, so none move.
 What may fail: no connection, no answer within the deadline, a connection that breaks meanwhile (the
-source died), a lease that is unknown or ran out. All are `PullFailedError`.
+source died). All are `PullFailedError`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from enum import StrEnum
 from typing import Final, Self, TypeVar, cast
 
 import msgspec
+
+from baton.domain.addresses import address_text, parse_address
+from baton.runtime.sockets import bound_socket
 
 _Answer = TypeVar("_Answer")
 _LENGTH: Final = struct.Struct("!I")
@@ -33,8 +37,8 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class Verb(StrEnum):
     """What a puller asks."""
 
-    PULL = "pull"
     DONE = "done"
+    RENEW = "renew"
     RELEASE = "release"
     DESCRIBE = "describe"
 
@@ -62,21 +66,21 @@ def _frame(body: bytes) -> bytes:
 class LeaseServer:
     """The source's end. Costs nothing while nobody asks: no task, no timer without a connection.
 
-    `description` is what it says of itself. `holds` says whether a finished prefill leg's blocks
-    are still kept, `release` frees them and says whether they had been kept until then. A
-    connection is cut after `idle_s`.
+    `description` is what it says of itself. `renew` keeps a finished prefill leg's blocks for
+    longer, `release` frees them; each says whether they had been kept until then. A connection is
+    cut after `idle_s`.
     """
 
     def __init__(
         self,
         description: Description,
-        holds: Callable[[str], bool],
+        renew: Callable[[str], bool],
         release: Callable[[str], bool],
         *,
         idle_s: float,
     ) -> None:
         self._description = msgspec.msgpack.encode(description)
-        self._holds = holds
+        self._renew = renew
         self._release = release
         self._idle_s = idle_s
         self._server: asyncio.Server | None = None
@@ -84,15 +88,15 @@ class LeaseServer:
         self._paused = False
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; the address is returned as host:port.
+        """Listen; the address is returned as `host:port`, an IPv6 host in brackets.
 
         Raises:
             OSError: the address cannot be had.
         """
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), host, port)
-        port = self._server.sockets[0].getsockname()[1]
-        return f"{host}:{port}"
+        made = bound_socket(host, port)
+        self._server = await loop.create_server(lambda: _Connection(self), sock=made)
+        return address_text(host, made.getsockname()[1])
 
     def pause(self) -> None:
         """Answer nobody until `resume`."""
@@ -144,8 +148,8 @@ class LeaseServer:
         """
         ask = msgspec.msgpack.decode(body, type=_Ask)
         match ask.verb:
-            case Verb.PULL:
-                held = self._holds(ask.leg_id)
+            case Verb.RENEW:
+                held = self._renew(ask.leg_id)
             case Verb.DONE | Verb.RELEASE:
                 held = self._release(ask.leg_id)
             case Verb.DESCRIBE:
@@ -219,10 +223,10 @@ class LeaseClient:
         self._writer: asyncio.StreamWriter | None = None
 
     async def __aenter__(self) -> Self:
-        host, _, port = self._address.rpartition(":")
         try:
+            at = parse_address(self._address)
             async with asyncio.timeout(self._deadline_s):
-                self._reader, self._writer = await asyncio.open_connection(host, int(port))
+                self._reader, self._writer = await asyncio.open_connection(at.host, at.port)
         except (OSError, ValueError, OverflowError) as error:
             raise PullFailedError(f"no connection to {self._address}: {error}") from error
         return self
@@ -297,19 +301,28 @@ async def _set(event: asyncio.Event) -> None:
     await event.wait()
 
 
-async def pull(client: LeaseClient, moving: AbstractAsyncContextManager[asyncio.Event]) -> None:
-    """Fetch blocks: ask, let the time of the transfer pass, have the source free them.
+async def pull(client: LeaseClient, moving: AbstractAsyncContextManager[asyncio.Event]) -> bool:
+    """Fetch blocks: let the time of the transfer pass, have the source free them.
+
+    Returns whether the source had kept them to the end; else they may be another prompt's.
 
     Raises:
-        PullFailedError: the blocks are not there, or were not there to the end.
+        PullFailedError: the source cannot be read, or does not answer.
     """
     async with client:
-        if not await client.ask(Verb.PULL):
-            raise PullFailedError("the source does not keep these blocks (any more)")
         async with moving as arrived:
             await client.wait_connected(arrived)
-        if not await client.ask(Verb.DONE):
-            raise PullFailedError("the lease ended during the transfer")
+        return await client.ask(Verb.DONE)
+
+
+async def renew(client: LeaseClient) -> bool:
+    """Have the source keep blocks for longer; False when it does not keep them any more.
+
+    Raises:
+        PullFailedError: the source does not answer.
+    """
+    async with client:
+        return await client.ask(Verb.RENEW)
 
 
 async def release(client: LeaseClient) -> bool:

@@ -41,7 +41,13 @@ from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
-from baton.domain.errors import EngineDied, EngineStartFailed, TransferFailed
+from baton.domain.errors import (
+    EngineDied,
+    EngineStartFailed,
+    LegInvalid,
+    TransferFailed,
+    too_long,
+)
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEventBatch
@@ -51,6 +57,7 @@ from baton.engine.vllm.core_outputs import CoreOutputs
 from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
 from baton.engine.vllm.kv_events import subscribe
 from baton.engine.vllm.legs import LiveLegs
+from baton.engine.vllm.refusals import first_line
 from baton.engine.vllm.resume_checks import asks_whether_it_takes_up
 from baton.engine.vllm.series import VllmSeries
 from baton.engine.vllm.settings import (
@@ -62,6 +69,7 @@ from baton.engine.vllm.settings import (
 from baton.engine.vllm.step_budget import obstacle, refused
 from baton.engine.vllm.tickets import UnusableTicket
 from baton.engine.vllm.wire import EngineWire, release_request
+from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.log_events import log_event
 from baton.runtime.scratch import scratch_folder
 
@@ -86,6 +94,7 @@ class VllmEngine:
         check: SideChannelCheck | None = None,
         transport: Callable[[str], str] = lambda _source_id: "",
         series: VllmSeries | None = None,
+        adapters: KnownAdapters | None = None,
     ) -> None:
         """Take what the engine cannot know by itself.
 
@@ -94,6 +103,7 @@ class VllmEngine:
             check: Asks a side channel whether it is in order; without it none is ever asked.
             transport: Says by what means blocks come from a replica; empty where it is not known.
             series: Is fed what vLLM says of itself for Prometheus.
+            adapters: Where adapters are kept; None: those of the settings, and no others.
         """
         self._settings = settings
         self._check = check
@@ -103,8 +113,10 @@ class VllmEngine:
         self._outputs: CoreOutputs | None = None
         self._wire = EngineWire()
         self._facts: ReplicaFacts | None = None
-        self._adapters = EngineAdapters(settings.adapters, slots=settings.adapter_slots.loaded)
-        self._legs = LiveLegs(self._wire, transport, self._adapters)
+        known = KnownAdapters(settings.adapters) if adapters is None else adapters
+        self._adapters = EngineAdapters(known, slots=settings.adapter_slots.loaded)
+        max_pulls = None if settings.nixl is None else settings.nixl.max_pulls
+        self._legs = LiveLegs(self._wire, transport, self._adapters, max_pulls=max_pulls)
         self._release_ids = itertools.count()
         self._others: set[int] | None = None
         self._pids: set[int] = set()
@@ -200,6 +212,7 @@ class VllmEngine:
         """Start a leg; None when accepted, else why not (the leg then never runs).
 
         Raises:
+            LegInvalid: its prompt does not fit into the context.
             AdapterFailed: its adapter cannot be loaded; it never runs.
         """
         facts = self._facts
@@ -221,16 +234,18 @@ class VllmEngine:
         except EngineDeadError:
             self._legs.forget(leg.leg_id)
             return LegFailure.ENGINE_ERROR
+        except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+            # It could not be put into a message: nor could it for another engine.
+            self._legs.forget(leg.leg_id)
+            raise LegInvalid(leg.leg_id, first_line(error)) from error
         return None
 
     def _check_leg(self, leg: Leg, facts: ReplicaFacts) -> None:
         if leg.leg_id in self._legs:
             raise ValueError(f"leg {leg.leg_id}: already running here")
         if len(leg.prompt_token_ids) >= facts.max_len_tokens:
-            raise ValueError(
-                f"leg {leg.leg_id}: its prompt has {len(leg.prompt_token_ids)} tokens,"
-                f" wanted fewer than {facts.max_len_tokens}"
-            )
+            why = too_long(len(leg.prompt_token_ids), facts.max_len_tokens)
+            raise LegInvalid(leg.leg_id, why)
         if leg.kind is not LegKind.LOCAL and self._settings.nixl is None:
             raise ValueError(f"leg {leg.leg_id}: a {leg.kind} leg, but this engine has no NIXL")
         ticket, tokens = leg.ticket, len(leg.prompt_token_ids)

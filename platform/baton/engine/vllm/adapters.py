@@ -11,7 +11,7 @@ has loaded before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from vllm.lora.request import LoRARequest
@@ -20,18 +20,30 @@ from vllm.lora.utils import get_adapter_absolute_path
 from baton.control.loaded_adapters import LoadedAdapters
 from baton.domain.errors import AdapterFailed
 from baton.domain.fleet import AdapterLoad
+from baton.runtime.known_adapters import KnownAdapters
 
 _MAX_WHY_CHARS = 300
+
+
+def local_path(source: str) -> str:
+    """Where an adapter is on this machine, brought from the hub if need be; blocks.
+
+    The source itself where it cannot be had: an engine says so when it is asked for.
+    """
+    with suppress(OSError, ValueError):
+        return str(get_adapter_absolute_path(source))
+    return source
 
 
 class EngineAdapters:
     """What an engine serves besides its model."""
 
-    def __init__(self, sources: Mapping[str, str], *, slots: int) -> None:
-        self._requests = {
-            name: LoRARequest(lora_name=name, lora_int_id=number, lora_path=source)
-            for number, (name, source) in enumerate(sources.items(), start=1)
-        }
+    def __init__(self, known: KnownAdapters, *, slots: int) -> None:
+        self._known = known
+        self._requests: dict[str, LoRARequest] = {}
+        """Of every adapter that was ever asked for: vLLM knows them by their ids."""
+        for name, source in known.fixed.items():
+            self._add(name, source)
         self._book = LoadedAdapters(slots)
         self._by_leg: dict[str, str] = {}
         self._loading = asyncio.Lock()
@@ -43,8 +55,7 @@ class EngineAdapters:
         cannot be had is told of when it is asked for.
         """
         for request in self._requests.values():
-            with suppress(OSError, ValueError):
-                request.lora_path = get_adapter_absolute_path(request.lora_path)
+            request.lora_path = local_path(request.lora_path)
 
     async def ready(
         self, leg_id: str, name: str | None, load: Callable[[LoRARequest], Awaitable[object]]
@@ -58,19 +69,28 @@ class EngineAdapters:
         """
         if name is None:
             return None
+        source = await self._known.source(name)
         request = self._requests.get(name)
+        is_new = request is None
         if request is None:
-            known = ", ".join(self._requests) or "none"
-            raise AdapterFailed(name, f"this engine has no adapter of that name; it has {known}")
+            request = self._add(name, source)
         self._book.leg_came(name)
         self._by_leg[leg_id] = name
         try:
             async with self._loading:
                 if not self._book.use(name):
+                    if is_new:
+                        request.lora_path = await asyncio.to_thread(local_path, source)
                     await self._load(request, load)
         except BaseException:
             self.leg_over(leg_id)
             raise
+        return request
+
+    def _add(self, name: str, source: str) -> LoRARequest:
+        number = len(self._requests) + 1
+        request = LoRARequest(lora_name=name, lora_int_id=number, lora_path=source)
+        self._requests[name] = request
         return request
 
     async def _load(

@@ -16,10 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from baton.control.adapter_registry import RuntimeAdapter
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
+from baton.engine.gpus import compute_on_cpus
 from baton.engine.kept_handlers import kept_handlers
 from baton.engine.vllm.frontend_access import Access
+from baton.engine.vllm.frontend_adapters import Administer
 from baton.engine.vllm.frontend_gate import AsgiApp, Gate
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
@@ -46,6 +49,7 @@ class VllmFrontend:
         self._llm: FleetLLM | None = None
         self._api: ApiApp | None = None
         self._gate: Gate | None = None
+        self._adapters: tuple[RuntimeAdapter, ...] = ()
 
     async def start(self) -> AsgiApp:
         """Bring the frontend up; what is returned serves HTTP.
@@ -92,7 +96,18 @@ class VllmFrontend:
         """This frontend's gate, with its limits and keys, before an app of several models."""
         assert self._gate is not None, "it is asked for once it has started"
         self._gate.stand_before(app, healthy=healthy)
-        return self._gate
+        return _for_browsers(self._gate, self._settings)
+
+    def set_adapters(self, adapters: Sequence[RuntimeAdapter]) -> None:
+        """Serve these adapters besides those that it was started with, from now on."""
+        self._adapters = tuple(adapters)
+        if self._api is not None:
+            self._api.set_adapters(self._adapters)
+
+    def administer_by(self, administer: Administer) -> None:
+        """Have adapters loaded and unloaded by this."""
+        assert self._gate is not None, "it is asked for once it has started"
+        self._gate.administer = administer
 
     def reconfigure(
         self, *, limits: FrontendLimits | None = None, access: Access | None = None
@@ -167,7 +182,7 @@ class VllmFrontend:
             admit=self._hooks.admit,
         )
         self._apply()
-        return self._gate
+        return _for_browsers(self._gate, self._settings)
 
     def _apply(self) -> None:
         """Pass on what the settings say now; before the start there is nobody to pass it to."""
@@ -178,6 +193,17 @@ class VllmFrontend:
             self._llm.limits = limits
         if self._api is not None:
             self._api.set_default_max_tokens(limits.tokens_unless_said)
+            self._api.set_adapters(self._adapters)
+
+
+def _for_browsers(gate: Gate, settings: FrontendSettings) -> AsgiApp:
+    """The gate, behind a layer that tells browsers which origins may use it, if any may."""
+    if not settings.cross_origin:
+        return gate
+    from starlette.middleware.cors import CORSMiddleware
+
+    layer: AsgiApp = CORSMiddleware(gate, **settings.cross_origin)  # type: ignore[arg-type]  # by name
+    return layer
 
 
 def import_python_frontend() -> None:
@@ -187,8 +213,11 @@ def import_python_frontend() -> None:
     """
     # Read by vLLM when it would first report usage to its makers.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Keys are the gate's: with this one vLLM's app would refuse whoever the gate has let in.
+    os.environ.pop("VLLM_API_KEY", None)
     # Read with each fetch: a host that media may come from could name another that they may not.
     os.environ["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
+    compute_on_cpus(os.environ)
     with kept_handlers():
         from baton.engine.vllm import frontend_llm, seam  # noqa: F401 - to have it imported
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.domain.trace_context import TraceContext
+from baton.engine.vllm.frontend_sessions import is_session
 
 CALLER_ARG = "baton_caller"
 TRACE_ARG = "baton_trace"
@@ -33,12 +34,14 @@ class Caller(NamedTuple):
 ANYBODY = Caller()
 
 
-def session_of(caller: Caller, session_id: str | None) -> str | None:
+def session_of(caller: Caller, *session_ids: str | None) -> str | None:
     """A client's session as it is known to all others: its own, whatever another tenant calls its.
 
-    Placement remembers sessions by the ten thousand, so a long name is kept as its digest.
+    The first that is a name counts. Placement remembers sessions by the ten thousand, so a long
+    name is kept as its digest.
     """
-    if not session_id:
+    session_id = next(filter(is_session, session_ids), None)
+    if session_id is None:
         return None
     if len(session_id) > MAX_SESSION_CHARS:
         digest = sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()

@@ -68,6 +68,7 @@ def replica_facts(
         takes_up=takes_up,
         host_blocks=(settings.host_memory_bytes or 0) // kv_block_bytes(config),
         adapter_slots=_adapter_slots(config),
+        adapters_per_batch=0 if config.lora_config is None else int(config.lora_config.max_loras),
     )
 
 

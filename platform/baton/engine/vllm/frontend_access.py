@@ -72,6 +72,20 @@ class Access:
             return slo_class
         return Caller(tenant, slo_class, tenant if tenant in self.isolated else None)
 
+    def administrator(self, headers: Headers) -> Known | Problem:
+        """The key by which a caller may change what is served, or why it may not."""
+        if self.look_up is None:
+            return NO_KEYS
+        tokens = _tokens(headers)
+        if not tokens:
+            return MISSING_KEY
+        if len(tokens) > 1:
+            return SEVERAL_KEYS
+        found = self.look_up(tokens.pop())
+        if not isinstance(found, Known):
+            return _refused(found)
+        return found if found.administers else NO_ADMINISTRATOR
+
     def _tenant(self, headers: Headers) -> str | Problem:
         if self.look_up is None:
             return DEFAULT_TENANT if self.anonymous else MISSING_KEY
@@ -109,13 +123,11 @@ def _is_request_id(value: bytes) -> bool:
 
 
 def _known(found: Known | Unknown) -> str | Problem:
-    match found:
-        case Known(tenant=tenant):
-            return tenant
-        case Unknown(state=None):
-            return UNKNOWN_KEY
-        case Unknown(state=state):
-            return unauthorized(f"this API key is {state}")
+    return found.tenant if isinstance(found, Known) else _refused(found)
+
+
+def _refused(found: Unknown) -> Problem:
+    return UNKNOWN_KEY if found.state is None else unauthorized(f"this API key is {found.state}")
 
 
 def _tokens(headers: Headers) -> set[str]:
@@ -157,6 +169,15 @@ MISSING_KEY = Problem(
 )
 SEVERAL_KEYS = unauthorized("several different API keys were sent, wanted one")
 UNKNOWN_KEY = unauthorized("this API key is not known")
+NO_ADMINISTRATOR = Problem(
+    status=403,
+    message="this API key may not administer; 'baton keys create --administer' makes one that may",
+)
+NO_KEYS = Problem(
+    status=403,
+    message="nobody may administer, for no tenant has keys; give one a keys_file, and make a key"
+    " with 'baton keys create --administer'",
+)
 SEVERAL_CLASSES = Problem(status=400, message="several x-slo-class headers differ, wanted one")
 NO_CLASS = Problem(
     status=400,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_limits import FrontendLimits
+from baton.engine.vllm.frontend_sessions import session_in_body
 
 if TYPE_CHECKING:
     from baton.engine.vllm.frontend_gate import Exchange, Message, Receive
@@ -64,6 +65,20 @@ class BoundedBody:
                 raise self._refusal(problem)
         return message
 
+    async def whole(self) -> bytes:
+        """All of it; what there is of it where its client left.
+
+        Raises:
+            BodyRefused: it breaks a limit; the exchange has the problem.
+        """
+        parts = []
+        while not self._complete:
+            message = await self.receive()
+            if message["type"] != "http.request":
+                break
+            parts.append(message.get("body", b""))
+        return b"".join(parts)
+
     @property
     def _too_slow(self) -> Problem:
         limit_s = self._limits.max_body_s
@@ -88,6 +103,8 @@ class BoundedBody:
         body, self._chunks = b"".join(self._chunks), []
         if self.exchange is not None:
             self.exchange.salted = _SALT in body
+            if self.exchange.generates and self.exchange.session is None:
+                self.exchange.session = session_in_body(body)
         return self._limits.broken_by(self._path, body)
 
     async def drain(self) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 
 from baton.domain.errors import BatonError, Rejected
+from baton.domain.retry_after import whole_seconds
+from baton.engine.vllm.frontend_texts import plain
 
 
 class Dialect(StrEnum):
@@ -26,10 +27,15 @@ _OPENAI_TYPES: Mapping[int, str] = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
     404: "NotFoundError",
+    405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
+    409: "ConflictError",
     413: "RequestTooLargeError",
+    415: "UnsupportedMediaTypeError",
+    422: "UnprocessableEntityError",
     429: "RateLimitError",
     431: "BadRequestError",
+    501: "NotImplementedError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
     505: "BadRequestError",
@@ -48,8 +54,7 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
     504: "timeout_error",
     505: "invalid_request_error",
 }
-# Sooner than any queue empties, and what a client that reads only the status would wait anyway.
-_LEAST_WAIT_S = 1
+_LEAST_CLIENT_ERROR, _LEAST_OURS = 400, 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,10 @@ class Problem:
     retry_after_s: float | None = None
     challenge: str | None = None
     """How to prove who asks, where that was not done."""
+    param: str | None = None
+    """The field that is wrong, where it is one."""
+    allow: str | None = None
+    """Methods that the path has, where another one was used."""
     close: bool = False
     """Nothing more is read from this client's connection."""
 
@@ -87,15 +96,18 @@ class Problem:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Response headers besides content type and length."""
+        headers = []
         if self.close or self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             # Otherwise the server would go on reading a body that may have no end.
-            return [(b"connection", b"close")]
+            headers.append((b"connection", b"close"))
+        if self.allow is not None:
+            headers.append((b"allow", self.allow.encode()))
         if self.challenge is not None:
-            return [(b"www-authenticate", self.challenge.encode())]
-        if self.retry_after_s is None and self.status not in _COME_BACK:
-            return []
-        seconds = max(_LEAST_WAIT_S, math.ceil(self.retry_after_s or 0.0))
-        return [(b"retry-after", str(seconds).encode())]
+            headers.append((b"www-authenticate", self.challenge.encode()))
+        if self.retry_after_s is not None or self.status in _COME_BACK:
+            seconds = whole_seconds(self.retry_after_s or 0.0)
+            headers.append((b"retry-after", str(seconds).encode()))
+        return headers
 
     def body(self, dialect: Dialect) -> bytes:
         """The JSON body of an error response."""
@@ -122,41 +134,77 @@ class Problem:
         return b"event: error\ndata: " + json.dumps(shape).encode() + b"\n\n"
 
     def _shape(self, dialect: Dialect) -> dict[str, object]:
+        kind = error_type(self.status, dialect)
         if dialect is Dialect.ANTHROPIC:
-            kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
             return {"type": "error", "error": {"type": kind, "message": self.message}}
         return {
             "error": {
                 "message": self.message,
-                "type": _OPENAI_TYPES.get(self.status, "InternalServerError"),
-                "param": None,
+                "type": kind,
+                "param": self.param,
                 "code": self.status,
             }
         }
 
 
+def error_type(status: int, dialect: Dialect) -> str:
+    """What an API calls errors of this status."""
+    by_client = _LEAST_CLIENT_ERROR <= status < _LEAST_OURS
+    if dialect is Dialect.ANTHROPIC:
+        return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if by_client else "api_error")
+    return _OPENAI_TYPES.get(status, "BadRequestError" if by_client else "InternalServerError")
+
+
 def in_dialect(status: int, body: bytes, dialect: Dialect) -> bytes | None:
     """An error of vLLM's, or of the framework under it, in the shape of a route's API.
 
-    None where it has that shape already, or says nothing that could be put into it.
+    None where it has that shape already.
     """
+    told = told_by_vllm(status, body)
+    is_anthropic = dialect is Dialect.ANTHROPIC
+    kinds = _ANTHROPIC_TYPES.values() if is_anthropic else (error_type(status, dialect),)
     try:
         document = json.loads(body)
     except ValueError:
-        return None
+        document = None
     match document:
-        case {"type": "error", "error": {"type": str() as kind}} if (
-            dialect is Dialect.ANTHROPIC and kind in _ANTHROPIC_TYPES.values()
+        case {"error": {"message": told.message, "type": said}} if (
+            said in kinds and (document.get("type") == "error") == is_anthropic
         ):
             return None
-        case {"error": {"message": str() as message}}:
-            if dialect is not Dialect.ANTHROPIC:
-                return None
-        case {"detail": str() as message}:
-            pass
         case _:
-            return None
-    return Problem(status=status, message=message).body(dialect)
+            return told.body(dialect)
+
+
+def told_by_vllm(status: int, body: bytes) -> Problem:
+    """What an error response of vLLM's says, without what only its developers understand."""
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        return INTERNAL  # whatever was raised there
+    message, param = _message(body)
+    return Problem(status=status, message=plain(message or _phrase(status)), param=param)
+
+
+def _message(body: bytes) -> tuple[str | None, str | None]:
+    """The message and the field in the body of an error, in whichever shape that is."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return None, None
+    match document:
+        case {"error": {"message": str() as message, **more}}:
+            param = more.get("param")
+            return message, param if isinstance(param, str) else None
+        case {"detail": str() as message}:
+            return message, None
+        case _:
+            return None, None
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase.lower()
+    except ValueError:
+        return "the request was refused"
 
 
 INTERNAL = Problem(status=500, message="the engine could not go on; the same request may succeed")

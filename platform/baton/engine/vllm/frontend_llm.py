@@ -7,30 +7,42 @@ import json
 import logging
 import traceback
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import JSONResponse, Response
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.serve.exception_handling import register
+from vllm.entrypoints.serve.exception_handling.handlers.validation import (
+    validation_exception_handler,
+)
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
 from vllm.outputs import RequestOutput
+from vllm.reasoning import ReasoningParserManager
 from vllm.sampling_params import SamplingParams
+from vllm.tool_parsers import ToolParserManager
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.executor import Executor
 
+from baton.control.adapter_registry import RuntimeAdapter
 from baton.domain.errors import BatonError, EngineStartFailed
+from baton.engine.vllm.adapter_ids import frontend_request, is_runtime
 from baton.engine.vllm.callers import ANYBODY, Caller, session_of, with_caller
-from baton.engine.vllm.frontend_errors import Problem
+from baton.engine.vllm.cli_args import make_arg_parser, validate_parsed_serve_args
+from baton.engine.vllm.frontend_errors import Problem, told_by_vllm
 from baton.engine.vllm.frontend_gate import CURRENT_EXCHANGE, AsgiApp
 from baton.engine.vllm.frontend_limits import FrontendLimits, bad_name, too_many_words
+from baton.engine.vllm.frontend_texts import of_fields, without_classes
 from baton.engine.vllm.prompt_tails import decode_tails_only
 from baton.engine.vllm.quick_chunks import write_chunks_quickly
 from baton.engine.vllm.quick_tokens import tokenize_quickly
@@ -43,9 +55,12 @@ _TASKS = ("generate",)
 # Those whose requests may leave open how many tokens they want: the handlers of the other routes
 # make that part of a request, or have a default that their API prescribes.
 _HANDLERS = ("openai_serving_chat", "openai_serving_responses")
+_STREAMING = (*_HANDLERS, "openai_serving_completion", "anthropic_serving_messages")
+_RAW = "chat_completion_stream_generator_raw"
 _SEARCHING = ("openai_serving_chat", "openai_serving_completion")
 _LOUD_LOGGERS = (
     "vllm.entrypoints.anthropic.api_router",
+    "vllm.entrypoints.anthropic.serving",
     "vllm.entrypoints.openai.chat_completion.serving",
     "vllm.entrypoints.openai.completion.serving",
     "vllm.entrypoints.openai.responses.serving",
@@ -143,7 +158,8 @@ class FleetLLM(AsyncLLM):  # type: ignore[misc]  # vllm is not followed
         sampling_params.extra_args = with_caller(sampling_params.extra_args, caller, trace)
         # Whose turn it is goes by classes and tenants; which engine runs it, by placement.
         kwargs |= {"priority": 0, "data_parallel_rank": None}
-        kwargs["session_id"] = session_of(caller, kwargs.get("session_id"))
+        hint = None if exchange is None else exchange.session
+        kwargs["session_id"] = session_of(caller, kwargs.get("session_id"), hint)
         short_cut = None if exchange is None else exchange.short_cut
         generation = super().generate(prompt, sampling_params, request_id, **kwargs)
         async with aclosing(generation) as outputs:
@@ -212,19 +228,45 @@ def _among_whom() -> str | bool | None:
 
 
 def server_args(argv: list[str]) -> Namespace:
-    """Parse vLLM's server arguments.
+    """Parse vLLM's server arguments, and load the parsers that they name, as `vllm serve` does.
 
     Raises:
-        EngineStartFailed: vLLM refuses them; it has written why to stderr.
+        EngineStartFailed: vLLM refuses them.
     """
     try:
         args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args(argv)
     except SystemExit as refusal:
         raise EngineStartFailed(
             f"vllm does not take the server arguments {json.dumps(argv)}",
-            "see its message above and correct `engine.extra`",
+            "see its message above and correct `models.*.api`",
         ) from refusal
+    try:
+        validate_parsed_serve_args(args)
+        if args.tool_parser_plugin:
+            ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+        if args.reasoning_parser_plugin:
+            ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+        _check_parsers(args)
+    except (OSError, ImportError, KeyError, *_CLIENTS_FAULT) as error:
+        raise EngineStartFailed(
+            f"vllm does not take the server arguments: {str(error).strip() or repr(error)}",
+            "correct `models.*.api`",
+        ) from error
     return args
+
+
+def _check_parsers(args: Namespace) -> None:
+    """See to it that the parsers are there.
+
+    Raises:
+        KeyError: one is not.
+    """
+    tools, reasoning = ToolParserManager.list_registered(), args.reasoning_parser
+    if args.enable_auto_tool_choice and args.tool_call_parser not in tools:
+        raise KeyError(f"no tool_call_parser {args.tool_call_parser!r}, there are {sorted(tools)}")
+    known = ReasoningParserManager.list_registered()
+    if reasoning and reasoning not in known:
+        raise KeyError(f"no reasoning_parser {reasoning!r}, there are {sorted(known)}")
 
 
 def engine_config(args: Namespace) -> Any:  # noqa: ANN401 - vllm is not followed
@@ -287,17 +329,90 @@ def _within(limits: Callable[[], FrontendLimits], search: Callable[..., Any]) ->
     return bounded
 
 
+def note_stream_errors(state: Any) -> None:  # noqa: ANN401 - vllm is not followed
+    """Have the exchange know why a stream breaks off that one of vLLM's handlers breaks off.
+
+    A handler would put the error into the stream, after a status of 200, and go on to its end.
+    """
+    for name in _STREAMING:
+        handler = getattr(state, name, None)
+        if handler is None:
+            continue
+        handler.create_streaming_error_response = _noting(handler.create_streaming_error_response)
+        if hasattr(
+            handler, _RAW
+        ):  # vLLM 0.33: chunks, and errors among them, are made into text later
+            setattr(handler, _RAW, _marking(getattr(handler, _RAW)))
+            handler.create_error_response = _noting_raw(handler.create_error_response)
+
+
+def _noting(tell: Callable[..., str]) -> Callable[..., str]:
+    def noting(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+        told = tell(*args, **kwargs)
+        _note(told)
+        return told
+
+    return noting
+
+
+def _marking(generate: Callable[..., Any]) -> Callable[..., Any]:
+    def marking(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if (exchange := CURRENT_EXCHANGE.get()) is not None:
+            exchange.streams = True
+        return generate(*args, **kwargs)
+
+    return marking
+
+
+def _noting_raw(tell: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        told = tell(*args, **kwargs)
+        exchange = CURRENT_EXCHANGE.get()
+        if exchange is not None and exchange.streams:
+            _note(told.model_dump_json())
+        return told
+
+    return noting
+
+
+def _note(told: str) -> None:
+    """Keep an error of vLLM's for whoever ends the exchange, unless it has one."""
+    exchange = CURRENT_EXCHANGE.get()
+    if exchange is not None and exchange.problem is None:
+        exchange.problem = told_by_vllm(json.loads(told)["error"]["code"], told.encode())
+
+
+async def _unreadable(request: Request, error: Exception) -> Response:
+    """What vLLM answers where a body does not fit its route, in words for clients."""
+    assert isinstance(error, RequestValidationError), "it is registered for these"
+    theirs = await validation_exception_handler(request, error)
+    document = json.loads(theirs.body)
+    document["error"]["message"] = of_fields(error.errors())
+    if (param := document["error"]["param"]) is not None:
+        document["error"]["param"] = without_classes(param)
+    return JSONResponse(document, status_code=theirs.status_code)
+
+
 class ApiApp:
     """vLLM's complete API app, and the defaults that its handlers go by."""
 
     def __init__(self, app: Any) -> None:  # noqa: ANN401 - vllm is not followed
         self.asgi: AsgiApp = app
+        self._models = app.state.openai_serving_models
         self._defaults = [
             (defaults, defaults.get("max_tokens"))
             for name in _HANDLERS
             if (handler := getattr(app.state, name, None)) is not None
             for defaults in [handler.default_sampling_params]
         ]
+
+    def set_adapters(self, adapters: Iterable[RuntimeAdapter]) -> None:
+        """Serve these adapters besides those that it was started with."""
+        known = self._models.lora_requests
+        kept = {name: one for name, one in known.items() if not is_runtime(one)}
+        added = {one.name: frontend_request(one) for one in adapters if one.name not in kept}
+        # Whoever walks through it sees all of it or nothing; requests have what they were given.
+        self._models.lora_requests = kept | added
 
     def set_default_max_tokens(self, max_tokens: int | None) -> None:
         """How many output tokens a request gets that does not say; None: as the model has it."""
@@ -311,8 +426,11 @@ class ApiApp:
 
 async def api_app(llm: FleetLLM, args: Namespace) -> ApiApp:
     """Build vLLM's complete API app over `llm`."""
+    # By its name: the app's handlers are fixed once it is built.
+    register.validation_exception_handler = _unreadable
     app = build_app(args, _TASKS, llm.model_config)
     await init_app_state(llm, app.state, args, _TASKS)
+    note_stream_errors(app.state)
     bound_beam_search(app.state, lambda: llm.limits)
     stream_straight(app, middleware=bool(args.middleware))
     go_straight(app)

@@ -25,6 +25,14 @@ class ModelRouter:
         """By each name that a request may give; adapters have the API of their model."""
         self._apis = dict(apis)
         self._first = next(iter(apis.values()))
+        self._added: dict[str, AsgiApp] = {}
+
+    def add_names(self, models: Mapping[str, str]) -> None:
+        """Have these adapters, by the names of their models, served besides; no others than these.
+
+        A name that was there from the start stays what it was.
+        """
+        self._added = {name: self._apis[model] for name, model in models.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, as ASGI has it."""
@@ -38,12 +46,10 @@ class ModelRouter:
         body = b"".join(message.get("body", b"") for message in messages)
         name = _model_of(body)
         if name is None:
-            names = ", ".join(sorted(self._apis))
-            await refuse(
-                scope["path"], send, Problem(status=400, message=f"'model' is needed: {names}")
-            )
+            names = ", ".join(sorted({*self._apis, *self._added}))
+            await refuse(scope, send, Problem(status=400, message=f"'model' is needed: {names}"))
             return
-        api = self._apis.get(name, self._first)
+        api = self._apis.get(name) or self._added.get(name, self._first)
         await api(scope, _again(messages, receive), send)
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:

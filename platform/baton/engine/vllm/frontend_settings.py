@@ -76,6 +76,18 @@ class Brought:
         return argv
 
 
+CROSS_ORIGIN: Mapping[str, str] = {
+    "allowed_origins": "allow_origins",
+    "allowed_methods": "allow_methods",
+    "allowed_headers": "allow_headers",
+    "allow_credentials": "allow_credentials",
+}
+"""Arguments of vLLM's that are answered before its app, and what the layer that does calls them.
+
+Browsers ask without a key, and read errors of the gate's only where these say that they may.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendSettings:
     """Which model a frontend speaks for, and how."""
@@ -92,6 +104,8 @@ class FrontendSettings:
     allow: Brought = field(default_factory=Brought)
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Names under which LoRA adapters over the model are asked for, and where they are kept."""
+    runtime_adapters: bool = False
+    """Whether others may come while it serves."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Raw vLLM server arguments, as in {"tool-call-parser": "hermes"}."""
     start_timeout_s: float = 120.0
@@ -100,6 +114,14 @@ class FrontendSettings:
         if unknown := [name for name in self.routes if name not in ROUTES]:
             raise ValueError(f"unknown routes {unknown}, wanted some of {list(ROUTES)}")
 
+    @property
+    def cross_origin(self) -> dict[str, object]:
+        """What browsers of other origins may do; empty where none is let in."""
+        said = {ours: self.extra[name] for name, ours in CROSS_ORIGIN.items() if name in self.extra}
+        if not said.get("allow_origins"):
+            return {}
+        return {"allow_methods": ["*"], "allow_headers": ["*"]} | said
+
     def argv(self, *, max_len_tokens: int) -> list[str]:
         """Spell vLLM's command line for this frontend."""
         argv = ["--model", self.model, "--served-model-name", self.served_name]
@@ -107,24 +129,31 @@ class FrontendSettings:
         # It would leave out of a request what it has sent before, to another engine perhaps.
         argv += ["--mm-processor-cache-gb", "0"]
         argv += self.allow.argv()
+        if self.adapters or self.runtime_adapters:
+            argv.append("--enable-lora")
         if self.adapters:
             modules = [{"name": name, "path": path} for name, path in self.adapters.items()]
-            argv += ["--enable-lora", "--lora-modules", *map(json.dumps, modules)]
+            argv += ["--lora-modules", *map(json.dumps, modules)]
         if not self.log_stats:
             argv.append("--disable-log-stats")
         for name, value in self.extra.items():
-            argv += _flag(name, value)
+            if name not in CROSS_ORIGIN:
+                argv += _flag(name, value)
         return argv
 
 
 def _flag(name: str, value: object) -> list[str]:
     flag = name.replace("_", "-")
     match value:
-        case True:
-            return [f"--{flag}"]
-        case False:
-            return [f"--no-{flag}"]
+        case None:
+            return []  # as vLLM has it
+        case bool():
+            return [f"--{flag}" if value else f"--no-{flag}"]
         case str() | int() | float():
             return [f"--{flag}", str(value)]
+        case list() | tuple() if name == "middleware":  # one at a time
+            return [word for one in value for word in (f"--{flag}", str(one))]
+        case list() | tuple():
+            return [f"--{flag}", *map(str, value)]
         case _:
             return [f"--{flag}", json.dumps(value)]

@@ -23,6 +23,8 @@ from baton.engine.vllm.wire import EngineWire
 @dataclass(slots=True)
 class _LiveLeg:
     prompt_tokens: int
+    to_compute: int
+    """Of them, those that are neither cached nor pulled, as far as that is known."""
     output_tokens: int = 0
     started: bool = False
     queued_at_s: float | None = None
@@ -62,11 +64,16 @@ class LiveLegs:
     """Every leg that was handed to the engine and has not ended."""
 
     def __init__(
-        self, wire: EngineWire, transport: Callable[[str], str], adapters: EngineAdapters
+        self,
+        wire: EngineWire,
+        transport: Callable[[str], str],
+        adapters: EngineAdapters,
+        *,
+        max_pulls: int | None = None,
     ) -> None:
         self._wire = wire
         self._live: dict[str, _LiveLeg] = {}
-        self._meter = LoadMeter()
+        self._meter = LoadMeter(max_pulls=max_pulls)
         self._links = LinkMeter(transport)
         self._adapters = adapters
 
@@ -75,9 +82,9 @@ class LiveLegs:
 
     def add(self, leg: Leg) -> None:
         """A leg is handed to the engine."""
-        prompt_tokens = len(leg.prompt_token_ids)
-        self._live[leg.leg_id] = _LiveLeg(prompt_tokens)
-        self._meter.waiting(prompt_tokens)
+        live = _LiveLeg(len(leg.prompt_token_ids), leg.to_compute)
+        self._live[leg.leg_id] = live
+        self._meter.waiting(live.to_compute)
         self._links.expect(leg)
 
     def forget(self, leg_id: str) -> None:
@@ -130,7 +137,7 @@ class LiveLegs:
     def _start(self, leg_id: str, live: _LiveLeg) -> None:
         live.started = True
         self._links.arrived(leg_id)
-        self._meter.started(live.prompt_tokens)
+        self._meter.started(live.to_compute)
 
     def load(self) -> Load:
         """The engine's load."""

@@ -9,6 +9,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from baton.domain.fleet import Load, StepTotals, TransferTotals
 from baton.engine.vllm.links import FAILURE_KEYS, nixl_statistics
+from baton.engine.vllm.transfer_keys import VOID_SOURCES_KEY
 
 _SMOOTHING = 0.1
 """Weight of the newest step in the moving average: the last 20 steps or so count."""
@@ -17,18 +18,21 @@ _SMOOTHING = 0.1
 class LoadMeter:
     """Adds up what steps report.
 
-    Pulling is what the scheduler defers, which for our requests means: waits for its KV blocks.
+    Pulling is what the scheduler defers, which for our requests means: waits for its KV blocks, or
+    for its turn to fetch them where there are more than may fetch at a time. The latter are queued.
     Queued is every other live leg that the scheduler does not run, wherever it waits: on its way or
-    in the scheduler's queue. `queued_tokens` are prompt tokens of legs that have
-    produced nothing yet: vLLM does not say how much of a prompt a chunked prefill has done, so a
-    prompt counts in full until its first token.
+    in the scheduler's queue. `queued_tokens` are prompt tokens that legs which have produced
+    nothing yet must compute: those that they pull, or that are expected to be cached, are not among
+    them. vLLM does not say how much of a prompt a chunked prefill has done, so the rest counts in
+    full until the first token.
 
     Every step that computed something is in the step totals, whether it produced outputs or not. A
     step's time is how long vLLM waited for its result; where vLLM prepares the next step meanwhile
     (asynchronous scheduling), the times of a busy engine's steps leave out what that hid.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_pulls: int | None = None) -> None:
+        self._max_pulls = max_pulls
         self._queued_tokens = 0
         self._running_requests = 0
         self._pulling_requests = 0
@@ -49,6 +53,8 @@ class LoadMeter:
         """Take in one step; `context_tokens` is what those it decoded for attended to."""
         self._running_requests = stats.num_running_reqs
         self._pulling_requests = stats.num_skipped_waiting_reqs
+        if self._max_pulls is not None:
+            self._pulling_requests = min(self._pulling_requests, self._max_pulls)
         self._kv_used_fraction = stats.kv_cache_usage
         details = stats.iteration_details
         if details is not None and not details.is_dummy:
@@ -97,4 +103,5 @@ def add_transfers(totals: TransferTotals, data: Mapping[str, Any]) -> TransferTo
         busy_s=totals.busy_s + sum(entries("transfer_duration")),
         failures=totals.failures + sum(len(entries(name)) for name in FAILURE_KEYS),
         expired_leases=totals.expired_leases + len(entries("num_kv_expired_reqs")),
+        void_pulls=totals.void_pulls + len(entries(VOID_SOURCES_KEY)),
     )

@@ -13,8 +13,9 @@ choice at the parent's death instead. Two traps:
   engine from a thread that lives as long as the engine;
 - a parent that died before we asked sends nothing, hence the look at the parent's id afterwards.
 
-On the same occasion the process learns to take up resumed legs (see `resume`), and to keep steps
-short that streams wait for (see `step_budget`).
+On the same occasion the process learns to take up resumed legs (see `resume`), to say what is wrong
+with requests that it refuses (see `refusals`), and to keep steps short that streams wait for (see
+`step_budget`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def install() -> None:
     if parent is not None and parent.pid:
         die_with_parent(parent.pid)
     take_up_resumed_legs()
+    say_why_requests_are_refused()
     decode_step_tokens = os.environ.get(DECODE_STEP_TOKENS_VARIABLE)
     if decode_step_tokens is not None:
         step_budget.install(int(decode_step_tokens))
@@ -63,6 +65,19 @@ def take_up_resumed_legs() -> None:
         return
     if why is not None:
         logger.warning("resumed legs are not taken up: %s", why)
+
+
+def say_why_requests_are_refused() -> None:
+    """Have this process tell what is wrong with a request from its own failures, if it can."""
+    try:
+        from baton.engine.vllm import refusals
+
+        why = refusals.install()
+    except Exception:  # such requests are tried again elsewhere, within bounds
+        logger.exception("requests that are wrong count as failed")
+        return
+    if why is not None:
+        logger.warning("requests that are wrong count as failed: %s", why)
 
 
 def die_with_parent(parent_pid: int) -> None:

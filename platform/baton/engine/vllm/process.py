@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from baton.domain.addresses import address_text
 from baton.domain.errors import EngineStartFailed
 from baton.engine.vllm.settings import VllmEngineSettings
+from baton.runtime.sockets import bound_socket
 
 KILL_WAIT_S = 5.0
 """How long the kernel may take to bury a killed process."""
@@ -105,17 +106,15 @@ def _check_model(source: str) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    try:
         # As ZMQ does: a port whose last connections only linger is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise EngineStartFailed(
-                f"NIXL side channel cannot listen on {host}:{port}: {error.strerror}",
-                "end the process that holds the port, or choose another host or port_base",
-            ) from error
+        with bound_socket(host, port):
+            pass
+    except OSError as error:
+        raise EngineStartFailed(
+            f"NIXL side channel cannot listen on {address_text(host, port)}: {error.strerror}",
+            "end the process that holds the port, or choose another host or port_base",
+        ) from error
 
 
 def _check_block_size(settings: VllmEngineSettings) -> None:

@@ -2,9 +2,10 @@
 
 Nothing of a request's headers reaches an engine but its id. So the gate names every request
 `<name>~<handle>~<class>`: the name is the client's or the gate's own, the handle stands for a
-tenant, the class is the one that was asked for, or nothing. The frontend repeats the id to the
-client, so that a handle is a random word of this process that says nothing of the tenant, and only
-whoever asks as that tenant has seen it. The gate replaces whatever id a client sends, and the
+tenant, the class is the one that was asked for, or nothing. After the class comes `+<session>`
+where a client named its session; the word is a digest of that name. The frontend repeats the id to
+the client, so that a handle is a random word of this process that says nothing of the tenant, and
+only whoever asks as that tenant has seen it. The gate replaces whatever id a client sends, and the
 frontend lets the header go before the body.
 
 A request without a handle that is known here did not come through the gate: it is not run. What a
@@ -25,6 +26,8 @@ from baton.engine.vllm.wire import UnsupportedRequest
 
 SEPARATOR = "~"
 """In no name that a client may give, and in no tenant's or class' name."""
+SESSION_MARK = "+"
+"""Between a class and a session; in no class' name."""
 _HANDLE_BYTES = 9
 
 
@@ -64,9 +67,10 @@ class RustCallers:
         _, *said = (request.external_req_id or "").rsplit(SEPARATOR, 2)
         if len(said) != 2 or (tenant := self._tenants.get(said[0])) is None:  # noqa: PLR2004
             raise UnsupportedRequest(request.request_id, "it did not come through the gate")
-        caller = Caller(tenant, said[1] or None, tenant if tenant in self.isolated else None)
+        slo_class, _, session = said[1].partition(SESSION_MARK)
+        caller = Caller(tenant, slo_class or None, tenant if tenant in self.isolated else None)
         request.priority = 0
-        request.session_id = session_of(caller, request.session_id)
+        request.session_id = session_of(caller, request.session_id, session)
         self._bound(request)
         return caller, None
 

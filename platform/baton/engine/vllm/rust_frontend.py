@@ -25,9 +25,11 @@ import httpx
 
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, EngineStartFailed, LinkFailed
+from baton.engine.gpus import compute_on_cpus
 from baton.engine.kept_handlers import kept_handlers
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_limits import FrontendLimits
+from baton.engine.vllm.frontend_model_list import ModelRow
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.engine.vllm.rust_arguments import rust_arguments
 from baton.engine.vllm.rust_binary import check_version, find_rust_frontend
@@ -135,6 +137,17 @@ class RustFrontend:
         self._started().fail(request_id, error)
 
     @property
+    def models(self) -> Sequence[ModelRow]:
+        """What is served: the model first, then adapters over it."""
+        settings, adapters = self._settings, self._settings.adapters
+        most = self._facts.max_len_tokens
+        model = ModelRow(name=settings.served_name, root=settings.model, max_len_tokens=most)
+        return (
+            model,
+            *(ModelRow(name=name, root=root, parent=model.name) for name, root in adapters.items()),
+        )
+
+    @property
     def open_requests(self) -> int:
         """Requests that clients wait for."""
         return 0 if self._seam is None else self._seam.open_requests
@@ -161,6 +174,7 @@ class RustFrontend:
 
     async def _start(self, program: Path, arguments: str, folder: Path) -> None:
         from baton.engine.vllm.rust_callers import RustCallers
+        from baton.engine.vllm.rust_grammars import RustGrammars
         from baton.engine.vllm.seam import Seam
 
         settings = self._settings
@@ -170,7 +184,13 @@ class RustFrontend:
             isolated=settings.access.isolated,
         )
         self._callers = callers
-        self._seam = Seam(self._facts, self._hooks, self._clock, introduce=callers.introduce)
+        self._seam = Seam(
+            self._facts,
+            self._hooks,
+            self._clock,
+            introduce=callers.introduce,
+            prepare=RustGrammars(settings).prepare,
+        )
         listeners = {name: _listen(folder / name) for name in ("http", "input", "output")}
         try:
             fds = {name: listener.fileno() for name, listener in listeners.items()}
@@ -248,6 +268,7 @@ def import_rust_frontend() -> Path:
     """
     program = find_rust_frontend(os.environ)
     check_version(program)
+    compute_on_cpus(os.environ)
     with kept_handlers():
-        from baton.engine.vllm import rust_callers, seam  # noqa: F401 - to have it imported
+        from baton.engine.vllm import rust_callers, rust_grammars, seam  # noqa: F401 - to have it imported
     return program

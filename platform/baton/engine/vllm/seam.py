@@ -18,10 +18,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import vllm
@@ -39,7 +40,13 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from baton.domain.commands import Delivery
-from baton.domain.errors import BatonError, EngineFailed, LinkFailed
+from baton.domain.errors import (
+    BatonError,
+    EngineFailed,
+    LinkFailed,
+    QueueFull,
+    RequestInvalid,
+)
 from baton.domain.request import Request
 from baton.engine.vllm.frontend_errors import Problem
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks
@@ -63,6 +70,10 @@ _IDENTITY = (0).to_bytes(2, "little")
 # that more than a handful here means that something is broken.
 _MAX_UNSENT_MESSAGES = 4096
 _RETRY_S = 0.01
+_PREPARE_S = 30.0
+_PREPARING_THREADS = 2
+_MOST_PREPARING = 256
+"""Requests whose grammars wait to be looked at: no admission has counted them yet."""
 _BATCH_MESSAGES = 64
 """Requests that are read before the event loop gets its turn."""
 
@@ -80,6 +91,16 @@ _UTILITIES: Mapping[str, object] = {
 }
 
 
+Prepare: TypeAlias = Callable[[EngineCoreRequest], None]
+"""Raises `UnsupportedRequest` for what no engine could do."""
+
+
+def constrained(request: EngineCoreRequest) -> bool:
+    """Whether a request's answer is to keep to a grammar, which may have to be prepared."""
+    params = request.sampling_params
+    return params is not None and params.structured_outputs is not None
+
+
 class Seam:
     """One engine, as far as vLLM's API server can see. Satisfies `ports.Frontend`."""
 
@@ -90,8 +111,17 @@ class Seam:
         clock: Clock,
         *,
         introduce: Introduce = introduced_by_gate,
+        prepare: Prepare | None = None,
     ) -> None:
-        """`introduce` says who asks, by the frontend at the other end."""
+        """Take what depends on the frontend at the other end.
+
+        Args:
+            facts: Of the fleet.
+            hooks: Who hears of requests.
+            clock: Of this process.
+            introduce: Says who asks.
+            prepare: Does what the frontend has not done for a request that asks for it; blocks.
+        """
         self._facts = facts
         self._hooks = hooks
         self._clock = clock
@@ -115,6 +145,10 @@ class Seam:
         self._gathered: dict[str, EngineCoreOutput] = {}
         """Outputs of this turn of the event loop, by request."""
         self._loop = asyncio.get_running_loop()
+        self._prepare = prepare
+        self._threads = ThreadPoolExecutor(_PREPARING_THREADS, "baton-prepare")
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        """Requests that were read and are not handed on yet."""
         self._met: asyncio.Queue[Any] | None = None
         """Where a client of this event loop reads its outputs."""
         self._nobodys = copy_context()
@@ -128,7 +162,7 @@ class Seam:
     @property
     def open_requests(self) -> int:
         """Requests that were read and have not ended."""
-        return len(self._prompt_tokens)
+        return len(self._prompt_tokens) + len(self._preparing)
 
     async def start(self, input_address: str, output_address: str) -> None:
         """Connect and say ready; the other side may bind its sockets later."""
@@ -158,6 +192,10 @@ class Seam:
     async def close(self) -> None:
         """Stop reading and free the sockets. Idempotent."""
         self._stop_reading()
+        preparing, self._preparing = self._preparing, {}
+        for task in preparing.values():
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._context.destroy(linger=0)
 
     def _stop_reading(self) -> None:
@@ -291,15 +329,62 @@ class Seam:
 
     def _add(self, frames: Sequence[bytes]) -> None:
         try:
-            request = self._wire.split_request(frames, now_s=self._clock.now_s())
-        except UnsupportedRequest as error:
-            self._send_failure(error.request_id, EngineFailed(error.request_id, error.why))
-            return
+            engine_request = self._wire.read(frames)
         except (ValueError, msgspec.MsgspecError) as error:
             request_id = _request_id(frames)
             self._send_failure(request_id, EngineFailed(request_id, f"cannot be read: {error}"))
             return
-        self._open(request)
+        if self._prepare is None or not constrained(engine_request):
+            self._split(engine_request)
+        elif len(self._preparing) >= _MOST_PREPARING:
+            why = f"{_MOST_PREPARING} requests wait for their grammars to be looked at"
+            request_id = engine_request.request_id
+            self._send_failure(request_id, QueueFull(request_id, 1.0, why))
+        else:
+            task = self._loop.create_task(self._split_prepared(engine_request, self._prepare))
+            self._preparing[engine_request.request_id] = task
+
+    async def _split_prepared(self, engine_request: EngineCoreRequest, prepare: Prepare) -> None:
+        """Hand a request on once it is prepared; who has left meanwhile is forgotten."""
+        request_id = engine_request.request_id
+        try:
+            async with asyncio.timeout(_PREPARE_S):
+                await self._loop.run_in_executor(self._threads, prepare, engine_request)
+        except UnsupportedRequest as error:
+            failure: BatonError | None = self._invalid(error)
+        except TimeoutError:
+            why = f"its grammar was not looked through within {_PREPARE_S:g} s; ask for less"
+            failure = RequestInvalid(request_id, why)
+        except Exception as error:  # noqa: BLE001 - of one request, which is answered
+            told = {"request_id": request_id}
+            log_event(logger, logging.ERROR, "request_not_prepared", told, error=error)
+            failure = EngineFailed(request_id, "could not be prepared")
+        else:
+            failure = None
+        if self._preparing.pop(request_id, None) is None:
+            return
+        if failure is not None:
+            self._send_failure(request_id, failure)
+        else:
+            self._split(engine_request)
+
+    def _split(self, engine_request: EngineCoreRequest) -> None:
+        try:
+            request = self._wire.split(engine_request, now_s=self._clock.now_s())
+        except UnsupportedRequest as error:
+            self._send_failure(error.request_id, self._invalid(error))
+        except (ValueError, msgspec.MsgspecError) as error:
+            request_id = engine_request.request_id
+            self._send_failure(request_id, EngineFailed(request_id, f"cannot be read: {error}"))
+        else:
+            self._open(request)
+
+    def _invalid(self, error: UnsupportedRequest) -> RequestInvalid:
+        """What a client is told; the Rust frontend keeps it to itself, so that it is logged."""
+        field = error.why.partition(":")[0]  # what comes after it may quote the request
+        told = {"request_id": error.request_id, "what": field}
+        log_event(logger, logging.INFO, "request_refused", told)
+        return RequestInvalid(error.request_id, error.why)
 
     async def _add_met(self, engine_request: EngineCoreRequest) -> None:
         if not self.alive:
@@ -309,7 +394,7 @@ class Seam:
         try:
             request = self._wire.split(own, now_s=self._clock.now_s())
         except UnsupportedRequest as error:
-            self._send_failure(error.request_id, EngineFailed(error.request_id, error.why))
+            self._send_failure(error.request_id, self._invalid(error))
             return
         # In a turn of its own, as if it had come from a socket: the client is not done with it yet.
         self._loop.call_soon(self._open, request, context=self._nobodys)
@@ -330,9 +415,12 @@ class Seam:
 
     def abandon(self) -> None:
         """Abort all that is open: the other end is gone, and nobody will read an answer."""
-        self._abort(tuple(self._prompt_tokens))
+        self._abort((*self._preparing, *self._prompt_tokens))
 
     def _abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            if (task := self._preparing.pop(request_id, None)) is not None:
+                task.cancel()
         known = tuple(i for i in request_ids if self._prompt_tokens.pop(i, None) is not None)
         if known:
             self._hooks.on_abort(known)

@@ -10,10 +10,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from baton.domain.addresses import address_text
 from baton.domain.fleet import Role
 from baton.engine.vllm.plugin import ADAPTER_PID_VARIABLE
 from baton.engine.vllm.step_budget import DECODE_STEP_TOKENS_VARIABLE
-from baton.engine.vllm.transfer_keys import CONNECTOR, CONNECTOR_MODULE
+from baton.engine.vllm.transfer_keys import (
+    CONNECTOR,
+    CONNECTOR_MODULE,
+    MAX_PULLS_KEY,
+    PULL_DEADLINE_KEY,
+)
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -40,6 +46,11 @@ class Nixl:
     """The side channel's port; each engine on a host needs its own."""
     lease_s: int = 30
     """How long blocks of a finished prefill are kept for a puller that gives no sign of life."""
+    max_pulls: int | None = None
+    """Requests that fetch blocks at a time; more wait for their turn. None: no limit."""
+    pull_deadline_s: float = 2.0
+    """A pull that takes longer holds up no other, and its source has so long to say that it still
+    kept the blocks."""
     on_load_failure: OnLoadFailure = OnLoadFailure.RECOMPUTE
     progress_delay_us: int | None = 1000
     """Pause of the agent's progress thread; None leaves NIXL's busy polling, right for RDMA.
@@ -50,8 +61,7 @@ class Nixl:
     @property
     def address(self) -> str:
         """The side channel as `host:port`; an IPv6 host in brackets."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return address_text(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +109,8 @@ class VllmEngineSettings:
     """Of the host, for KV blocks that the GPU has no room for; all workers together. GPUs only."""
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """LoRA adapters by the names that legs give: a folder or a hub id each."""
+    runtime_adapters: bool = False
+    """Whether others may come while it runs."""
     adapter_slots: AdapterSlots = field(default_factory=AdapterSlots)
     kv_events: bool = True
     """Whether the engine says what its prefix cache holds; without a prefix cache it never does."""
@@ -163,7 +175,7 @@ def engine_arguments(
             "endpoint": kv_events_endpoint,
             "replay_endpoint": replay_endpoint(kv_events_endpoint),
         }
-    if settings.adapters:
+    if settings.adapters or settings.runtime_adapters:
         slots = settings.adapter_slots
         arguments |= {
             "enable_lora": True,
@@ -237,7 +249,11 @@ def _nixl_transfer(nixl: Nixl, role: Role) -> dict[str, Any]:
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": kv_role(role),
         "kv_load_failure_policy": nixl.on_load_failure.value,
-        "kv_connector_extra_config": {"kv_lease_duration": nixl.lease_s},
+        "kv_connector_extra_config": {
+            "kv_lease_duration": nixl.lease_s,
+            MAX_PULLS_KEY: nixl.max_pulls,
+            PULL_DEADLINE_KEY: nixl.pull_deadline_s,
+        },
     }
 
 

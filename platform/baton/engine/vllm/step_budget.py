@@ -64,11 +64,15 @@ def install(decode_step_tokens: int) -> None:
 
 def misfit(scheduler: type, request: type) -> str | None:
     """Why that scheduler's budget cannot be lowered for a step; None where it can."""
-    wanted = (
+    return first_misfit(
         (scheduler, "__init__", ("running", _BUDGET)),
         (scheduler, "schedule", ("running", _BUDGET)),
         (request, "__init__", ("max_tokens", "is_prefill_chunk")),
     )
+
+
+def first_misfit(*wanted: tuple[type, str, tuple[str, ...]]) -> str | None:
+    """The first of these methods that vLLM no longer has, or that no longer uses these names."""
     for owner, method, names in wanted:
         function = getattr(owner, method, None)
         if function is None:

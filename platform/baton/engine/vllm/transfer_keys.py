@@ -18,3 +18,9 @@ SOURCES_KEY = "baton_sources"
 """Engine ids, one for each entry of `TRANSFERS_KEY`."""
 FAILED_SOURCES_KEY = "baton_failed_sources"
 """Engine ids, one for each failure to pull for a request."""
+VOID_SOURCES_KEY = "baton_void_sources"
+"""Engine ids, one for each request whose blocks were read and no longer kept by their source."""
+
+# The connector's own settings, in `kv_connector_extra_config`.
+MAX_PULLS_KEY = "baton_max_pulls"
+PULL_DEADLINE_KEY = "baton_pull_deadline_s"

@@ -30,10 +30,12 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from baton.domain.commands import Delivery
-from baton.domain.handoff import Leg, LegKind, LegOutput, LegTimes, Ticket
+from baton.domain.handoff import CacheUse, Leg, LegKind, LegOutput, LegTimes, Ticket
 from baton.domain.request import FinishReason, LocalOnly, Request
 from baton.domain.trace_context import TraceContext, span_id, trace_headers
+from baton.engine.vllm.adapter_ids import fleet_name
 from baton.engine.vllm.callers import OUR_ARGS, Caller, caller_of, trace_of
+from baton.engine.vllm.refusals import refusal
 from baton.engine.vllm.resume_keys import RESUME_ARGS
 from baton.engine.vllm.salts import known_salt, scoped_salt
 from baton.engine.vllm.sampling import (
@@ -133,10 +135,18 @@ class FrontendWire:
             UnsupportedRequest: as `split`.
             msgspec.DecodeError: the frames are not an `EngineCoreRequest`.
         """
+        return self.split(self.read(frames), now_s=now_s)
+
+    def read(self, frames: Sequence[Frame]) -> EngineCoreRequest:
+        """VLLM's request in an ADD message.
+
+        Raises:
+            msgspec.DecodeError: the frames are not an `EngineCoreRequest`.
+        """
         head, *tensors = frames
         # Writable, because torch warns about tensors over read-only memory.
-        decoded = self._decode_request.decode([head, *map(bytearray, tensors)])
-        return self.split(decoded, now_s=now_s)
+        request: EngineCoreRequest = self._decode_request.decode([head, *map(bytearray, tensors)])
+        return request
 
     def split(self, engine_request: EngineCoreRequest, *, now_s: float) -> Request:
         """Our request out of vLLM's, which is taken apart: it and its parameters are ours now.
@@ -180,7 +190,11 @@ class FrontendWire:
             tenant=caller.tenant,
             slo_class=caller.slo_class,
             cache_salt=known_salt(engine_request.cache_salt),
-            adapter=None if adapter is None else adapter.lora_name,
+            adapter=None if adapter is None else fleet_name(adapter),
+            # Engines look for no prefix of a prompt whose log probabilities are asked for.
+            parent_id=None
+            if local_only is LocalOnly.PROMPT_LOGPROBS
+            else _parent_id(engine_request),
             local_only=local_only,
             resumable=resumable,
             trace=trace,
@@ -196,7 +210,9 @@ class FrontendWire:
         if finish is None and cached_tokens is None and detail is None:
             return EngineCoreOutput(request_id, list(token_ids))  # nearly all of them
         finish_reason = None if finish is None else _TO_ENGINE[finish]
-        stats = None if cached_tokens is None else _prefill_stats(cached_tokens, prompt_tokens)
+        stats = None
+        if cached_tokens is not None:
+            stats = _prefill_stats(cached_tokens, delivery.cache or CacheUse(), prompt_tokens)
         if detail is None:
             return EngineCoreOutput(
                 request_id,
@@ -276,17 +292,22 @@ class EngineWire:
         `prompt_tokens` is the length of the leg's prompt: what a ticket is for. The `times` of a
         leg are told over several outputs, so whoever has seen them all gives them.
         """
-        finish = output.finish_reason
+        ended = output.finish_reason
         stats = output.prefill_stats
+        finish = None if ended is None else _FROM_ENGINE[ended]
+        stop_reason = output.stop_reason
+        if finish is FinishReason.ERROR and (told := refusal(stop_reason)) is not None:
+            finish, stop_reason = told
         return LegOutput(
             output.request_id,
             tuple(output.new_token_ids),
-            None if finish is None else _FROM_ENGINE[finish],
-            output.stop_reason,
+            finish,
+            stop_reason,
             issue_ticket(output.kv_transfer_params, prompt_tokens),
             None if stats is None else stats.num_cached_tokens,
             self._detail(output),
             times,
+            None if stats is None else _cache_use(stats),
         )
 
     def _detail(self, output: EngineCoreOutput) -> bytes | None:
@@ -360,22 +381,23 @@ def _local_only(request: EngineCoreRequest, params: SamplingParams) -> LocalOnly
         return LocalOnly.MULTIMODAL
     if params.prompt_logprobs is not None or params.prompt_logprob_token_ids is not None:
         return LocalOnly.PROMPT_LOGPROBS
-    if params.n > 1 or _is_child(request):
+    if params.n > 1 or _parent_id(request) is not None:
         return LocalOnly.FAN_OUT
     return None
 
 
-def _is_child(request: EngineCoreRequest) -> bool:
-    """Whether the frontend made this request out of one with n > 1.
+def _parent_id(request: EngineCoreRequest) -> str | None:
+    """The id of the request with n > 1 that the frontend made this one of; None: of no such.
 
     An ordinary id is the external id, or that and `-xxxxxxxx`; a child's is `<index>_` and such an
     id, while its external id stays the parent's.
     """
     external = request.external_req_id
     if external is None:
-        return False
+        return None
     index, _, parent = request.request_id.partition("_")
-    return index.isdigit() and bool(parent == external or parent.startswith(external + "-"))
+    is_child = index.isdigit() and (parent == external or parent.startswith(external + "-"))
+    return parent if is_child else None
 
 
 def _make_safe(request: EngineCoreRequest, params: SamplingParams) -> None:
@@ -392,8 +414,17 @@ def _set_kv_params(params: SamplingParams, kv_params: Mapping[str, Any]) -> None
     params.extra_args = dict(params.extra_args or {}, **{KV_PARAMS_KEY: dict(kv_params)})
 
 
-def _prefill_stats(cached_tokens: int, prompt_tokens: int | None) -> PrefillStats:
+def _cache_use(stats: PrefillStats) -> CacheUse:
+    return CacheUse(stats.num_external_cached_tokens, stats.num_cache_creation_tokens)
+
+
+def _prefill_stats(cached_tokens: int, cache: CacheUse, prompt_tokens: int | None) -> PrefillStats:
+    external_tokens, created_tokens = cache
     stats = PrefillStats()
-    total = cached_tokens if prompt_tokens is None else max(prompt_tokens, cached_tokens)
-    stats.set(total, num_local_cached_tokens=cached_tokens, num_external_cached_tokens=0)
+    stats.set(
+        max(prompt_tokens or 0, cached_tokens + created_tokens),
+        num_local_cached_tokens=cached_tokens - external_tokens,
+        num_external_cached_tokens=external_tokens,
+    )
+    stats.num_cache_creation_tokens = created_tokens
     return stats

@@ -58,6 +58,11 @@ class PoolObservation:
     gpus_per_replica: float = 1.0
     cold_start_s: float = 60.0
     """From being asked for to taking work: measured where any was seen to start."""
+    cold_start_measured: bool = False
+    """Whether it was."""
+    starting_for_s: float | None = None
+    """How long ago the first of those that start was asked for; None: none starts, or nobody saw
+    when it was."""
     prefill_tokens_per_s: float | None = None
     """Prompt tokens that one replica computes, doing nothing else; None: not known."""
     decode_tokens_per_s: float | None = None

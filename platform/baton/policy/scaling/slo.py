@@ -45,6 +45,8 @@ from baton.policy.scaling.track import Track, whole
 from baton.policy.scaling.wants import ScalingReason, Want
 from baton.policy.scaling.windows import Slope
 
+_OVERDUE_COLD_STARTS = 3.0
+"""As many cold starts are waited for as by the autoscaler, before starts count as stuck."""
 _WORTH_TELLING = 1.01
 """Corrections that have faded to less."""
 
@@ -110,6 +112,9 @@ class SloPolicy:
             role: self._target(seen, role, need, groups.players(role))
             for role, need in needs.items()
         }
+        for role, target in targets.items():
+            if any(_may_come(pool) for pool in groups.pools(role)):
+                targets[role] = max(1, target)  # the first one is not called off
         if self._is_idle(seen):
             return {name: _nothing(self._options.down.cooldown_s) for name in seen.pools}
         if groups.roster is not None:
@@ -270,15 +275,28 @@ class SloPolicy:
                 roster.grow(role, lacks)
 
     def _is_idle(self, seen: Observation) -> bool:
-        """Whether nothing has been asked for, and nothing has run, for a whole window."""
+        """Whether nothing has been asked for, and nothing has run, for a whole window.
+
+        The window begins when a start under way is over: the client that it is for may have left,
+        and come back when it is told to. A start that takes three times as long as others does not
+        count.
+        """
         service = seen.service
-        if seen.demand.requests_per_s > 0 or service.in_flight or service.held:
+        starts = any(_may_come(pool) for pool in seen.pools.values())
+        if seen.demand.requests_per_s > 0 or service.in_flight or service.held or starts:
             self._idle_since_s = None
         elif self._idle_since_s is None or self._idle_since_s > seen.at_s:
             self._idle_since_s = seen.at_s
         if self._idle_since_s is None or not self._options.scale_to_zero:
             return False
         return seen.at_s - self._idle_since_s >= self._options.down.cooldown_s
+
+
+def _may_come(pool: PoolObservation) -> bool:
+    """Whether a replica of a pool without any starts, and is not long overdue."""
+    if pool.ready or pool.starting <= 0:
+        return False
+    return (pool.starting_for_s or 0.0) <= _OVERDUE_COLD_STARTS * pool.cold_start_s
 
 
 def _cold_start_s(seen: Observation) -> float:

@@ -15,10 +15,10 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import urlsplit
 
 import zmq
 
+from baton.domain.addresses import Address, parse_address
 from baton.domain.events import Event
 from baton.domain.handoff import Leg, LegFailure, Ticket
 from baton.runtime.link.connection import LinkEnd, ReplicaConnection
@@ -33,11 +33,10 @@ _MAX_SOCKETS = 16_384  # three for each replica; ZMQ's default of 1023 ends at 3
 
 def _check_address(replica_id: str, address: str) -> None:
     try:
-        url = urlsplit(address)
-        valid = url.scheme == "tcp" and _HOST.fullmatch(url.hostname or "") and url.port
-    except ValueError:  # the port is out of range, or a bracket is missing
-        valid = False
-    if not valid:
+        at = parse_address(address)
+    except ValueError:
+        at = Address("", 0)
+    if not (address.startswith("tcp://") and _HOST.fullmatch(at.host) and at.port):
         raise ValueError(f"address of replica {replica_id} is {address!r}, wanted tcp://HOST:PORT")
 
 
@@ -125,7 +124,7 @@ class LinkClient:
     # ------------------------------------------------------------------ ports.ReplicaLink
 
     def submit(self, replica_id: str, leg: Leg) -> LegFailure | None:
-        """Queue a leg; else UNREACHABLE, OVERLOADED, or REFUSED when it can never be sent."""
+        """Queue a leg; else UNREACHABLE, OVERLOADED, or INVALID when it can never be sent."""
         connection = self._connections.get(replica_id)
         return LegFailure.UNREACHABLE if connection is None else connection.submit(leg)
 

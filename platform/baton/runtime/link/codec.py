@@ -77,6 +77,7 @@ class _SubmitHead(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     cache_salt: Salt | None
     adapter: Name | None
     gives_token: bool
+    uncached_tokens: Count | None
 
 
 class _Versioned(msgspec.Struct, array_like=True, frozen=True):
@@ -239,6 +240,7 @@ def _encode_submit(leg: Leg) -> list[bytes]:
         cache_salt=leg.cache_salt,
         adapter=leg.adapter,
         gives_token=leg.gives_token,
+        uncached_tokens=leg.uncached_tokens,
     )
     body = _ENCODE(head)
     _SUBMIT_HEAD.decode(body)
@@ -264,6 +266,7 @@ def _decode_submit(parts: Sequence[bytes]) -> Submit:
             cache_salt=head.cache_salt,
             adapter=head.adapter,
             gives_token=head.gives_token,
+            uncached_tokens=head.uncached_tokens,
             payload=parts[3],
         )
     except ValueError as error:

@@ -120,12 +120,12 @@ class ReplicaConnection:
             parts = codec.encode(frames.Submit(leg))
         except ValueError as error:
             self._say_unsendable(leg.leg_id, str(error))
-            return LegFailure.REFUSED
+            return LegFailure.INVALID
         if max(map(len, parts)) > self._end.options.max_part_bytes:
             most_bytes = self._end.options.max_part_bytes
             why = f"{max(map(len, parts))} bytes, wanted at most {most_bytes} in one part"
             self._say_unsendable(leg.leg_id, why)
-            return LegFailure.REFUSED
+            return LegFailure.INVALID
         self._idle = False
         self._silence.works(self._loop.time())
         match self._send(parts):

@@ -17,7 +17,7 @@ from baton.domain import cache
 from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 """Changes whenever a frame changes its meaning or shape."""
 
 MAX_ID_CHARS: Final = 512

@@ -97,7 +97,7 @@ class RunBook:
             queued=len(queued),
             pulling=sum(run.state is RunState.TRANSFER for run in self._runs.values()),
             running=len(self.running),
-            queued_tokens=sum(run.missing_tokens for run in (*queued, *prefilling)),
+            queued_tokens=sum(run.expected_tokens for run in (*queued, *prefilling)),
         )
 
     def check_integrity(self) -> None:

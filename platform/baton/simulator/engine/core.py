@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from baton.control.loaded_adapters import LoadedAdapters
+from baton.control.pull_permits import PullPermits
 from baton.domain.fleet import LinkTotals, Load
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEvent
@@ -69,6 +70,9 @@ class SimCore:
         self._orders: list[Order] = []
         self._meters = Meters()
         self._adapters = LoadedAdapters(settings.adapter_slots)
+        self._permits = PullPermits(
+            limit=settings.max_pulls, pull_s=settings.side_channel_deadline_s
+        )
 
     # ------------------------------------------------------------------ legs in and out
     def add(
@@ -80,7 +84,7 @@ class SimCore:
         """
         prompt = leg.prompt_token_ids
         if not prompt or len(prompt) >= self._settings.max_len_tokens:
-            return LegFailure.REFUSED
+            return LegFailure.INVALID
         if leg.leg_id in self._book or self._memory.is_leased(leg.leg_id):
             return LegFailure.REFUSED
         if leg.adapter is not None and not self._settings.adapter_slots:
@@ -96,12 +100,21 @@ class SimCore:
                 ticket=ticket,
                 tokens=list(prompt),
                 limit_tokens=min(len(prompt) + max_tokens, self._settings.max_len_tokens),
-                stream=TokenStream(tuned(self._model, leg.adapter), self._settings, prompt),
+                stream=self._stream(leg),
                 watch=Watch(now_s),
             )
         )
         self._adapters.leg_came(leg.adapter)
         return None
+
+    def find_wrong(self, leg: Leg) -> LegOutput | None:
+        """End a leg that was accepted and asks for what cannot be had; None for any other."""
+        wrong, run = self._settings.invalid_token_id, self._book.get(leg.leg_id)
+        if wrong is None or run is None or wrong not in leg.prompt_token_ids:
+            return None
+        self.abort((leg.leg_id,))
+        why = f"token {wrong} cannot be had from this model"
+        return LegOutput(leg.leg_id, finish=FinishReason.INVALID, stop_reason=why)
 
     def abort(self, leg_ids: Iterable[str]) -> None:
         """End legs without a word and free what they hold, at the source too; others are ignored.
@@ -114,6 +127,7 @@ class SimCore:
                 continue
             if run.state is RunState.TRANSFER:
                 self._orders.append(CancelFetch(leg_id=leg_id))
+                self._permits.end(leg_id)
             if run.ticket is not None:
                 self._orders.append(FreeSource(ticket=run.ticket))
             self._end(run)
@@ -125,7 +139,7 @@ class SimCore:
         self.expire_leases(now_s)
         work, budget = self._continue_running()
         newcomers = len(work)
-        self._admit(work, budget)
+        self._admit(work, budget, now_s)
         loading_s = 0.0
         for run, _ in work[newcomers:]:
             run.watch.scheduled(now_s)
@@ -160,18 +174,30 @@ class SimCore:
         return tuple(outputs)
 
     # ------------------------------------------------------------------ transfers, this side
-    def pull_done(self, leg_id: str, *, blocks: int, took_s: float) -> None:
-        """The blocks of a pull are here; ignored when the leg was aborted meanwhile."""
+    def pull_done(self, leg_id: str, *, blocks: int, took_s: float, kept: bool) -> LegOutput | None:
+        """The blocks of a pull are here; ignored when the leg was aborted meanwhile.
+
+        Where the source had not `kept` them to the end they may be another prompt's: the leg
+        computes its own or, if set so, ends with the returned error.
+        """
         run = self._book.in_transfer(leg_id)
         if run is None or run.ticket is None:
-            return
+            return None
         moved_bytes = blocks * self._settings.kv_block_bytes
         self._meters.pulled(run.ticket.engine_id, moved_bytes=moved_bytes, took_s=took_s)
+        self._permits.end(leg_id)
+        # No engine sees by its blocks whose they are: it decodes from what it has read.
+        if not kept or self._digest(run.leg, run.ticket.tokens) != run.ticket.prompt_digest:
+            run.stream.spoil()
+        if not kept:
+            self._meters.void()
+            return self._go_without(run)
         # The last token is always computed here: its logits pick the next one.
         fetched = min(run.ticket.tokens, len(run.tokens) - 1)
         run.computed_tokens = max(run.computed_tokens, fetched)
         self._book.make_ready(run)
         self._memory.remember(run)
+        return None
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
         """A pull did not work; the leg recomputes or, if set so, ends with the returned error."""
@@ -179,11 +205,17 @@ class SimCore:
         if run is None or run.ticket is None:
             return None
         self._meters.pull_failed(run.ticket.engine_id)
+        self._permits.end(leg_id)
+        return self._go_without(run)
+
+    def _go_without(self, run: Run) -> LegOutput | None:
+        """What was to be fetched is not to be had."""
         if self._settings.on_transfer_failure is OnTransferFailure.RECOMPUTE:
+            run.stream = self._stream(run.leg)
             self._book.make_ready(run)
             return None
         self._end(run)
-        return LegOutput(leg_id, finish=FinishReason.ERROR)
+        return LegOutput(run.leg.leg_id, finish=FinishReason.ERROR)
 
     def load_done(self, leg_id: str) -> None:
         """Blocks have come from the host's memory; ignored when the leg was aborted meanwhile."""
@@ -196,6 +228,15 @@ class SimCore:
         """Whether the blocks of this finished prefill leg are still kept."""
         self.expire_leases(now_s)
         return self._memory.is_leased(leg_id)
+
+    def renew(self, leg_id: str, now_s: float) -> None:
+        """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
+        if self.holds(leg_id, now_s):
+            self._memory.renew(leg_id, now_s)
+
+    def awaited(self) -> tuple[SimTicket, ...]:
+        """What legs wait for that is elsewhere: their leases are to be renewed."""
+        return tuple(run.ticket for run in self._book if run.ticket is not None)
 
     def release(self, leg_id: str, now_s: float) -> bool:
         """Free a finished prefill leg's blocks; False when they were no longer kept."""
@@ -210,8 +251,10 @@ class SimCore:
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When the oldest lease ends; None without leases."""
-        return self._memory.next_expiry_s
+        """When to look again though nothing happens; None: no lease ends, no pull is overdue."""
+        permit_at_s = self._permits.next_at_s if self._book.waiting else None
+        times = (self._memory.next_expiry_s, permit_at_s)
+        return min((at_s for at_s in times if at_s is not None), default=None)
 
     # ------------------------------------------------------------------ for the body
     def take_orders(self) -> tuple[Order, ...]:
@@ -320,14 +363,16 @@ class SimCore:
         self._memory.drop(run)
         self._book.put_back(run)
 
-    def _admit(self, work: list[tuple[Run, int]], budget: int) -> None:
+    def _admit(self, work: list[tuple[Run, int]], budget: int, now_s: float) -> None:
         book, adapters = self._book, self._settings.adapters_per_batch
         while budget and len(book.running) < self._settings.max_running_requests:
             if (run := book.first_fitting(book.ready, adapters)) is not None:
                 book.ready.remove(run)
-            elif (run := book.first_fitting(book.waiting, adapters)) and self._memory.place(run):
+            elif (
+                run := book.first_fitting(self._may_start(now_s), adapters)
+            ) and self._memory.place(run):
                 book.waiting.remove(run)
-                if self._start_fetch(run):
+                if self._start_fetch(run, now_s):
                     continue
             else:
                 return
@@ -338,7 +383,14 @@ class SimCore:
             work.append((run, tokens))
             budget -= tokens
 
-    def _start_fetch(self, run: Run) -> bool:
+    def _may_start(self, now_s: float) -> Sequence[Run]:
+        """Legs that wait, without those that wait for their turn to pull."""
+        waiting = self._book.waiting
+        if self._permits.may_begin(now_s):
+            return waiting
+        return [run for run in waiting if run.ticket is None]
+
+    def _start_fetch(self, run: Run, now_s: float) -> bool:
         """Order the blocks of a placed leg that are elsewhere; False when all are here.
 
         The host's memory is nearer than another engine: where it has all that the ticket promises,
@@ -348,6 +400,7 @@ class SimCore:
         if ticket is not None:
             missing = ticket.blocks - run.remembered_blocks
             if missing > run.host_blocks:
+                self._permits.begin(run.leg.leg_id, now_s)
                 order = StartPull(leg_id=run.leg.leg_id, ticket=ticket, blocks=missing)
                 return self._wait_for(run, order)
             run.ticket = None
@@ -370,9 +423,10 @@ class SimCore:
         may_end = given and run.generated_tokens >= run.leg.min_tokens
         token, ended = run.stream.next_token(may_end=may_end)
         run.tokens.append(token)
-        cached_tokens = times = None
+        cached_tokens = times = cache = None
         if not run.reported:
             cached_tokens, times = run.cached_tokens, run.watch.first_output(now_s)
+            cache = run.cache_use(run.remembered_blocks * self._settings.block_size_tokens)
         first, run.reported = not run.reported, True
         finish = None
         if ended:
@@ -392,6 +446,7 @@ class SimCore:
             ticket=ticket,
             cached_tokens=cached_tokens,
             times=times,
+            cache=cache,
         )
 
     def _grant_lease(self, run: Run, now_s: float) -> Ticket:
@@ -418,8 +473,11 @@ class SimCore:
             ticket.layout == self._layout
             and 0 < ticket.tokens <= len(leg.prompt_token_ids)
             and ticket.blocks == self._memory.blocks_for(ticket.tokens)
-            and ticket.prompt_digest == self._digest(leg, ticket.tokens)
         )
+
+    def _stream(self, leg: Leg) -> TokenStream:
+        model = tuned(self._model, leg.adapter)
+        return TokenStream(model, self._settings, leg.prompt_token_ids)
 
     def _digest(self, leg: Leg, tokens: int) -> bytes:
         """What stands for a leg's leading tokens, its adapter and its salt."""

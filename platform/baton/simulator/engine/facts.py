@@ -31,4 +31,5 @@ def replica_facts(
         prefix_fetch=True,
         host_blocks=settings.host_blocks,
         adapter_slots=settings.adapter_slots,
+        adapters_per_batch=settings.adapters_per_batch,
     )

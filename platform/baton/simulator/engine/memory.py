@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
+from baton.control.deadlines import Deadlines
+from baton.control.leases import renewed_until_s
 from baton.domain.handoff import Leg
 from baton.domain.kv_events import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from baton.simulator.engine.blocks import BlockPool, expect
@@ -12,11 +13,6 @@ from baton.simulator.engine.host_tier import GPU, HostTier
 from baton.simulator.engine.runs import Run
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.engine.tokens import digest, pack_tokens
-
-
-class _Lease(NamedTuple):
-    blocks: tuple[int, ...]
-    expires_at_s: float
 
 
 class KvMemory:
@@ -33,7 +29,9 @@ class KvMemory:
         self._layout = layout
         self._pool = BlockPool(settings.kv_blocks)
         self._host = HostTier(settings.host_blocks)
-        self._leases: dict[str, _Lease] = {}
+        self._leases: dict[str, tuple[int, ...]] = {}
+        """The blocks that are kept, by the leg that computed them."""
+        self._expiries = Deadlines()
         self._events: list[KvEvent] = []
 
     @property
@@ -66,6 +64,8 @@ class KvMemory:
         run.blocks = blocks
         run.remembered_blocks = len(cached)
         run.computed_tokens = len(cached) * self._block_tokens
+        if run.cached_tokens is None:  # not when it is placed again
+            run.own_tokens = run.computed_tokens
         run.host_blocks = self._host.match(run.hashes[len(cached) : usable])
         return True
 
@@ -117,8 +117,15 @@ class KvMemory:
     # ------------------------------------------------------------------ leases
     def lease(self, run: Run, now_s: float) -> None:
         """Keep a run's blocks for whoever pulls them."""
-        self._leases[run.leg.leg_id] = _Lease(tuple(run.blocks), now_s + self._lease_s)
+        self._leases[run.leg.leg_id] = tuple(run.blocks)
+        self._expiries.arm(run.leg.leg_id, now_s + self._lease_s)
         run.blocks = []
+
+    def renew(self, leg_id: str, now_s: float) -> None:
+        """Keep a leg's blocks for longer, where they are still kept."""
+        if leg_id in self._leases:
+            until_s = renewed_until_s(now_s, self._lease_s)
+            self._expiries.postpone(leg_id, until_s)
 
     def is_leased(self, leg_id: str) -> bool:
         """Whether this finished prefill leg's blocks are still kept."""
@@ -126,22 +133,20 @@ class KvMemory:
 
     def release(self, leg_id: str) -> None:
         """End a lease."""
-        self._pool.give_back(self._leases.pop(leg_id).blocks)
+        self._expiries.disarm(leg_id)
+        self._pool.give_back(self._leases.pop(leg_id))
 
     def expire(self, now_s: float) -> int:
         """End the leases whose time is up and count them."""
-        expired = 0
-        while (expiry_s := self.next_expiry_s) is not None and expiry_s <= now_s:
-            self.release(next(iter(self._leases)))
-            expired += 1
-        return expired
+        expired = tuple(self._expiries.take_due(now_s))
+        for leg_id in expired:
+            self.release(leg_id)
+        return len(expired)
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When the oldest lease ends; None without leases. All last equally long."""
-        for lease in self._leases.values():
-            return lease.expires_at_s
-        return None
+        """When to look for a lease that ends: perhaps early, never late; None without leases."""
+        return self._expiries.next_at_s()
 
     # ------------------------------------------------------------------ what others are told
     def note_evictions(self) -> None:
@@ -170,8 +175,8 @@ class KvMemory:
         runs = tuple(runs)
         known = self._leases.keys() & {run.leg.leg_id for run in runs}
         expect(not known, f"legs both run and are leased: {sorted(known)}")
-        leased = [lease.blocks for lease in self._leases.values()]
-        self._pool.check_integrity([*(run.blocks for run in runs), *leased])
+        expect(len(self._expiries) == len(self._leases), "a lease without an end, or the reverse")
+        self._pool.check_integrity([*(run.blocks for run in runs), *self._leases.values()])
 
     def _extend_hashes(self, run: Run) -> None:
         """Hash the blocks that have become full: each over its tokens and the hash before it."""

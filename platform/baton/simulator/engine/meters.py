@@ -43,6 +43,10 @@ class PullMeter:
         link = self._link(source_id)
         self._links[source_id] = link._replace(failures=link.failures + 1)
 
+    def void(self) -> None:
+        """A pull brought blocks that its source had not kept."""
+        self.transfers = self.transfers._replace(void_pulls=self.transfers.void_pulls + 1)
+
     def expired(self, leases: int) -> None:
         """Leases ran out before anyone pulled."""
         total = self.transfers.expired_leases + leases

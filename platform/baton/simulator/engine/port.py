@@ -8,7 +8,7 @@ from typing import Protocol
 from baton.domain.cache import CacheUpdate
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegOutput
-from baton.simulator.engine.orders import Order
+from baton.simulator.engine.orders import Order, SimTicket
 
 
 class VirtualEngine(Protocol):
@@ -42,8 +42,11 @@ class VirtualEngine(Protocol):
         """Account for what `begin` began and return what it produced."""
         ...
 
-    def pull_done(self, leg_id: str, *, blocks: int, took_s: float) -> None:
-        """The blocks of a pull are here."""
+    def pull_done(self, leg_id: str, *, blocks: int, took_s: float, kept: bool) -> LegOutput | None:
+        """The blocks of a pull are here, and whether their source kept them to the end.
+
+        Where it did not, the leg computes its own, or ends with the returned error.
+        """
         ...
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
@@ -58,12 +61,20 @@ class VirtualEngine(Protocol):
         """Whether the blocks of this finished prefill leg are still kept."""
         ...
 
+    def renew(self, leg_id: str, now_s: float) -> None:
+        """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
+        ...
+
+    def awaited(self) -> tuple[SimTicket, ...]:
+        """What legs wait for that is elsewhere: their leases are to be renewed."""
+        ...
+
     def release(self, leg_id: str, now_s: float) -> bool:
         """Free a finished prefill leg's blocks; False when they were no longer kept."""
         ...
 
     def next_expiry_s(self) -> float | None:
-        """When the oldest lease ends; None without leases."""
+        """When to look again though nothing happens; None: never."""
         ...
 
     def take_orders(self) -> tuple[Order, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from baton.domain.handoff import Leg, LegKind
+from baton.domain.handoff import CacheUse, Leg, LegKind
 from baton.domain.kv_events import BlockHash
 from baton.simulator.engine.orders import SimTicket
 from baton.simulator.engine.tokens import TokenStream
@@ -38,7 +38,10 @@ class Run:
     host_blocks: int = 0
     """How many blocks after the remembered ones are to be loaded from the host's memory."""
     computed_tokens: int = 0
+    own_tokens: int = 0
+    """Tokens that the prefix cache had when the leg was placed."""
     cached_tokens: int | None = None
+    """Tokens that were not computed here when the leg first ran, fetched ones among them."""
     reported: bool = False
     watch: Watch
     state: RunState = RunState.WAITING
@@ -47,6 +50,17 @@ class Run:
     def missing_tokens(self) -> int:
         """How many tokens have to be computed before the next one can be drawn."""
         return len(self.tokens) - self.computed_tokens
+
+    def cache_use(self, kept_tokens: int) -> CacheUse:
+        """What is said of its prompt, of which the prefix cache holds so many tokens now."""
+        cached_tokens = self.cached_tokens or 0
+        return CacheUse(cached_tokens - self.own_tokens, max(0, kept_tokens - cached_tokens))
+
+    @property
+    def expected_tokens(self) -> int:
+        """The same, as far as can be told before it begins and what is cached of it shows."""
+        missing = self.missing_tokens
+        return missing if self.cached_tokens is not None else min(missing, self.leg.to_compute)
 
     @property
     def streams(self) -> bool:

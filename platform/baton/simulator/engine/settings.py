@@ -122,6 +122,8 @@ class SimSettings:
 
     lease_s: float = 30.0
     """How long a finished prefill leg's blocks are kept for a pull."""
+    max_pulls: int | None = None
+    """Legs that fetch blocks at a time; more wait for their turn. None: no limit."""
     on_transfer_failure: OnTransferFailure = OnTransferFailure.RECOMPUTE
     side_channel_host: str = "127.0.0.1"
     """Listened on, and written into tickets: other engines must be able to connect to it."""
@@ -136,6 +138,10 @@ class SimSettings:
     eos_probability: float = 0.0
     """Chance that a token ends its sequence, drawn from the sequence itself like the token."""
     eos_token_id: int = 1
+
+    invalid_token_id: int | None = None
+    """A leg whose prompt has it is accepted, and then found to be wrong, as vLLM does with one
+    whose grammar does not compile; None: there is no such token."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -173,6 +179,9 @@ class SimSettings:
             "adapters_per_batch",
             f"from {min(1, self.adapter_slots)} to adapter_slots={self.adapter_slots}",
             holds=min(1, self.adapter_slots) <= self.adapters_per_batch <= self.adapter_slots,
+        )
+        self._require(
+            "max_pulls", "at least 1, or none", holds=self.max_pulls is None or self.max_pulls >= 1
         )
         self._require("eos_probability", "from 0 to 1", holds=0 <= self.eos_probability <= 1)
         self._require(

@@ -54,6 +54,10 @@ class TokenStream:
         number = int.from_bytes(pack_tokens(token_ids), "big")
         self._state = (seed * shift + number) % _PRIME
 
+    def spoil(self) -> None:
+        """Go on as after another prompt: what was computed for this one is not what is there."""
+        self._state = (self._state * _ODD + 1) % _PRIME
+
     def next_token(self, *, may_end: bool) -> tuple[int, bool]:
         """The next token, appended to the sequence, and whether it ends it."""
         mixed = self._state ^ (self._state >> 31)

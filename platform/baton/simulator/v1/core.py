@@ -108,14 +108,22 @@ class V1Core:
         return self._computed(done.work, now_s)
 
     # ------------------------------------------------------------------ transfers, this side
-    def pull_done(self, leg_id: str, *, blocks: int, took_s: float) -> None:
-        """The blocks of a pull are here; ignored when the leg was aborted meanwhile."""
+    def pull_done(self, leg_id: str, *, blocks: int, took_s: float, kept: bool) -> LegOutput | None:
+        """The blocks of a pull are here; ignored when the leg was aborted meanwhile.
+
+        Where the source had not `kept` them, the leg computes what it misses.
+        """
         run = self._in_transfer(leg_id)
         if run is None or run.ticket is None:
-            return
+            return None
         moved_bytes = blocks * self._settings.kv_block_bytes
         self._pulls.pulled(run.ticket.engine_id, moved_bytes=moved_bytes, took_s=took_s)
-        self._steps.happened(run, max(run.ticket.tokens, run.computed))
+        there = max(run.ticket.tokens, run.computed)
+        if not kept:
+            self._pulls.void()
+            there = run.computed
+        self._steps.happened(run, there)
+        return None
 
     def pull_failed(self, leg_id: str) -> LegOutput | None:
         """A pull did not work: the leg computes what it misses, in the blocks it has."""
@@ -133,6 +141,15 @@ class V1Core:
         """Whether the blocks of this finished prefill leg are still kept."""
         self._expire(now_s)
         return self._memory.is_leased(leg_id)
+
+    def renew(self, leg_id: str, now_s: float) -> None:
+        """Keep a finished prefill leg's blocks for longer; nothing where they are lost."""
+        if self.holds(leg_id, now_s):
+            self._memory.renew(leg_id, now_s)
+
+    def awaited(self) -> tuple[SimTicket, ...]:
+        """What legs wait for that is elsewhere: their leases are to be renewed."""
+        return tuple(run.ticket for run in self._runs.values() if run.ticket is not None)
 
     def release(self, leg_id: str, now_s: float) -> bool:
         """Free a finished prefill leg's blocks; False when they were no longer kept."""
@@ -266,13 +283,19 @@ class V1Core:
         if run.reported:
             return LegOutput(run.leg_id, _ONE, reason, times=run.watch.last_output())
         run.reported = True
-        self._scheduler.pull_over(run)
         # A prefill leg whose token was the request's last has nothing to hand on.
         hands_on = run.is_prefill and reason is not FinishReason.STOP
+        cache = run.cache_use(run.held * self._settings.block_size_tokens)
         ticket = self._grant_lease(run, now_s) if hands_on else None
         times = run.watch.first_output(now_s)
         return LegOutput(
-            run.leg_id, _ONE, reason, ticket=ticket, cached_tokens=run.cached_tokens, times=times
+            run.leg_id,
+            _ONE,
+            reason,
+            ticket=ticket,
+            cached_tokens=run.cached_tokens,
+            times=times,
+            cache=cache,
         )
 
     def _grant_lease(self, run: Run, now_s: float) -> Ticket:
@@ -299,11 +322,15 @@ class V1Core:
     def _add(self, run: Run) -> LegFailure | None:
         prompt = len(run.prompt)
         if not 0 < prompt < self._longest:
-            return LegFailure.REFUSED
+            return LegFailure.INVALID
         if run.leg_id in self._runs or self._memory.is_leased(run.leg_id):
             return LegFailure.REFUSED
         if run.ticket is not None and not self._fits(run, run.ticket):
             return LegFailure.KV_LOAD_FAILED
+        if run.ticket is not None:
+            # A real engine would decode from another prompt's blocks. Tokens are not told apart
+            # here, so that it is found all the same.
+            expect(self._memory.same_prompt(run, run.ticket), f"{run.leg_id}: another's blocks")
         if len(self._scheduler.waiting) >= self._settings.max_waiting_requests:
             return LegFailure.OVERLOADED
         self._runs[run.leg_id] = run
@@ -317,7 +344,6 @@ class V1Core:
             ticket.layout == self._settings.layout
             and 0 < ticket.tokens <= len(run.prompt)
             and ticket.blocks == self._memory.blocks_for(ticket.tokens)
-            and self._memory.same_prompt(run, ticket)
         )
 
     def _in_transfer(self, leg_id: str) -> Run | None:

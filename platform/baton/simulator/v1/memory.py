@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from baton.control.deadlines import Deadlines
+from baton.control.leases import renewed_until_s
 from baton.domain.handoff import Leg
 from baton.domain.outline import Outline, TokenIds
 from baton.policy.block_hash import chain, chain_root
@@ -19,7 +21,6 @@ from baton.simulator.v1.settings import V1Settings
 class _Lease(NamedTuple):
     hashes: list[int]
     private: int
-    expires_at_s: float
 
 
 class V1Memory:
@@ -37,6 +38,7 @@ class V1Memory:
         self._model = model
         self._roots: dict[tuple[str | None, str | None], int] = {}
         self._leases: dict[str, _Lease] = {}
+        self._expiries = Deadlines()
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks this many tokens need."""
@@ -76,6 +78,8 @@ class V1Memory:
             self.blocks.share(run.hashes[:cached])
         run.held = cached
         run.computed = cached * self._size
+        if run.cached_tokens < 0:  # not when it is placed again
+            run.own_tokens = run.computed
         self.extend(run, tokens)
 
     def grow(self, run: Run, tokens: int) -> bool:
@@ -115,8 +119,14 @@ class V1Memory:
     def lease(self, run: Run, now_s: float) -> None:
         """Keep a run's blocks for whoever pulls them."""
         kept = run.hashes[: run.held]
-        self._leases[run.leg_id] = _Lease(kept, run.private, now_s + self._lease_s)
+        self._leases[run.leg_id] = _Lease(kept, run.private)
+        self._expiries.arm(run.leg_id, now_s + self._lease_s)
         run.held = run.private = run.computed = 0
+
+    def renew(self, leg_id: str, now_s: float) -> None:
+        """Keep a leg's blocks for longer, where they are still kept."""
+        if leg_id in self._leases:
+            self._expiries.postpone(leg_id, renewed_until_s(now_s, self._lease_s))
 
     def is_leased(self, leg_id: str) -> bool:
         """Whether this finished prefill leg's blocks are still kept."""
@@ -124,28 +134,27 @@ class V1Memory:
 
     def release(self, leg_id: str) -> None:
         """End a lease."""
+        self._expiries.disarm(leg_id)
         lease = self._leases.pop(leg_id)
         self.blocks.give_back(lease.hashes, lease.private)
 
     def expire(self, now_s: float) -> int:
         """End the leases whose time is up and count them."""
-        expired = 0
-        while self._leases and (expiry_s := self.next_expiry_s()) is not None and expiry_s <= now_s:
-            self.release(next(iter(self._leases)))
-            expired += 1
-        return expired
+        expired = tuple(self._expiries.take_due(now_s))
+        for leg_id in expired:
+            self.release(leg_id)
+        return len(expired)
 
     def next_expiry_s(self) -> float | None:
-        """When the oldest lease ends; None without leases. All last equally long."""
-        for lease in self._leases.values():
-            return lease.expires_at_s
-        return None
+        """When to look for a lease that ends: perhaps early, never late; None without leases."""
+        return self._expiries.next_at_s()
 
     def check_integrity(self, runs: Iterable[Run]) -> None:
         """Assert that every block is used by exactly those who think so."""
         runs = tuple(runs)
         known = self._leases.keys() & {run.leg_id for run in runs}
         expect(not known, f"legs both run and are leased: {sorted(known)}")
+        expect(len(self._expiries) == len(self._leases), "a lease without an end, or the reverse")
         chains = [run.hashes[: run.held] for run in runs]
         chains += [lease.hashes for lease in self._leases.values()]
         counted = Counter(one for hashes in chains for one in hashes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from baton.domain.handoff import Leg, LegKind, LegOutput
+from baton.domain.handoff import CacheUse, Leg, LegKind, LegOutput
 from baton.domain.outline import TokenIds
 from baton.domain.request import FinishReason
 from baton.simulator.engine.orders import SimTicket
@@ -38,6 +38,7 @@ class Run:
         "leg",
         "leg_id",
         "limit",
+        "own_tokens",
         "private",
         "prompt",
         "pulls",
@@ -86,6 +87,8 @@ class Run:
         """Blocks behind those, nobody else's."""
         self.cached_tokens = -1
         """Tokens that it had not to compute itself; -1 before it first ran."""
+        self.own_tokens = 0
+        """Those of them that were in the prefix cache when it was first placed."""
         self.reported = False
         self.watch = Watch(queued_at_s)
         self.usual = LegOutput(leg.leg_id, (0,))
@@ -99,6 +102,12 @@ class Run:
         """All blocks it has."""
         return self.held + self.private
 
+    def cache_use(self, kept_tokens: int) -> CacheUse:
+        """What is said of its prompt, of which the prefix cache holds so many tokens now."""
+        return CacheUse(
+            self.cached_tokens - self.own_tokens, max(0, kept_tokens - self.cached_tokens)
+        )
+
     @property
     def streams(self) -> bool:
         """Whether somebody waits for each token after its first."""
@@ -106,11 +115,16 @@ class Run:
 
     @property
     def to_compute(self) -> int:
-        """Tokens that this engine will have to compute before the next one can be drawn."""
+        """Tokens that this engine will have to compute before the next one can be drawn.
+
+        How much of a prompt is cached shows when it begins; before, it is what was expected.
+        """
         missing = self.tokens - self.computed
         if self.arrived:
             return 1
-        return missing if self.ticket is None else max(1, missing - self.ticket.tokens)
+        if self.ticket is not None:
+            missing = max(1, missing - self.ticket.tokens)
+        return missing if self.cached_tokens >= 0 else min(missing, max(1, self.leg.to_compute))
 
 
 def _ending(leg: Leg, longest: int) -> tuple[int, FinishReason]:

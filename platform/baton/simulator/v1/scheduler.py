@@ -93,6 +93,7 @@ class Scheduler:
         run.ticket = None
         run.state = RunState.READY
         self.ready.append(run)
+        self.pull_over(run)
 
     def settle(self, run: Run, there: int | None) -> None:
         """A pull left `there` tokens here, or None: the leg was aborted."""
@@ -333,6 +334,7 @@ class Scheduler:
         if ticket is not None:
             self._orders.append(FreeSource(ticket=ticket))
             run.ticket = None
+            self.pull_over(run)
         memory.place(run, cached, computed + tokens)
         run.computed = computed
         run.scheduled = tokens

@@ -10,11 +10,16 @@ from baton.telemetry.dashboards.promql import counted, series
 
 BY_CLASS: Final = ("job", "slo_class")
 BY_POOL: Final = ("job", "pool")
-"""What numbers of classes and pools are told apart by: two deployments may call theirs the same."""
+BY_SERVED: Final = (*BY_CLASS, "model", "pool")
+"""What numbers of classes and pools are told apart by: two deployments may call theirs the same.
+Latencies of requests also by who has served them: two models have nothing in common."""
+SERVED: Final = "{{job}} {{slo_class}} {{model}} {{pool}}"
+"""The legend of `BY_SERVED`."""
 IN_CLASS: Final = {"slo_class": "=~$class"}
 OF_MODEL: Final = {"model": "=~$model"}
 OF_TENANT: Final = {"tenant": "=~$tenant"}
 IN_POOL: Final = {"pool": "=~$pool"}
+OF_SERVED: Final = {**IN_CLASS, **OF_MODEL, **IN_POOL}
 
 JOB: Final = Choice(
     name="job", label="Deployment", of=series(c.BUILD_INFO, job="=~.*"), values="job"

@@ -10,13 +10,16 @@ from baton.telemetry.catalogue import Metric, Objective
 from baton.telemetry.dashboards.choices import (
     BY_CLASS,
     BY_POOL,
+    BY_SERVED,
     CLASS,
     IN_CLASS,
     IN_POOL,
     JOB,
     MODEL,
     OF_MODEL,
+    OF_SERVED,
     POOL,
+    SERVED,
 )
 from baton.telemetry.dashboards.model import (
     FULL_IS_BAD,
@@ -34,6 +37,7 @@ from baton.telemetry.dashboards.promql import (
     Expr,
     Part,
     firing,
+    heat,
     largest,
     mean,
     part_rate,
@@ -258,7 +262,7 @@ def _latencies() -> Iterator[Panel]:
         title="From arrival to the end",
         about="Of finished requests; long answers take long, so compare it with itself.",
         shape=Shape.LINES,
-        queries=tuple(_by_class(c.DURATION)),
+        queries=tuple(_by_served(c.DURATION)),
         unit=Unit.SECONDS,
         magnitudes=True,
         width=12,
@@ -275,15 +279,15 @@ def _percentiles(title: str, metric: Metric, objective: Objective, about: str) -
         title=title,
         about=f"{about} Dashed: what is promised.",
         shape=Shape.LINES,
-        queries=(*_by_class(metric), promised),
+        queries=(*_by_served(metric), promised),
         unit=Unit.SECONDS,
         magnitudes=True,
     )
 
 
 def _ttft() -> Iterator[Panel]:
-    parts = total(rate(c.TTFT_PARTS, **IN_CLASS), "part")
-    firsts = total(part_rate(c.TTFT, Part.COUNT, **IN_CLASS))
+    parts = total(rate(c.TTFT_PARTS, **OF_SERVED), "part")
+    firsts = total(part_rate(c.TTFT, Part.COUNT, **OF_SERVED))
     yield Panel(
         title="Time to first token, by part",
         about="Where the mean time to first token went; the height is the mean. `held`, `queue`:"
@@ -296,9 +300,9 @@ def _ttft() -> Iterator[Panel]:
     )
     yield Panel(
         title="Mean time to first token",
-        about="The same by class; percentiles are above.",
+        about="The same by class, model and pool; percentiles are above.",
         shape=Shape.LINES,
-        queries=(Query(expr=mean(c.TTFT, *BY_CLASS, **IN_CLASS), legend="{{job}} {{slo_class}}"),),
+        queries=(Query(expr=mean(c.TTFT, *BY_SERVED, **OF_SERVED), legend=SERVED),),
         unit=Unit.SECONDS,
         width=6,
     )
@@ -316,7 +320,7 @@ def _ttft() -> Iterator[Panel]:
         title="How long first tokens took",
         about="All requests over time: two bands are two kinds of prompt or two ways to run them.",
         shape=Shape.HEAT,
-        queries=(Query(expr=total(part_rate(c.TTFT, Part.BUCKET, **IN_CLASS), "le")),),
+        queries=(Query(expr=heat(c.TTFT, **OF_SERVED)),),
         unit=Unit.SECONDS,
         width=12,
     )
@@ -328,7 +332,7 @@ def _waits() -> Iterator[Panel]:
         about="From the end of prefill to the first token, of requests that were handed off: what"
         " disaggregation costs. Compare with KV transfer when it grows.",
         shape=Shape.LINES,
-        queries=tuple(_by_class(c.HANDOFF_GAP)),
+        queries=tuple(_by_served(c.HANDOFF_GAP)),
         unit=Unit.SECONDS,
         width=6,
     )
@@ -337,7 +341,7 @@ def _waits() -> Iterator[Panel]:
         about="How long requests waited at the ingress before they were placed.",
         shape=Shape.LINES,
         runbook="BatonQueueGrows",
-        queries=tuple(_by_class(c.HELD)),
+        queries=tuple(_by_served(c.HELD)),
         unit=Unit.SECONDS,
         width=6,
     )
@@ -369,11 +373,11 @@ def _waits() -> Iterator[Panel]:
     )
 
 
-def _by_class(metric: Metric) -> Iterator[Query]:
+def _by_served(metric: Metric) -> Iterator[Query]:
     for q in _QUANTILES:
         yield Query(
-            expr=quantile(q, metric, *BY_CLASS, **IN_CLASS),
-            legend=f"{{{{job}}}} {{{{slo_class}}}} p{q * 100:g}",
+            expr=quantile(q, metric, *BY_SERVED, **OF_SERVED),
+            legend=f"{SERVED} p{q * 100:g}",
         )
 
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from baton.telemetry.catalogue import BY_NAME, Component, Kind, Metric
+from prometheus_client.utils import floatToGoString
+
+from baton.telemetry.catalogue import BY_NAME, Component, Kind, Label, Metric
 
 EVERYWHERE: Final = frozenset({"job", "instance", "component", "replica", "node"})
 """Labels that a scrape adds to each series, whatever process it comes from."""
@@ -163,22 +165,41 @@ def part_rate(metric: Metric, part: Part, **matchers: str) -> Expr:
     """
     if metric.kind is not Kind.HISTOGRAM:
         raise ValueError(f"{metric.name}: is a {metric.kind}, wanted a histogram")
-    inner = _selected(metric, metric.name + part, matchers)
-    labels = inner.labels | ({LE} if part is Part.BUCKET else frozenset())
+    _declared(metric)
+    labels = labels_of(metric) | ({LE} if part is Part.BUCKET else frozenset())
+    inner = _narrowed(metric.name + part, labels, matchers)
     return Expr(text=f"rate({inner.text}[{RATE_WINDOW}])", labels=labels)
 
 
 def quantile(fraction: float, metric: Metric, *by: str, **matchers: str) -> Expr:
     """A quantile of a histogram's observations.
 
+    Where edges follow the configuration there is one for each set of edges that was observed with:
+    buckets of different sets added up would yield no quantile of anything.
+
     Raises:
         ValueError: see `series`; or it is no histogram, or no fraction.
     """
     if not 0 < fraction < 1:
         raise ValueError(f"{metric.name}: got quantile {fraction}, wanted between 0 and 1")
+    by = (*by, Label.EDGES) if Label.EDGES in metric.labels else by
     buckets = total(part_rate(metric, Part.BUCKET, **matchers), LE, *by)
     text = f"histogram_quantile({_number(fraction)}, {buckets.text})"
     return Expr(text=text, labels=frozenset(by))
+
+
+def heat(metric: Metric, **matchers: str) -> Expr:
+    """How much each bucket of a histogram grows in a second, for all that is chosen together.
+
+    Where edges follow the configuration, buckets are those between edges that every process has.
+
+    Raises:
+        ValueError: see `series`; or it is no histogram.
+    """
+    if Label.EDGES in metric.labels:
+        edges = [*map(floatToGoString, metric.edges), "+Inf"]
+        matchers = {**matchers, LE: f"=~{'|'.join(map(re.escape, edges))}"}
+    return total(part_rate(metric, Part.BUCKET, **matchers), LE)
 
 
 def mean(metric: Metric, *by: str, **matchers: str) -> Expr:
@@ -223,9 +244,13 @@ def legend_labels(legend: str) -> frozenset[str]:
     return frozenset(_LEGEND_LABEL.findall(legend))
 
 
-def _selected(metric: Metric, name: str, matchers: dict[str, str]) -> Expr:
+def _declared(metric: Metric) -> None:
     if BY_NAME.get(metric.name) != metric:
         raise ValueError(f"{metric.name}: is not in the catalogue; declare it there")
+
+
+def _selected(metric: Metric, name: str, matchers: dict[str, str]) -> Expr:
+    _declared(metric)
     return _narrowed(name, labels_of(metric), matchers)
 
 

@@ -7,7 +7,16 @@ from typing import Final
 
 from baton.telemetry import catalogue as c
 from baton.telemetry.catalogue import TokenKind
-from baton.telemetry.dashboards.choices import BY_POOL, CLASS, IN_CLASS, IN_POOL, JOB, POOL
+from baton.telemetry.dashboards.choices import (
+    BY_POOL,
+    CLASS,
+    IN_CLASS,
+    IN_POOL,
+    JOB,
+    MODEL,
+    OF_MODEL,
+    POOL,
+)
 from baton.telemetry.dashboards.model import (
     NONE_IS_GOOD,
     Board,
@@ -18,10 +27,9 @@ from baton.telemetry.dashboards.model import (
     Unit,
 )
 from baton.telemetry.dashboards.promql import (
-    Part,
     average,
+    heat,
     largest,
-    part_rate,
     quantile,
     rate,
     series,
@@ -29,6 +37,7 @@ from baton.telemetry.dashboards.promql import (
 )
 
 _STATE: Final = "state"
+_PREDICTED: Final = ("job", "model", "mode")
 
 
 def board() -> Board:
@@ -37,7 +46,7 @@ def board() -> Board:
         name="routing",
         title="baton / Routing & cache",
         about="Where requests are sent and why, how right the predictions are, what caches save.",
-        choices=(JOB, CLASS, POOL),
+        choices=(JOB, CLASS, MODEL, POOL),
         rows=(
             Row(title="Who runs what, and why?", panels=(*_placements(), *_door())),
             Row(title="Which replicas are counted on?", panels=tuple(_recovery())),
@@ -159,7 +168,10 @@ def _predictions() -> Iterator[Panel]:
         shape=Shape.LINES,
         runbook="BatonPredictionOff",
         queries=tuple(
-            Query(expr=quantile(q, c.TTFT_RATIO, "mode"), legend=f"{{{{mode}}}} p{q * 100:g}")
+            Query(
+                expr=quantile(q, c.TTFT_RATIO, *_PREDICTED, **OF_MODEL),
+                legend=f"{{{{job}}}} {{{{model}}}} {{{{mode}}}} p{q * 100:g}",
+            )
             for q in (0.1, 0.5, 0.9)
         ),
         unit=Unit.RATIO,
@@ -183,7 +195,7 @@ def _predictions() -> Iterator[Panel]:
         about="All predictions over actual times: a second band is a kind of request that is"
         " predicted wrongly.",
         shape=Shape.HEAT,
-        queries=(Query(expr=total(part_rate(c.TTFT_RATIO, Part.BUCKET), "le")),),
+        queries=(Query(expr=heat(c.TTFT_RATIO, **OF_MODEL)),),
         unit=Unit.RATIO,
         width=6,
     )

@@ -7,13 +7,15 @@ from typing import Final
 
 from baton.telemetry import catalogue as c
 from baton.telemetry.dashboards.choices import (
-    BY_CLASS,
     BY_POOL,
+    BY_SERVED,
     CLASS,
-    IN_CLASS,
     IN_POOL,
     JOB,
+    MODEL,
+    OF_SERVED,
     POOL,
+    SERVED,
 )
 from baton.telemetry.dashboards.model import (
     NONE_IS_GOOD,
@@ -46,7 +48,7 @@ def board() -> Board:
         name="transfer",
         title="baton / KV transfer",
         about="How KV blocks get from replica to replica: pairs, speed, failures, leases.",
-        choices=(JOB, CLASS, POOL),
+        choices=(JOB, CLASS, MODEL, POOL),
         rows=(
             Row(title="Do blocks arrive?", panels=tuple(_arrive())),
             Row(title="Pairs", panels=tuple(_pairs())),
@@ -187,8 +189,8 @@ def _speed() -> Iterator[Panel]:
         shape=Shape.LINES,
         queries=tuple(
             Query(
-                expr=quantile(q, c.HANDOFF_GAP, *BY_CLASS, **IN_CLASS),
-                legend=f"{{{{job}}}} {{{{slo_class}}}} p{q * 100:g}",
+                expr=quantile(q, c.HANDOFF_GAP, *BY_SERVED, **OF_SERVED),
+                legend=f"{SERVED} p{q * 100:g}",
             )
             for q in (0.5, 0.99)
         ),
@@ -220,6 +222,20 @@ def _leases() -> Iterator[Panel]:
             ),
         ),
         unit=Unit.COUNT,
+    )
+    yield Panel(
+        title="Pulls that came too late",
+        about="Blocks were read after their lease and thrown away. Any: an engine stood still.",
+        shape=Shape.BARS,
+        runbook="BatonPullsVoid",
+        queries=(
+            Query(
+                expr=total(increase(c.VOID_PULLS, BAR_WINDOW, **IN_POOL), *BY_POOL),
+                legend="{{job}} {{pool}}",
+            ),
+        ),
+        unit=Unit.COUNT,
+        steps=NONE_IS_GOOD,
     )
     yield Panel(
         title="Expired leases",

@@ -22,6 +22,7 @@ from baton.telemetry.catalogue import (
     SLACK,
     TOKENS,
     TTFT_RATIO,
+    VOID_PULLS,
     Label,
     TokenKind,
 )
@@ -77,19 +78,19 @@ def _waits() -> Iterator[Rule]:
 
 def _predictions() -> Iterator[Rule]:
     ratios = buckets(TTFT_RATIO, "30m")
-    by = f"{Scraped.JOB}, {Label.MODE}, le"
+    by = f"{Scraped.JOB}, {Label.MODEL}, {Label.MODE}, le"
     median = f"histogram_quantile(0.5, sum by ({by}) (rate({ratios})))"
-    seen = grouped("sum", f"increase({observations(TTFT_RATIO, '30m')})", Label.MODE)
+    seen = grouped("sum", f"increase({observations(TTFT_RATIO, '30m')})", Label.MODEL, Label.MODE)
     yield Alert(
         name="BatonPredictionOff",
         severity=Severity.TICKET,
         expr=lines(
             indented(f"{median} > 2 or {median} < 0.5"),
-            f"and {on(Label.MODE)} {seen} > 100",
+            f"and {on(Label.MODEL, Label.MODE)} {seen} > 100",
         ),
         for_="30m",
-        summary="baton predicts times to first token badly ({{ $labels.job }}, mode"
-        " {{ $labels.mode }})",
+        summary="baton predicts times to first token of {{ $labels.model }} badly"
+        " ({{ $labels.job }}, mode {{ $labels.mode }})",
         description='The median of predicted over actual is {{ printf "%.2f" $value }} over half an'
         " hour. Placement, admission and the autoscaler go by these predictions.",
     )
@@ -160,6 +161,16 @@ def _handoffs() -> Iterator[Rule]:
         description='{{ printf "%.0f" $value }} leases ran out within a quarter of an hour, more'
         " than one in a hundred handoffs, if any was counted: prefills that nobody used, and blocks"
         " kept for nothing.",
+    )
+    void = grouped("sum", f"increase({series(VOID_PULLS, '15m')})", Label.POOL)
+    yield Alert(
+        name="BatonPullsVoid",
+        severity=Severity.TICKET,
+        expr=f"{void} > 0",
+        for_="1m",
+        summary="pool {{ $labels.pool }} of {{ $labels.job }} read KV blocks after their lease",
+        description='{{ printf "%.0f" $value }} pulls within a quarter of an hour. The blocks were'
+        " thrown away, so that no answer is wrong; each prompt was computed a second time.",
     )
 
 

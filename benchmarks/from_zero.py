@@ -1,0 +1,237 @@
+"""Whether a deployment that is scaled to zero serves the request that comes then, each time.
+
+Ray Serve, HAProxy, vLLM's API server, the coordinator, the autoscaler and replicas are real; only
+the engines' computing is simulated, in real time. A balancer stands in front, as one does in
+production: an HAProxy that asks for `/health` and sends requests only while the answer is 200.
+Whenever no replica is left, one request comes through it, in turn of a class without an SLO, and of
+one whose TTFT objective is shorter than any cold start. It must be served, by a replica that is
+started because of it. A second request comes while that start is under
+way, and is to be served, too.
+
+Prints one JSON object and writes `results/from_zero.json`; see `--help`. The exit status is 1 where
+a request was refused or the balancer took the deployment out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from baton.serving.data_path import find_haproxy
+from benchmarks._figures import rounded
+from benchmarks._provenance import provenance
+from benchmarks._systems import ENGINE, Baton, free_port
+
+SCENARIO = "from-zero"
+RESULTS = Path(__file__).parent / "results" / "from_zero.json"
+CLASSES = ("default", "chat")
+_ANSWER_S = 150.0
+_EMPTY_S = 120.0
+_POLL_S = 0.2
+_SECOND_S = 1.0
+_BALANCER = """
+global
+    maxconn 256
+    stats socket {folder}/stats mode 600
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 300s
+    timeout server 300s
+frontend clients
+    bind 127.0.0.1:{port}
+    default_backend fleet
+backend fleet
+    option httpchk GET /health
+    http-check expect status 200
+    server baton 127.0.0.1:{backend} check inter 500ms fall 2 rise 1
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wake:
+    """One request to a deployment without replicas, and one that came shortly after it."""
+
+    slo_class: str
+    statuses: tuple[int, int]
+    first_token_s: float
+    """Of the first one."""
+    why: str = ""
+    """What was said to the first that was not served; empty where both were."""
+
+    @property
+    def served(self) -> bool:
+        """Whether both were."""
+        return self.statuses == (200, 200) and not self.why
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--wakes", type=int, default=20, help="times from zero (20)")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--set", action="append", default=[], help="a key of the scenario: KEY=V")
+    options = parser.parse_args(arguments)
+    baton = Baton("baton", SCENARIO, sets=options.set)
+    wakes: list[Wake] = []
+    try:
+        baton.start()
+        with balancer(int(baton.url.rpartition(":")[2])) as front:
+            for number in range(options.wakes):
+                await_zero(baton, front.url)
+                wakes.append(wake(front.url, CLASSES[number % len(CLASSES)]))
+                say(f"{number + 1}: {json.dumps(rounded(asdict(wakes[-1])))}")
+            downs = front.downs()
+    finally:
+        left = baton.stop()
+    figures = summary(wakes, downs, left)
+    options.out.parent.mkdir(exist_ok=True)
+    kept = {"figures": rounded(figures), "wakes": [rounded(asdict(one)) for one in wakes]}
+    options.out.write_text(json.dumps(kept | provenance(("ray", "vllm")), indent=1) + "\n")
+    print(json.dumps(rounded(figures)))
+    return int(figures["served"] < len(wakes) or bool(downs) or not wakes)
+
+
+def summary(wakes: Sequence[Wake], downs: int, left: Sequence[int]) -> dict[str, Any]:
+    """The figures of a run."""
+    waits_s = sorted(one.first_token_s for one in wakes)
+    return {
+        "label": "M, simulated engines on Ray",
+        "wakes": len(wakes),
+        "served": sum(one.served for one in wakes),
+        "first_token_min_s": waits_s[0] if waits_s else None,
+        "first_token_max_s": waits_s[-1] if waits_s else None,
+        "balancer_downs": downs,
+        "problems": [one.why for one in wakes if one.why][:5],
+        "left_behind": list(left),
+    }
+
+
+# ------------------------------------------------------------------ the balancer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balancer:
+    """What stands in front of the deployment."""
+
+    url: str
+    stats: Callable[[], int]
+
+    def downs(self) -> int:
+        """How often it has taken the deployment out, because a health check failed."""
+        return self.stats()
+
+
+@contextmanager
+def balancer(backend: int) -> Iterator[Balancer]:
+    """An HAProxy that asks the deployment whether it is healthy."""
+    binary = find_haproxy(os.environ)
+    if binary is None:
+        raise RuntimeError("no executable haproxy was found, wanted one as balancer")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="baton-", dir="/tmp") as folder:
+        config = Path(folder) / "balancer.cfg"
+        config.write_text(_BALANCER.format(port=port, backend=backend, folder=folder))
+        process = subprocess.Popen([binary, "-db", "-f", str(config)])  # noqa: S603 - our own
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _await(lambda: _health(url) == httpx.codes.OK, 20.0, "the balancer lets nobody in")
+            yield Balancer(url=url, stats=lambda: _downs(Path(folder) / "stats"))
+        finally:
+            process.terminate()
+            process.wait(timeout=10)
+
+
+def _downs(path: Path) -> int:
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect(str(path))
+        asked.sendall(b"show stat\n")
+        told = b""
+        while chunk := asked.recv(65536):
+            told += chunk
+    head, *rows = told.decode().lstrip("# ").splitlines()
+    names = head.split(",")
+    rows_of = (dict(zip(names, row.split(","), strict=False)) for row in rows)
+    return sum(int(row["chkdown"] or 0) for row in rows_of if row.get("svname") == "baton")
+
+
+# ------------------------------------------------------------------ requests
+
+
+def wake(url: str, slo_class: str) -> Wake:
+    """Send one request, and another when the start has begun."""
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask, url, slo_class)
+        time.sleep(_SECOND_S)
+        second = pool.submit(ask, url, slo_class)
+        (status, first_token_s, why), (other, _, why_other) = first.result(), second.result()
+    return Wake(
+        slo_class=slo_class,
+        statuses=(status, other),
+        first_token_s=first_token_s,
+        why=why or why_other,
+    )
+
+
+def ask(url: str, slo_class: str) -> tuple[int, float, str]:
+    """One streamed completion: its status, when its first token came, and what went wrong."""
+    body = {"model": "tiny", "prompt": "from zero", "max_tokens": 8, "stream": True}
+    headers = {} if slo_class == "default" else {"X-SLO-Class": slo_class}
+    began_s, first_s, text = time.monotonic(), 0.0, ""
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=body, headers=headers, timeout=_ANSWER_S
+    ) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data:") and not first_s:
+                first_s = time.monotonic() - began_s
+            text += line
+    whole = answer.status_code == httpx.codes.OK and "[DONE]" in text
+    return answer.status_code, first_s, "" if whole else text[:300]
+
+
+def await_zero(baton: Baton, url: str) -> None:
+    """Wait until no replica's process is left, while the deployment says that it is healthy."""
+    _await(lambda: not baton.groups()[ENGINE], _EMPTY_S, "replicas are left")
+    health = _health(url)
+    if health != httpx.codes.OK:
+        raise RuntimeError(f"/health of a deployment at zero: got {health}, wanted 200")
+
+
+def _health(url: str) -> int:
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def _await(holds: Callable[[], bool], within_s: float, what: str) -> None:
+    until_s = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"{what} after {within_s:.0f} s")
+        time.sleep(_POLL_S)
+
+
+def say(what: str) -> None:
+    """Tell how it goes on."""
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,251 @@
+"""Which arguments of vLLM's API server a model may be given, of what type, and which not and why.
+
+The API server stands behind a front of baton's own, listens nowhere, and has no engine. What it
+would do alone (listen, serve more routes, ask for keys, compute) it cannot do there, and an
+argument for that would be passed over in silence. So an argument is passed on only if it is listed
+here; a test holds the list against the arguments of the vLLM that is installed.
+
+Source: vLLM 0.32, entrypoints/launchers/cli_args.py and engine/arg_utils.py, and 0.33,
+entrypoints/common/cli_args.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """What an argument takes."""
+
+    wanted: str
+    """In words, for a finding."""
+    types: tuple[type, ...]
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    members: type | None = None
+    """Of what each member of a list is."""
+
+    def problem(self, value: object) -> str | None:
+        """What is wrong with a value."""
+        fits = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
+        if fits and self.choices:
+            fits = value in self.choices
+        if fits and self.least is not None and isinstance(value, int | float):
+            fits = value >= self.least
+        if fits and self.members is not None and isinstance(value, Sequence):
+            fits = isinstance(value, str) or all(isinstance(one, self.members) for one in value)
+        return None if fits else f"got {_shown(value)}, wanted {self.wanted}"
+
+
+def _shown(value: object) -> str:
+    """A value of the wrong type; what may be a secret is not repeated."""
+    match value:
+        case bool() | None:
+            return str(value).lower().replace("none", "null")
+        case int() | float():
+            return str(value)
+        case str():
+            return "another text" if value else "an empty text"
+        case list() | tuple():
+            return "a list"
+        case _:
+            return "a mapping"
+
+
+def _one_of(*choices: str) -> Argument:
+    return Argument(wanted=f"one of {', '.join(choices)}", types=(str,), choices=choices)
+
+
+_FLAG = Argument(wanted="true or false", types=(bool,))
+_TEXT = Argument(wanted="a text", types=(str,))
+_COUNT = Argument(wanted="a whole number from 0 on", types=(int,), least=0)
+_SOME = Argument(wanted="a whole number from 1 on", types=(int,), least=1)
+_MAPPING = Argument(wanted="a mapping", types=(Mapping,))
+_TEXTS = Argument(wanted="a list of texts", types=(list, tuple), members=str)
+
+PASSED_ON: Mapping[str, Argument] = {
+    # How requests become prompts.
+    "chat_template": _TEXT,
+    "chat_template_content_format": _one_of("auto", "openai", "string"),
+    "default_chat_template_kwargs": _MAPPING,
+    "trust_request_mm_kwargs": _FLAG,
+    "exclude_tools_when_tool_choice_none": _FLAG,
+    "cohere_format": _one_of("cmd3", "cmd4"),
+    "anthropic_disabled_thinking_effort": _one_of(
+        "auto", "none", "low", "medium", "high", "xhigh", "max"
+    ),
+    "renderer_num_workers": _SOME,
+    "tokenizer": _TEXT,
+    "tokenizer_mode": _TEXT,
+    "tokenizer_revision": _TEXT,
+    # How the model is read, of which only the configuration is.
+    "code_revision": _TEXT,
+    "config_format": _TEXT,
+    "download_dir": _TEXT,
+    "dtype": _TEXT,
+    "hf_config_path": _TEXT,
+    "hf_overrides": _MAPPING,
+    "quantization": _TEXT,
+    "trust_remote_code": _FLAG,
+    # Media in requests.
+    "enable_mm_embeds": _FLAG,
+    "interleave_mm_strings": _FLAG,
+    "language_model_only": _FLAG,
+    "limit_mm_per_prompt": _MAPPING,
+    "media_io_kwargs": _MAPPING,
+    "mm_processor_kwargs": _MAPPING,
+    # What requests may ask for, and get unless they say.
+    "generation_config": _TEXT,
+    "override_generation_config": _MAPPING,
+    "logits_processors": _TEXTS,
+    "max_logprobs": Argument(wanted="a whole number from -1 on", types=(int,), least=-1),
+    "structured_outputs_config": _MAPPING,
+    # Tools and reasoning.
+    "enable_auto_tool_choice": _FLAG,
+    "tool_call_parser": _TEXT,
+    "tool_parser_plugin": _TEXT,
+    "tool_server": _TEXT,
+    "tool_strict_level": _one_of("auto", "function", "parameter"),
+    "reasoning_config": _MAPPING,
+    "reasoning_effort_map": _MAPPING,
+    "reasoning_parser": _TEXT,
+    "reasoning_parser_plugin": _TEXT,
+    # What answers look like.
+    "enable_force_include_usage": _FLAG,
+    "enable_prompt_tokens_details": _FLAG,
+    "enable_request_id_headers": _FLAG,
+    "fingerprint_mode": _one_of("full", "hash", "custom", "none"),
+    "fingerprint_value": _TEXT,
+    "response_role": _TEXT,
+    "return_tokens_as_token_ids": _FLAG,
+    "sse_keep_alive_interval": Argument(
+        wanted="a whole number of seconds, 0 for none", types=(int,), least=0
+    ),
+    "stream_interval": _SOME,
+    # Browsers: these are the front's to answer, and it does.
+    "allow_credentials": _FLAG,
+    "allowed_headers": _TEXTS,
+    "allowed_methods": _TEXTS,
+    "allowed_origins": _TEXTS,
+    # Layers and logs.
+    "middleware": Argument(
+        wanted="an import path or a list of them", types=(str, list, tuple), members=str
+    ),
+    "enable_log_deltas": _FLAG,
+    "enable_log_outputs": _FLAG,
+    "enable_log_requests": _FLAG,
+    "log_error_stack": _FLAG,
+    "max_log_len": _COUNT,
+}
+"""Arguments that do with baton what they do with vLLM alone."""
+
+SINCE: Mapping[str, tuple[int, int]] = {"reasoning_effort_map": (0, 33)}
+"""The vLLM that an argument came with, where not all that are supported have it."""
+
+CROSS_ORIGIN = ("allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins")
+"""What browsers of other origins may do; several models have one front for it."""
+
+OWN_KEYS: Mapping[str, str] = {
+    "model": "source of the model",
+    "model_tag": "source of the model",
+    "served_model_name": "name of the model",
+    "revision": "revision of the model",
+    "max_model_len": "max_len of the model",
+    "enable_lora": "adapters of the model",
+    "lora_modules": "adapters of the model",
+    "allowed_media_domains": "server.allow.media_domains",
+    "trust_request_chat_template": "server.allow.chat_templates",
+    "enable_prompt_embeds": "server.allow.prompt_embeds",
+    "api_key": "tenants.*.keys_file",
+    "api_server_count": "server.replicas",
+    "host": "server.host",
+    "port": "server.port",
+    "ssl_ca_certs": "security.tls.client_ca_file",
+    "ssl_certfile": "security.tls.cert_file",
+    "ssl_keyfile": "security.tls.key_file",
+    "log_config_file": "observability.logs",
+    "log_level": "observability.logs.level",
+    "logging_config": "observability.logs",
+    "max_num_queued_reqs": "admission.max_queue",
+    "otlp_traces_endpoint": "observability.tracing.otlp",
+}
+"""Arguments that have a key of their own, and which."""
+
+_NO_SERVER = "vLLM's HTTP server is not started, baton's front listens; remove it"
+_NO_ROUTE = "its route is not opened by server.routes; remove it"
+_NO_DOCS = "no pages of documentation are served; remove it"
+_NO_LOCAL = "clients could read files of the ingress' machine; have them send media in requests"
+
+REFUSED: Mapping[str, str] = {
+    "allowed_local_media_path": _NO_LOCAL,
+    "cohere_is_reasoning_model": _NO_ROUTE,
+    "config": "everything is in one file, write its arguments here",
+    "data_parallel_supervisor_port": "server.replicas says how many API servers there are",
+    "disable_access_log_for_endpoints": _NO_SERVER,
+    "disable_fastapi_docs": _NO_DOCS,
+    "disable_log_stats": "baton counts itself (observability.metrics); remove it",
+    "disable_uvicorn_access_log": _NO_SERVER,
+    "dp_supervisor_probe_failure_threshold": "server.replicas says how many API servers there are",
+    "dp_supervisor_probe_interval_s": "server.replicas says how many API servers there are",
+    "dp_supervisor_probe_timeout_s": "server.replicas says how many API servers there are",
+    "enable_flash_late_interaction": "models that score are not served; remove it",
+    "enable_offline_docs": _NO_DOCS,
+    "enable_per_request_metrics": "engines' times do not come to the API server, see"
+    " 'baton explain request' and observability.tracing",
+    "enable_scale_out": _NO_ROUTE,
+    "enable_server_load_tracking": _NO_ROUTE,
+    "enable_ssl_refresh": "certificates are read again when their files change; remove it",
+    "enable_tokenizer_info_endpoint": _NO_ROUTE,
+    "grpc": "only HTTP is served; remove it",
+    "grpc_port": "only HTTP is served; remove it",
+    "h11_max_header_count": _NO_SERVER,
+    "h11_max_incomplete_event_size": _NO_SERVER,
+    "headless": "an ingress is an API server; remove it",
+    "hf_token": "a secret may not stand in a configuration; set HF_TOKEN on the nodes",
+    "mm_processor_cache_gb": "baton keeps it at 0, for engines do not share what it leaves out",
+    "root_path": "routes are served under their own paths; have the proxy take the prefix off",
+    "skip_tokenizer_init": "prompts are tokenized by the API server; remove it",
+    "ssl_cert_reqs": "clients need certificates where security.tls.client_ca_file is set",
+    "ssl_ciphers": "HAProxy ends TLS 1.2 and 1.3 with its own list; remove it",
+    "tokens_only": _NO_ROUTE,
+    "uds": _NO_SERVER,
+    "uvicorn_log_level": _NO_SERVER,
+}
+"""Arguments that would be passed over or defeated here, and what to do instead."""
+
+_TOGETHER = (
+    ("enable_auto_tool_choice", "tool_call_parser"),
+    ("enable_log_outputs", "enable_log_requests"),
+    ("allow_credentials", "allowed_origins"),
+    ("fingerprint_value", "fingerprint_mode"),
+)
+"""Arguments that do nothing, or end the API server as it starts, without another one."""
+
+
+def problem_with(name: str, value: object) -> str | None:
+    """Why an argument cannot be passed on; None when it can."""
+    if name in OWN_KEYS:
+        return f"cannot be passed on, use '{OWN_KEYS[name]}'"
+    if name in REFUSED:
+        return f"cannot be had here: {REFUSED[name]}"
+    if name in PASSED_ON:
+        # null is what vLLM has unless it is told.
+        return None if value is None else PASSED_ON[name].problem(value)
+    near = get_close_matches(name, PASSED_ON, n=1)
+    meant = f"did you mean '{near[0]}'? " if near else ""
+    return (
+        f"is no argument that vLLM's API server heeds here; {meant}arguments of engines belong in"
+        " engine.extra"
+    )
+
+
+def missing_with(arguments: Mapping[str, object]) -> Mapping[str, str]:
+    """What is missing beside arguments that are given, by the argument."""
+    return {
+        name: f"does nothing without '{needed}', which is not given"
+        for name, needed in _TOGETHER
+        if arguments.get(name) and not arguments.get(needed)
+    }

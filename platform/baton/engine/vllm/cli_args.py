@@ -1,0 +1,20 @@
+"""vLLM's parser of server arguments, which has another place in each supported version."""
+
+from __future__ import annotations
+
+try:
+    from vllm.entrypoints.common.cli_args import (
+        FrontendArgs,
+        make_arg_parser,
+        validate_parsed_serve_args,
+    )
+except ModuleNotFoundError as moved:  # vLLM 0.32 has it beside its launchers
+    if not (moved.name or "").startswith("vllm.entrypoints.common"):
+        raise
+    from vllm.entrypoints.launchers.cli_args import (
+        FrontendArgs,
+        make_arg_parser,
+        validate_parsed_serve_args,
+    )
+
+__all__ = ["FrontendArgs", "make_arg_parser", "validate_parsed_serve_args"]

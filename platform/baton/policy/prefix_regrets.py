@@ -1,0 +1,98 @@
+"""What is lost because a prefix is held by too few: when to have it computed once more.
+
+*Theory of operation.* A request goes where it costs least, and those that begin alike therefore go
+to who holds that beginning, for as long as they queue there for less than it takes to compute it.
+Each of them might have been served sooner by another replica if that had held the prefix, too: so
+much was *forgone*. What is forgone for one prefix is added up, for the replica that it brings
+nearest to a copy, and fades. When it comes to three times what one more copy costs, the next such
+request pays for one: it is computed where it is missing, and what it cost is taken off again. Loss
+before a copy is so bounded by its price.
+
+Source: Karlin, Manasse, Rudolph, Sleator, Competitive Snoopy Caching, Algorithmica 3 (1988): rent
+until the rent paid comes to the price, then buy.
+
+A prefix is named by the hash of its last block, which stands for all before it. Those for which
+something was forgone longest ago are forgotten first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from math import exp
+from typing import Protocol
+
+from baton.domain.handoff import Forgone
+
+HORIZON_S = 3.0
+"""What was forgone so long ago counts for a third. Found by trying: with 30 s, prefixes that are
+used now and then were stored several times, at the cost of others' (`make bench-routing`)."""
+PRICE = 3.0
+"""What must have been forgone, as a multiple of what a copy costs: a prefix may be about to go out
+of use, and predictions are not exact. Found by trying: at 1 to 2, prefixes in modest use were
+copied, and drove others out (`make bench-routing`); at 4, hot ones came too late."""
+MOST_PREFIXES = 4096
+"""Of all replicas together: some hundred bytes each."""
+
+
+class Regrets(Protocol):
+    """Of one prompt: what was forgone by others that began like it."""
+
+    def of(self, replica_id: str, blocks: int) -> float:
+        """Seconds forgone because this replica does not hold its first so many blocks."""
+        ...
+
+
+class _NoRegrets:
+    def of(self, replica_id: str, blocks: int) -> float:
+        return 0.0
+
+
+NO_REGRETS: Regrets = _NoRegrets()
+
+
+class PrefixRegrets:
+    """Seconds by prefix, those that were changed last at the end."""
+
+    def __init__(self) -> None:
+        self._seconds: OrderedDict[tuple[str, int], tuple[float, float]] = OrderedDict()
+        """By the hash of a prefix' last block: how many, and when that was right."""
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def note(self, hashes: Sequence[int], forgone: Forgone, now_s: float) -> None:
+        """A prompt of these blocks was placed."""
+        if not 0 < forgone.blocks <= len(hashes):
+            return
+        name = forgone.replica_id, hashes[forgone.blocks - 1]
+        left_s = self.of(name, now_s) + forgone.seconds
+        if left_s > 0:
+            self._seconds[name] = (left_s, now_s)
+            self._seconds.move_to_end(name)
+        else:
+            self._seconds.pop(name, None)
+        if len(self._seconds) > MOST_PREFIXES:
+            self._seconds.popitem(last=False)
+
+    def of(self, name: tuple[str, int], now_s: float) -> float:
+        """What was forgone for this prefix; 0 for one that is not known."""
+        seconds, at_s = self._seconds.get(name, (0.0, now_s))
+        return seconds * exp(-max(0.0, now_s - at_s) / HORIZON_S)
+
+
+class PromptRegrets:
+    """Those of one prompt's prefixes, as of one moment."""
+
+    __slots__ = ("_book", "_hashes", "_now_s")
+
+    def __init__(self, book: PrefixRegrets, hashes: Sequence[int], now_s: float) -> None:
+        self._book = book
+        self._hashes = hashes
+        self._now_s = now_s
+
+    def of(self, replica_id: str, blocks: int) -> float:
+        """Seconds forgone because this replica does not hold its first so many blocks."""
+        if not 0 < blocks <= len(self._hashes):
+            return 0.0
+        return self._book.of((replica_id, self._hashes[blocks - 1]), self._now_s)

@@ -1,0 +1,318 @@
+"""The usage that clients of each API are told, by a whole baton in one process or by plain vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import httpx
+
+from baton.control.coordinator import Coordinator
+from baton.control.limits import CoordinatorLimits
+from baton.domain.commands import Delivery, RequestRecord
+from baton.domain.errors import BatonError
+from baton.domain.events import LegFailed
+from baton.domain.fleet import ReplicaView
+from baton.domain.handoff import Decision, HandoffMode, LegFailure, Route, RouteReason
+from baton.domain.request import Phase
+from baton.engine.vllm.app import VllmFrontend
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.policy.placement import NoRoute, PlacementQuery, Surroundings
+from baton.policy.prefix_index import IndexMode, IndexOptions
+from baton.policy.replica_cost import usable_tokens
+from baton.runtime.clock import MonotonicClock
+from baton.runtime.link.options import LinkOptions
+from tests.fakes.fleet_rig import FAST_LINK, Clients, Fleet
+
+MODEL = "tiny"
+MAX_LEN_TOKENS = 2048
+BLOCK_TOKENS = 32
+OUTPUT_TOKENS = 8
+CUT = 3
+"""Tokens after which a stream loses its leg."""
+PREFILL, DECODE = "p0", "d0"
+WAIT_S = 60.0
+
+
+class Api(StrEnum):
+    """The APIs that say what a request used."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+
+
+class Way(StrEnum):
+    """The ways that a request can take through a fleet."""
+
+    LOCAL = "local"
+    HANDED_OFF = "handed off"
+    EARLY = "handed off, first token from prefill"
+    FETCHED = "prefix fetched"
+    RESUMED = "resumed"
+    MOVED = "handed off, then resumed"
+
+
+def text(seed: str, words: int = 90) -> str:
+    """A prompt that no other seed's has the beginning of."""
+    random = Random(seed)
+    return " ".join(f"w{random.randrange(100, 999)}" for _ in range(words))
+
+
+def body(api: Api, prompt: str, *, stream: bool, n: int = 1) -> dict[str, Any]:
+    """A greedy request of `OUTPUT_TOKENS`; a stream says its usage in the end."""
+    sent: dict[str, Any] = {"model": MODEL, "temperature": 0, "stream": stream}
+    said = [{"role": "user", "content": prompt}]
+    match api:
+        case Api.CHAT:
+            sent |= {"messages": said, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+        case Api.COMPLETIONS:
+            sent |= {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+        case Api.RESPONSES:
+            return sent | {"input": prompt, "max_output_tokens": OUTPUT_TOKENS}
+        case Api.MESSAGES:
+            return sent | {"messages": said, "max_tokens": OUTPUT_TOKENS}
+    if n > 1:
+        sent |= {"n": n, "temperature": 1, "seed": 7}  # vLLM has one greedy answer
+    return sent | ({"stream_options": {"include_usage": True}} if stream else {})
+
+
+async def usage(
+    http: httpx.AsyncClient, api: Api, prompt: str, *, stream: bool, n: int = 1
+) -> list[dict[str, Any]]:
+    """Each usage that a client of an API is told for a prompt, in order."""
+    answer = await http.post(api, json=body(api, prompt, stream=stream, n=n))
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        return [answer.json()["usage"]]
+    told = []
+    for line in answer.text.splitlines():
+        if not line.startswith("data: {"):
+            continue
+        event = json.loads(line.removeprefix("data: "))
+        assert "error" not in event, event
+        places = (event, event.get("response") or {}, event.get("message") or {})
+        told += [place["usage"] for place in places if place.get("usage")]
+    assert told, answer.text
+    return told
+
+
+class Used(NamedTuple):
+    """What a usage says of a prompt; None: nothing."""
+
+    prompt_tokens: int
+    cached_tokens: int | None
+    created_tokens: int | None
+
+
+def used(api: Api, told: Mapping[str, Any]) -> Used:
+    """What a usage of an API says of its prompt."""
+    if api is Api.MESSAGES:
+        read = told.get("cache_read_input_tokens")
+        created = told.get("cache_creation_input_tokens")
+        return Used(told["input_tokens"] + (read or 0) + (created or 0), read, created)
+    if api is Api.RESPONSES:
+        details = told["input_tokens_details"]
+        cached, created = details["cached_tokens"], details["cache_write_tokens"]
+        return Used(told["input_tokens"], cached, created)
+    details = told["prompt_tokens_details"]
+    return Used(
+        told["prompt_tokens"], details["cached_tokens"], details.get("created_cache_tokens")
+    )
+
+
+def one_engine(api: Api, prompt_tokens: int, *, held_tokens: int) -> Used:
+    """What is told of a prompt by one engine that holds so many tokens of it."""
+    usable = min(held_tokens, prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    created = max(0, prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS - usable)
+    # vLLM's completions do not say what was created.
+    return Used(prompt_tokens, usable, None if api is Api.COMPLETIONS else created)
+
+
+class ChosenWay:
+    """A placer that sends each request the way that a test has set."""
+
+    def __init__(self) -> None:
+        self.way = Way.LOCAL
+        self.local: tuple[str, ...] = (DECODE,)
+        """Where those go in turn that stay on one replica."""
+        self._placed = 0
+
+    def place(self, query: PlacementQuery, around: Surroundings) -> Decision | NoRoute:
+        route = self._route(query, around)
+        return Decision(route=route, policy="chosen", at_s=0.0)
+
+    def _route(self, query: PlacementQuery, around: Surroundings) -> Route:
+        if query.local_only or query.avoid or self.way in {Way.LOCAL, Way.RESUMED}:
+            here = self.local[self._placed % len(self.local)]
+            self._placed += 1
+            return Route(
+                mode=HandoffMode.LOCAL,
+                prefill_replica_id=None,
+                decode_replica_id=PREFILL if here in query.avoid else here,
+                reason=RouteReason.LOCAL_ONLY,
+            )
+        tokens, reason = None, RouteReason.DISAGGREGATED
+        if self.way is Way.FETCHED:
+            hit, facts = query.hits.of(PREFILL), around.fleet.replicas[PREFILL].facts
+            held = usable_tokens(hit, query.prompt_tokens, facts.block_size_tokens)
+            assert held, "the holder is not known to hold anything"
+            tokens, reason = held + 1, RouteReason.PREFIX_FETCH
+        return Route(
+            mode=HandoffMode.PULL,
+            prefill_replica_id=PREFILL,
+            decode_replica_id=DECODE,
+            reason=reason,
+            prefill_tokens=tokens,
+        )
+
+    def place_decode(
+        self, query: PlacementQuery, source: ReplicaView, around: Surroundings
+    ) -> str | None:
+        return DECODE
+
+
+class ApiClients(Clients):
+    """Clients that ask through vLLM's API; streams lose their leg on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frontend: VllmFrontend | None = None
+        self.fleet: Fleet | None = None
+        self.breaks: str | None = None
+        """Which leg of each request, if any."""
+        self._broken: set[str] = set()
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        assert self.frontend is not None
+        super().deliver(deliveries)
+        self.frontend.deliver(deliveries)
+        for delivery in deliveries:
+            request_id = delivery.request_id
+            if self.breaks and len(self.tokens[request_id]) >= CUT:
+                self._break(f"{request_id}~{self.breaks}")
+
+    def _break(self, leg_id: str) -> None:
+        if leg_id in self._broken:
+            return
+        self._broken.add(leg_id)
+        assert self.fleet is not None
+        failure = LegFailure.ENGINE_ERROR
+        lost = LegFailed(replica_id=DECODE, leg_id=leg_id, failure=failure, why="a test")
+        self.fleet.driver.on_event(lost)
+
+    def fail(self, request_id: str, error: BatonError) -> None:
+        assert self.frontend is not None
+        super().fail(request_id, error)
+        self.frontend.fail(request_id, error)
+
+
+class Baton:
+    """An ingress with vLLM's API before a fleet; whoever adds replicas to `fleet` starts them."""
+
+    def __init__(
+        self, model: Path, *, link: LinkOptions = FAST_LINK, log_stats: bool = False
+    ) -> None:
+        self.placer = ChosenWay()
+        self.limits = CoordinatorLimits(
+            first_token_s=WAIT_S, transfer_s=WAIT_S, stall_s=WAIT_S, early_first_token=False
+        )
+        coordinator = Coordinator(
+            limits=self.limits, placer=self.placer, index=IndexOptions(mode=IndexMode.HYBRID)
+        )
+        self.clients = ApiClients()
+        self.fleet = Fleet(coordinator, name="usage", link=link, clients=self.clients)
+        self.clients.fleet = self.fleet
+        facts = FleetFacts(
+            max_len_tokens=MAX_LEN_TOKENS,
+            block_size_tokens=BLOCK_TOKENS,
+            kv_blocks=1000,
+            max_running_requests=64,
+            max_batched_tokens=2048,
+        )
+        hooks = FrontendHooks(
+            on_request=self.fleet.driver.on_request,
+            on_abort=self.fleet.driver.on_abort,
+            admit=lambda _requests, _caller: None,
+            healthy=lambda: True,
+        )
+        settings = FrontendSettings(
+            model=str(model),
+            served_name=MODEL,
+            log_stats=log_stats,
+            extra={"enable-prompt-tokens-details": True},
+        )
+        self.clients.frontend = VllmFrontend(settings, facts, hooks=hooks, clock=MonotonicClock())
+
+    async def start(self) -> None:
+        assert self.clients.frontend is not None
+        app = await self.clients.frontend.start()
+        transport = httpx.ASGITransport(app=app)
+        self.http = httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1", timeout=WAIT_S
+        )
+
+    async def close(self) -> None:
+        assert self.clients.frontend is not None
+        await self.http.aclose()
+        await self.clients.frontend.close()
+        await self.fleet.close()
+
+    async def usage(
+        self, api: Api, prompt: str, way: Way, *, stream: bool, n: int = 1
+    ) -> tuple[list[dict[str, Any]], list[RequestRecord]]:
+        """What a client is told of a prompt that goes this way, and its stories as they ended."""
+        self._set_out(way)
+        before = set(self.clients.records)
+        try:
+            told = await usage(self.http, api, prompt, stream=stream, n=n)
+        finally:
+            self._set_out(Way.LOCAL)
+        await self.clients.ended(len(before) + n, WAIT_S)
+        new = [record for one, record in self.clients.records.items() if one not in before]
+        for record in new:
+            assert record.outcome is Phase.FINISHED, record.reason
+            _check_way(record, way)
+        return told, new
+
+    async def warm(self, api: Api, prompt: str, replica_id: str) -> None:
+        """Have a replica hold a prompt, and the coordinator know it."""
+        self.placer.local = (replica_id,)
+        try:
+            await self.usage(api, prompt, Way.LOCAL, stream=False)
+        finally:
+            self.placer.local = (DECODE,)
+
+    def _set_out(self, way: Way) -> None:
+        self.placer.way = way
+        self.clients.breaks = {Way.RESUMED: "1", Way.MOVED: "2"}.get(way)
+        early = way is Way.EARLY
+        limits = CoordinatorLimits(
+            first_token_s=WAIT_S, transfer_s=WAIT_S, stall_s=WAIT_S, early_first_token=early
+        )
+        self.fleet.coordinator.reconfigure(limits=limits)
+
+
+def _check_way(record: RequestRecord, way: Way) -> None:
+    """A request that took another way proves nothing."""
+    kinds = [leg.kind.value for leg in record.legs]
+    match way:
+        case Way.LOCAL:
+            assert kinds == ["local"], record
+        case Way.RESUMED:
+            assert kinds == ["local", "local"], record
+            assert record.legs[0].output_tokens >= CUT
+        case Way.MOVED:
+            assert kinds == ["prefill", "decode", "local"], record
+            assert record.legs[1].output_tokens >= CUT
+        case _:
+            assert kinds == ["prefill", "decode"], record
+            assert (record.legs[0].output_tokens > 0) == (way is Way.EARLY)
+            assert record.legs[1].fetched_tokens > 0
+            whole = record.legs[0].prompt_tokens == record.prompt_tokens
+            assert whole == (way is not Way.FETCHED)

@@ -1,0 +1,85 @@
+"""Keys that are valid each by itself, and work against each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.config.contradictions import contradictions
+from baton.config.derive import coordinator_limits, wakes
+from baton.config.narrow import each_model
+from tests.config.conftest import Load
+
+ZERO = """
+version: 1
+model: {source: tiny, max_len: 4096, engine: {kind: sim, sim: {}}}
+pools:
+  prefill: {role: prefill, replicas: {min: 0, start: 1}}
+  decode: {role: decode, replicas: {min: 0, start: 1}}
+"""
+SCALES = "autoscaler: {scale_to_zero: true}\n"
+
+
+def test_where_keys_agree_nothing_is_said(load: Load) -> None:
+    assert not contradictions(load(ZERO).config)
+    assert not contradictions(load(ZERO + SCALES).config)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (
+            "autoscaler: {scale_to_zero: true, policy: static}",
+            "autoscaler.scale_to_zero: no effect with autoscaler.policy: static",
+        ),
+        (
+            "autoscaler: {scale_to_zero: true, dry_run: true}",
+            "autoscaler.scale_to_zero: no effect with autoscaler.dry_run: true",
+        ),
+        (
+            SCALES + "admission: {timeouts: {total: 60s}}",
+            "admission.timeouts.total: got 60s, expected more than admission.max_cold_start_wait",
+        ),
+        (
+            SCALES + "admission: {max_cold_start_wait: 10s, max_queue_wait: 20s}",
+            "admission.max_cold_start_wait: got 10s, expected at least admission.max_queue_wait",
+        ),
+        (
+            SCALES + "admission: {max_cold_start_wait: 3s}",
+            "admission.max_cold_start_wait: got 3s, expected at least two of autoscaler.interval",
+        ),
+    ],
+)
+def test_what_works_against_each_other_is_said(load: Load, text: str, key: str) -> None:
+    (found,) = contradictions(load(ZERO + text).config)
+    assert found.startswith(key)
+    assert ";" in found, "it says what to do"
+
+
+def test_requests_wait_for_a_cold_start_where_the_fleet_can_be_at_zero(load: Load) -> None:
+    assert coordinator_limits(load(ZERO).config).cold_start_wait_s is None
+    assert coordinator_limits(load(ZERO + SCALES).config).cold_start_wait_s == 300.0
+    some = ZERO.replace("{min: 0, start: 1}", "{min: 1, start: 1}", 1)
+    assert coordinator_limits(load(some + SCALES).config).cold_start_wait_s is None
+    assert (
+        coordinator_limits(load(ZERO + SCALES[:-2] + ", dry_run: true}").config).cold_start_wait_s
+        is None
+    )
+
+
+def test_of_several_models_only_those_can_be_at_zero_all_of_whose_pools_can(load: Load) -> None:
+    config = load(
+        """
+version: 1
+models:
+  a: {source: tiny, max_len: 4096, engine: {kind: sim, sim: {}}}
+  b: {source: tiny, max_len: 4096, engine: {kind: sim, sim: {}}}
+pools:
+  for-a: {model: a, role: mixed, replicas: {min: 0, start: 1}}
+  for-b: {model: b, role: mixed}
+"""
+        + SCALES
+    ).config
+    assert {name: wakes(part) for name, part in each_model(config).items()} == {
+        "a": True,
+        "b": False,
+    }

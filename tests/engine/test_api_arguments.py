@@ -1,0 +1,177 @@
+"""The list of arguments for API servers, held against those of the vLLM that is installed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from argparse import Action
+from pathlib import Path
+
+import pytest
+
+from baton.config.api_arguments import OWN_KEYS, PASSED_ON, REFUSED, SINCE, Argument, problem_with
+from baton.domain.errors import EngineStartFailed
+from baton.engine.vllm.frontend_settings import CROSS_ORIGIN, FrontendSettings
+from baton.engine.vllm.rust_arguments import KNOWN
+from baton.serving.versions import is_before
+
+with warnings.catch_warnings():
+    # The vendors' modules warn while they are imported.
+    warnings.simplefilter("ignore")
+    import vllm
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from baton.engine.vllm.cli_args import FrontendArgs, make_arg_parser
+    from baton.engine.vllm.frontend_llm import server_args
+
+FRONTENDS = {field.name for field in dataclasses.fields(FrontendArgs)}
+LATER = {name for name, since in SINCE.items() if is_before(vllm.__version__, since)}
+OF_THE_COMMAND = {"headless", "api_server_count", "config", "grpc", "model_tag"}
+
+
+def actions() -> dict[str, Action]:
+    parser = make_arg_parser(FlexibleArgumentParser())
+    return {action.dest: action for action in parser._actions}
+
+
+def test_every_argument_of_vllms_api_server_is_passed_on_has_a_key_or_is_refused() -> None:
+    listed = [*PASSED_ON, *OWN_KEYS, *REFUSED]
+    assert len(listed) == len(set(listed)), "one answer to each"
+    assert sorted((FRONTENDS | OF_THE_COMMAND) - set(listed)) == []
+
+
+def test_what_is_listed_is_an_argument_of_vllms_or_of_a_later_one() -> None:
+    assert sorted({*PASSED_ON, *OWN_KEYS, *REFUSED} - set(actions())) == sorted(LATER)
+
+
+def test_arguments_of_engines_are_refused_with_the_place_for_them() -> None:
+    engines = set(actions()) - {*PASSED_ON, *OWN_KEYS, *REFUSED, "help"}
+    assert len(engines) > 150
+    for name in engines:
+        assert "engine.extra" in (problem_with(name, "x") or ""), name
+
+
+def test_every_refusal_says_what_to_do() -> None:
+    for name in {*OWN_KEYS, *REFUSED}:
+        assert len((problem_with(name, "x") or "").split()) > 4, name
+
+
+def test_the_rust_frontend_heeds_nothing_that_is_refused_here() -> None:
+    assert sorted(KNOWN - set(PASSED_ON) - {"revision"}) == []
+
+
+def test_browsers_are_answered_by_the_arguments_that_models_must_share() -> None:
+    from baton.config import api_arguments
+
+    assert set(CROSS_ORIGIN) == set(api_arguments.CROSS_ORIGIN)
+
+
+def sample(name: str, argument: Argument) -> object:
+    """A value that an argument takes."""
+    special: dict[str, object] = {
+        "structured_outputs_config": {"backend": "auto"},
+        "reasoning_config": {},
+        "limit_mm_per_prompt": {"image": 1},
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "deepseek_r1",
+        "dtype": "float32",
+        "middleware": ["a.b", "c.d"],
+        "tool_parser_plugin": "",
+        "reasoning_parser_plugin": "",
+    }
+    if name in special:
+        return special[name]
+    if argument.choices:
+        return argument.choices[-1]
+    kind = argument.types[0]
+    if kind is bool:
+        return True
+    if kind is int:
+        return 1
+    return {} if kind not in {str, list} else ["x", "y"] if kind is list else "x"
+
+
+@pytest.mark.parametrize("name", sorted(set(PASSED_ON) - set(CROSS_ORIGIN) - LATER))
+def test_every_argument_that_is_passed_on_is_understood_by_vllm(name: str) -> None:
+    value = sample(name, PASSED_ON[name])
+    assert problem_with(name, value) is None
+    settings = FrontendSettings(model="m", served_name="m", extra={name: value})
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(settings.argv(max_len_tokens=9))
+    got = getattr(args, name)
+    if dataclasses.is_dataclass(got):
+        return  # it has parsed the mapping
+    assert got == value
+
+
+@pytest.mark.parametrize("name", sorted(PASSED_ON))
+def test_a_value_of_another_type_is_refused(name: str) -> None:
+    argument = PASSED_ON[name]
+    wrong: object = 5 if int not in argument.types else "five"
+    told = problem_with(name, wrong) or ""
+    assert told.startswith("got ")
+    assert argument.wanted in told
+
+
+def test_the_choices_are_vllms() -> None:
+    known = actions()
+    for name, argument in PASSED_ON.items():
+        if argument.choices:
+            choices = known[name].choices
+            assert set(argument.choices) == (
+                {"cmd3", "cmd4"} if choices is None else set(map(str, choices)) - {"None"}
+            ), name
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"enable_auto_tool_choice": True}, "tool-call-parser"),
+        ({"enable_auto_tool_choice": True, "tool_call_parser": "nope"}, "no tool_call_parser"),
+        ({"reasoning_parser": "nope"}, "no reasoning_parser 'nope'"),
+        ({"enable_log_outputs": True}, "enable-log-requests"),
+        ({"chat_template": "/no/such/template.jinja"}, "template"),
+    ],
+)
+def test_what_contradicts_itself_ends_the_start_with_a_reason(
+    extra: dict[str, object], said: str
+) -> None:
+    argv = FrontendSettings(model="m", served_name="m", extra=extra).argv(max_len_tokens=9)
+    with pytest.raises(EngineStartFailed, match=said):
+        server_args(argv)
+
+
+PLUGIN = """
+from vllm.tool_parsers import ToolParser, ToolParserManager
+
+@ToolParserManager.register_module("own_tools")
+class Own(ToolParser):
+    pass
+"""
+
+
+def test_a_parser_of_ones_own_is_loaded_from_its_plugin(tmp_path: Path) -> None:
+    plugin = tmp_path / "own_tools.py"
+    plugin.write_text(PLUGIN)
+    extra = {
+        "tool_parser_plugin": str(plugin),
+        "tool_call_parser": "own_tools",
+        "enable_auto_tool_choice": True,
+    }
+    argv = FrontendSettings(model="m", served_name="m", extra=extra).argv(max_len_tokens=9)
+    assert server_args(argv).tool_call_parser == "own_tools"
+
+
+def test_what_browsers_may_do_is_no_argument_of_the_app_behind() -> None:
+    extra = {"allowed_origins": ["https://a.example"], "allow_credentials": True}
+    settings = FrontendSettings(model="m", served_name="m", extra=extra)
+    assert not [
+        word for word in settings.argv(max_len_tokens=9) if "allow" in word and "origin" in word
+    ]
+    assert settings.cross_origin == {
+        "allow_origins": ["https://a.example"],
+        "allow_credentials": True,
+        "allow_methods": ["*"],
+        "allow_headers": ["*"],
+    }
+    assert json.dumps(FrontendSettings(model="m", served_name="m").cross_origin) == "{}"

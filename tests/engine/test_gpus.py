@@ -1,0 +1,49 @@
+"""How many GPUs a process may use, and what vLLM is told where it is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.engine.gpus import compute_on_cpus, count_gpus, present_gpus
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        (None, 2),
+        ("1", 1),
+        ("0,1", 2),
+        ("", 0),
+        ("-1", 0),
+        ("NoDevFiles", 0),
+        ("0, 1", 2),
+        ("7", 0),
+        ("0,7,1", 1),
+        ("GPU-8932f937-d72c", 1),
+        ("MIG-2f1a,MIG-77bc,MIG-90aa", 3),
+    ],
+)
+def test_gpus_that_are_hidden_or_not_there_are_not_counted(visible: str | None, count: int) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert count_gpus(environ, lambda: 2) == count
+    assert count_gpus(environ, lambda: 0) == 0
+
+
+def test_without_nvidias_library_the_kernel_is_asked(tmp_path: Path) -> None:
+    assert present_gpus(tmp_path / "no-driver") == 0
+
+
+def test_vllm_computes_on_cpus_where_there_is_no_gpu_and_only_there() -> None:
+    environ: dict[str, str] = {}
+    compute_on_cpus(environ, lambda: 1)
+    assert environ == {}
+    compute_on_cpus(environ, lambda: 0)
+    assert environ == {"VLLM_TARGET_DEVICE": "cpu"}
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    compute_on_cpus(hidden, lambda: 8)
+    assert hidden["VLLM_TARGET_DEVICE"] == "cpu"
+    chosen = {"VLLM_TARGET_DEVICE": "rocm"}
+    compute_on_cpus(chosen, lambda: 0)
+    assert chosen == {"VLLM_TARGET_DEVICE": "rocm"}

@@ -1,0 +1,87 @@
+"""vLLM's Rust frontend over a real engine: what one says is what the other understands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from baton.domain.commands import Delivery
+from baton.domain.errors import EngineStartFailed
+from baton.domain.fleet import Role
+from baton.domain.handoff import Leg, LegKind
+from baton.domain.request import Request
+from baton.engine.vllm.rust_binary import find_rust_frontend
+from baton.engine.vllm.rust_frontend import RustFrontend
+from tests.contracts.engine_contract import Listener, running
+from tests.engine.test_rust_frontend import Fleet, ask, client, frontend, settings
+from tests.engine.vllm_engines import VllmEngine, engine_settings, tiny_model
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.thorough,
+    pytest.mark.timeout(420),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(model: Path) -> AsyncIterator[Listener]:
+    try:
+        find_rust_frontend(os.environ)
+    except EngineStartFailed as missing:
+        pytest.skip(str(missing))
+    async with running(VllmEngine(engine_settings(model, Role.MIXED))) as made:
+        yield made
+
+
+async def answered(
+    rust: RustFrontend, fleet: Fleet, engine: Listener, asked: asyncio.Task[httpx.Response]
+) -> httpx.Response:
+    """Have the engine run what comes, and the frontend told what it gave."""
+    request: Request = await fleet.next_request()
+    leg = Leg(
+        leg_id=request.request_id,
+        request_id=request.request_id,
+        kind=LegKind.LOCAL,
+        prompt_token_ids=request.prompt_token_ids,
+        max_tokens=request.max_tokens,
+        payload=request.payload,
+    )
+    tokens = await engine.run(leg)
+    finish = engine.outputs(leg.leg_id)[-1].finish
+    rust.deliver([Delivery(request.request_id, tokens, finish, cached_tokens=0)])
+    return await asked
+
+
+@pytest.mark.parametrize(
+    ("constraint", "answers"),
+    [
+        ({"choice": ["yes", "no"]}, {"yes", "no"}),
+        ({"regex": "ab"}, {"ab"}),
+        ({"grammar": 'root ::= "x" | "y"'}, {"x", "y"}),
+    ],
+)
+async def test_an_answer_keeps_to_what_was_asked_for(
+    model: Path, engine: Listener, constraint: dict[str, object], answers: set[str]
+) -> None:
+    fleet = Fleet()
+    rust = frontend(fleet, settings(str(model)))
+    async with client(await rust.start()) as http:
+        name = f"x~{rust.handle('acme')}~"
+        asked = ask(http, name, structured_outputs=constraint, max_tokens=8, temperature=0)
+        answer = await answered(rust, fleet, engine, asked)
+    await rust.close()
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["text"] in answers

@@ -1,0 +1,264 @@
+"""What constrains answers, on its way from the Rust frontend: prepared before an engine sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from baton.domain.errors import EngineStartFailed
+from baton.domain.request import Request
+from baton.engine.tiny_model import write_tiny_model
+from baton.engine.vllm.frontend_settings import FrontendSettings
+
+with warnings.catch_warnings():
+    # The vendors' modules warn while they are imported.
+    warnings.simplefilter("ignore")
+    from vllm.config import StructuredOutputsConfig
+    from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+    from vllm.tokenizers import get_tokenizer
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine import FinishReason as EngineFinishReason
+    from vllm.v1.serial_utils import MsgpackDecoder
+
+    from baton.engine.vllm import rust_grammars, seam
+    from baton.engine.vllm.rust_grammars import RustGrammars
+    from baton.engine.vllm.seam import Prepare, Seam
+    from baton.engine.vllm.wire import UnsupportedRequest, unpack_frames
+    from tests.engine.test_frontend_seam import FACTS, FixedClock, Frontend, Told, engine_request
+
+WORD = "fourscore"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return str(write_tiny_model(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="module")
+def grammars(model: str) -> RustGrammars:
+    return RustGrammars(FrontendSettings(model=model, served_name="tiny"))
+
+
+def asked(**constraint: object) -> SamplingParams:
+    """As the Rust frontend sends it: with a backend, and otherwise as its client wrote it."""
+    params = SamplingParams(
+        max_tokens=9,
+        structured_outputs=StructuredOutputsParams(**constraint),
+    )
+    assert params.structured_outputs is not None
+    params.structured_outputs._backend = "xgrammar"
+    return params
+
+
+def prepared(grammars: RustGrammars, **constraint: object) -> StructuredOutputsParams:
+    request = engine_request("r", sampling_params=asked(**constraint))
+    grammars.prepare(request)
+    assert request.sampling_params is not None
+    assert request.sampling_params.structured_outputs is not None
+    return request.sampling_params.structured_outputs
+
+
+GOOD: list[dict[str, object]] = [
+    {"choice": ["yes", "no"]},
+    {"regex": "a+b"},
+    {"grammar": 'root ::= "a" | "b"'},
+    {"grammar": 'start: "a" | "b"'},
+    {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    {"json": '{"type": "array", "items": {"type": "string"}}'},
+    {"json": {"type": "number", "multipleOf": 7}},
+    {"json_object": True},
+]
+BAD: list[dict[str, object]] = [
+    {"choice": []},
+    {"regex": "a+("},
+    {"grammar": "root ::= missing"},
+    {"grammar": " "},
+    {"json": {"type": "nonsense"}},
+    {"json": "{not json"},
+]
+
+
+@pytest.mark.parametrize("constraint", GOOD, ids=str)
+def test_engines_are_asked_for_what_vllms_python_frontend_would_ask_for(
+    grammars: RustGrammars, model: str, constraint: dict[str, object]
+) -> None:
+    python = asked(**constraint)
+    assert python.structured_outputs is not None
+    python.structured_outputs._backend = None
+    config = StructuredOutputsConfig()
+    facts = SimpleNamespace(is_diffusion=False)
+    python._validate_structured_outputs(facts, config, get_tokenizer(model))
+    assert prepared(grammars, **constraint) == python.structured_outputs
+
+
+def test_choices_become_a_grammar_for_engines_have_none_for_them(grammars: RustGrammars) -> None:
+    told = prepared(grammars, choice=["yes", "no"])
+    assert (told.choice, told._backend) == (None, "xgrammar")
+    assert "yes" in str(told.grammar)
+
+
+@pytest.mark.parametrize("constraint", BAD, ids=str)
+def test_what_no_engine_could_keep_to_is_refused_by_the_name_of_its_field(
+    grammars: RustGrammars, constraint: dict[str, object]
+) -> None:
+    with pytest.raises(UnsupportedRequest, match="structured_outputs or response_format: "):
+        prepared(grammars, **constraint)
+
+
+def test_another_backend_is_used_where_the_model_is_configured_so(model: str) -> None:
+    extra = {"structured-outputs-config": {"backend": "guidance"}}
+    told = RustGrammars(FrontendSettings(model=model, served_name="tiny", extra=extra))
+    assert prepared(told, regex="a+")._backend == "guidance"
+
+
+def test_a_vllm_that_checks_in_another_way_is_said_at_the_start(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rust_grammars, "_CHECK", "verify")
+    with pytest.raises(EngineStartFailed, match=r"install the vLLM that this release names"):
+        RustGrammars(FrontendSettings(model=model, served_name="tiny"))
+
+
+# ---------------------------------------------------------------------- at the seam
+
+
+@asynccontextmanager
+async def seamed(
+    folder: Path, told: Told, prepare: Prepare
+) -> AsyncIterator[tuple[Seam, Frontend]]:
+    frontend = Frontend(folder)
+    made = Seam(FACTS, told.hooks(), FixedClock(), prepare=prepare)
+    await made.start(*frontend.addresses)
+    frontend.bind()
+    await frontend.ready()
+    try:
+        yield made, frontend
+    finally:
+        await made.close()
+        frontend.close()
+
+
+class Slow:
+    """Prepares a request when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def prepare(self, request: EngineCoreRequest) -> None:
+        assert request.request_id
+        self.begun.set()
+        assert self.go_on.wait(20)
+
+
+async def until(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, 20)
+
+
+async def test_a_request_is_handed_on_as_it_was_prepared(
+    tmp_path: Path, grammars: RustGrammars
+) -> None:
+    told = Told()
+    arrived = asyncio.Event()
+
+    def on_request(request: Request) -> None:
+        told.requests.append(request)
+        arrived.set()
+
+    told.on_request = on_request
+    async with seamed(tmp_path, told, grammars.prepare) as (made, frontend):
+        await frontend.add("a", sampling_params=asked(choice=["yes", "no"]))
+        await asyncio.wait_for(arrived.wait(), 20)
+        assert made.open_requests == 1
+    (request,) = told.requests
+    sent = MsgpackDecoder(EngineCoreRequest).decode(unpack_frames(request.payload))
+    assert sent.sampling_params.structured_outputs.choice is None
+
+
+async def test_what_is_wrong_is_answered_at_once_and_no_word_of_it_is_written_down(
+    tmp_path: Path, grammars: RustGrammars, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = Told()
+    caplog.set_level(logging.INFO)
+    async with seamed(tmp_path, told, grammars.prepare) as (made, frontend):
+        await frontend.add("a", sampling_params=asked(regex=f"{WORD}("))
+        (output,) = (await frontend.receive()).outputs
+        assert (output.request_id, output.finish_reason) == ("a", EngineFinishReason.ERROR)
+        assert made.open_requests == 0
+    assert told.requests == []
+    written = [str(vars(record)) for record in caplog.records]
+    assert any("structured_outputs or response_format" in one for one in written)
+    assert not any(WORD in one for one in written)
+
+
+async def test_others_go_on_while_a_grammar_is_looked_at(tmp_path: Path) -> None:
+    told, slow = Told(), Slow()
+    async with seamed(tmp_path, told, slow.prepare) as (made, frontend):
+        await frontend.add("slow", sampling_params=asked(regex="a"))
+        await until(slow.begun)
+        await frontend.add("quick")
+        assert await frontend.nothing_more()
+        assert [one.request_id for one in told.requests] == ["quick"]
+        assert made.open_requests == 2
+        slow.go_on.set()
+
+
+async def test_who_leaves_meanwhile_is_forgotten(tmp_path: Path) -> None:
+    told, slow = Told(), Slow()
+    async with seamed(tmp_path, told, slow.prepare) as (made, frontend):
+        await frontend.add("slow", sampling_params=asked(regex="a"))
+        await until(slow.begun)
+        await frontend.abort("slow")
+        assert await frontend.nothing_more()
+        assert made.open_requests == 0
+        slow.go_on.set()
+        assert await frontend.nothing_more()
+    assert (told.requests, told.aborts) == ([], [])
+
+
+async def test_no_grammar_is_looked_at_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seam, "_PREPARE_S", 0.05)
+    told, slow = Told(), Slow()
+    async with seamed(tmp_path, told, slow.prepare) as (made, frontend):
+        await frontend.add("slow", sampling_params=asked(regex="a"))
+        (output,) = (await frontend.receive()).outputs
+        assert "not looked through within" in output.stop_reason
+        assert made.open_requests == 0
+        slow.go_on.set()
+
+
+async def test_only_so_many_wait_to_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seam, "_MOST_PREPARING", 2)
+    told, slow = Told(), Slow()
+    async with seamed(tmp_path, told, slow.prepare) as (_, frontend):
+        for name in ("a", "b", "c"):
+            await frontend.add(name, sampling_params=asked(regex="a"))
+        (output,) = (await frontend.receive()).outputs
+        assert output.request_id == "c"
+        assert "429" in output.stop_reason
+        slow.go_on.set()
+
+
+async def test_what_breaks_while_it_is_prepared_is_answered(tmp_path: Path) -> None:
+    def breaks(_request: EngineCoreRequest) -> None:
+        raise RuntimeError("a bug")
+
+    told = Told()
+    async with seamed(tmp_path, told, breaks) as (made, frontend):
+        await frontend.add("a", sampling_params=asked(regex="a"))
+        (output,) = (await frontend.receive()).outputs
+        assert "could not be prepared" in output.stop_reason
+        assert made.open_requests == 0

@@ -1,0 +1,80 @@
+"""Real vLLM engines: blocks that were lost are never decoded from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import zmq
+import zmq.asyncio
+
+from baton.domain.fleet import Role
+from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.engine.vllm.settings import VllmEngineSettings
+from baton.transfer.side_channel import check_side_channel
+from tests.contracts.engine_contract import DEADLINE_S, RunningPair, running_pair
+from tests.contracts.lease_contract import LeaseContract
+from tests.engine.vllm_engines import VllmEngine, engine_settings, tiny_model, with_payload
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(420),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+FEW_BLOCKS_BYTES = 12 << 20
+
+
+def settings(model: Path, role: Role) -> VllmEngineSettings:
+    found = engine_settings(model, role)
+    assert found.nixl is not None
+    nixl = replace(found.nixl, lease_s=1, max_pulls=1)
+    return replace(found, nixl=nixl, kv_cache_bytes=FEW_BLOCKS_BYTES, dtype="float32")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestVllmLeases(LeaseContract):
+    @pytest_asyncio.fixture(scope="class", loop_scope="module")
+    async def lease_pair(
+        self, tmp_path_factory: pytest.TempPathFactory
+    ) -> AsyncIterator[RunningPair]:
+        model = tiny_model(tmp_path_factory.mktemp("models"))
+        prefill = VllmEngine(settings(model, Role.PREFILL))
+        decode = VllmEngine(replace(settings(model, Role.DECODE), max_running_requests=1))
+        async with running_pair(prefill, decode) as pair:
+            yield pair
+
+    def make_leg(
+        self,
+        kind: LegKind,
+        prompt: tuple[int, ...],
+        *,
+        max_tokens: int,
+        ticket: Ticket | None = None,
+        resumed_tokens: int = 0,
+    ) -> Leg:
+        leg = super().make_leg(
+            kind, prompt, max_tokens=max_tokens, ticket=ticket, resumed_tokens=resumed_tokens
+        )
+        return with_payload(leg)
+
+    async def test_a_side_channel_survives_what_it_cannot_read(
+        self, lease_pair: RunningPair
+    ) -> None:
+        prefill, decode = lease_pair.prefill, lease_pair.decode
+        address = prefill.facts.side_channel
+        with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.LINGER, 1000)
+            socket.connect(f"tcp://{address}")
+            for parts in ([b"garbage"], [b"", b"garbage"], [b"", b""], [b"", b"\x93", b"more"]):
+                await socket.send_multipart(parts)
+        await check_side_channel("p", address, wanted_compatibility=None, deadline_s=10.0)
+        prompt = self.new_prompt(100)
+        ticket = await self.prefilled(lease_pair, prompt)
+        leg = self.make_leg(LegKind.DECODE, prompt, max_tokens=4, ticket=ticket)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await decode.run(leg) == await self.alone(prefill, prompt, max_tokens=4)

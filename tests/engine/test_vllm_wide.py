@@ -1,0 +1,92 @@
+"""Engines of several workers on CPUs: tokens as of one worker, blocks by each, one end for all.
+
+vLLM's build for CPUs splits by tensor parallelism alone. What a wide engine hands over it holds in
+parts, one for each worker, and each worker of the other side pulls its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.domain.errors import EngineDied
+from baton.domain.fleet import Role
+from baton.domain.handoff import LegFailure, LegKind
+from baton.domain.value import evolve
+from tests.contracts.engine_contract import Listener, running_pair
+from tests.engine.test_vllm_features import leg
+from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, tiny_model
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.thorough,
+    pytest.mark.timeout(420),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+
+def split(model: Path, role: Role, workers: int) -> VllmEngine:
+    """An engine of so many workers, as a pool on CPUs has it."""
+    mp = {"distributed_executor_backend": "mp"} if workers > 1 else {}
+    return checking_engine(
+        replace(engine_settings(model, role), tensor_parallel=workers, dtype="float32", extra=mp)
+    )
+
+
+@pytest.mark.parametrize(("source", "target"), [(2, 2), (2, 1), (1, 2)])
+async def test_what_one_worker_or_two_hand_over_goes_on_as_in_one_engine(
+    source: int, target: int, tmp_path: Path
+) -> None:
+    model = tiny_model(tmp_path)
+    prefill, decode = split(model, Role.PREFILL, source), split(model, Role.DECODE, target)
+    async with running_pair(prefill, decode) as pair:
+        by_source = await pair.prefill.run(leg("by the source"))
+        by_target = await pair.decode.run(leg("by the target"))
+        assert by_source == by_target, "however it is split"
+        await pair.prefill.run(evolve(leg("handed"), leg_id="p", kind=LegKind.PREFILL))
+        ticket = pair.prefill.outputs("p")[-1].ticket
+        assert ticket is not None
+        handed = evolve(leg("handed"), kind=LegKind.DECODE, ticket=ticket)
+        assert await pair.decode.run(handed) == by_target
+        facts = pair.decode.facts
+        assert pair.prefill.facts.kv_block_bytes == facts.kv_block_bytes
+        blocks = -(-len(handed.prompt_token_ids) // facts.block_size_tokens)
+        moved = decode.load().transfers
+        # One transfer for each pair of workers that share heads; together they are every block.
+        assert (moved.pulls, moved.failures, moved.void_pulls) == (2, 0, 0)
+        assert moved.moved_bytes == blocks * facts.kv_block_bytes
+
+
+async def test_a_wide_engine_of_which_one_worker_is_killed_ends_as_a_whole(tmp_path: Path) -> None:
+    engine = split(tiny_model(tmp_path), Role.DECODE, 2)
+    listener = Listener(engine, await engine.start())
+    listening = asyncio.create_task(listener.listen())
+    try:
+        doomed = evolve(leg("doomed"), max_tokens=1500)
+        assert await engine.submit(doomed) is None
+        await listener.started(doomed.leg_id)
+        (core, *_) = engine.processes()
+        family = [psutil.Process(core), *psutil.Process(core).children(recursive=True)]
+        workers = [one for one in family if "Worker" in one.name() or "Worker" in _title(one)]
+        assert len(workers) == 2, [_title(one) for one in family]
+        os.kill(workers[1].pid, signal.SIGKILL)
+        with pytest.raises(EngineDied, match="died"):
+            async with asyncio.timeout(30):
+                await listening
+        late = leg("late")
+        assert await engine.submit(late) is LegFailure.ENGINE_ERROR
+    finally:
+        await engine.close()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=20)
+    assert alive == []
+    assert engine.processes() == ()
+
+
+def _title(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())

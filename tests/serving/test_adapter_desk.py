@@ -1,0 +1,301 @@
+"""Adapters that are loaded and unloaded while a deployment runs: the controller's part."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton.config.load import load_text
+from baton.config.schema import DeploymentConfig
+from baton.control.adapter_registry import AdapterRefusal, LoadOrder, Registry
+from baton.engine.vllm.frontend_adapters import AdapterOrder
+from baton.engine.vllm.frontend_errors import Problem
+from baton.serving.adapter_asking import administered_by
+from baton.serving.adapter_desk import AdapterDesk
+from baton.serving.adapter_store import (
+    AdapterHolder,
+    AdapterStore,
+    carried_adapters,
+    decoded,
+    encoded,
+)
+from baton.serving.scaling_ports import Looks
+from baton.serving.serve_control import NONE_READY, Answers
+from tests.fakes.head_store import HeadStore
+
+LOOKS = Looks(reports=(), missing=())
+FILE = """
+version: 1
+models:
+  tiny:
+    source: tiny
+    max_len: 4096
+    {adapters}
+    runtime_adapters: {{max: 2, paths: [/adapters]}}
+    engine: {{kind: sim}}
+pools:
+  prefill: {{role: prefill}}
+  decode: {{role: decode}}
+"""
+
+
+def config(adapters: str = "") -> DeploymentConfig:
+    return load_text(FILE.format(adapters=adapters))
+
+
+def order(name: str = "sql", **more: object) -> LoadOrder:
+    return LoadOrder(**{"name": name, "source": "/adapters/sql", "tenant": "ops"} | more)  # type: ignore[arg-type]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at_s = 100.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+class Deployments:
+    """What the controller calls: pools and ingresses that answer as they are told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.registries: dict[str, Registry] = {}
+        self.refuses: dict[str, dict[str, object]] = {}
+        self.silent: dict[str, str] = {}
+        self.needed: dict[str, int] = {}
+        self.hold: asyncio.Event | None = None
+
+    async def __call__(
+        self, deployment: str, method: str, *arguments: object, timeout_s: float
+    ) -> Answers:
+        self.calls.append((deployment, method))
+        if self.hold is not None:
+            await self.hold.wait()
+        if deployment in self.silent:
+            return Answers(missing=(f"{deployment}: {self.silent[deployment]}",))
+        match method:
+            case "check_adapter":
+                return Answers(given=(self.refuses.get(deployment),))
+            case "take_adapters":
+                registry = self.registries[deployment] = decoded(str(arguments[0]))
+                return Answers(given=(registry.version,))
+            case "adapters_in_flight":
+                registry = decoded(str(arguments[0]))
+                return Answers(given=({"version": registry.version, "needed": self.needed},))
+            case _:
+                raise AssertionError(method)
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock, self.store, self.fleet = Clock(), HeadStore(), Deployments()
+        self.config = config()
+        self.desk = self.new_desk()
+
+    def new_desk(self) -> AdapterDesk:
+        return AdapterDesk(
+            lambda: self.config, self.fleet, clock=self.clock, store=AdapterStore(self.store)
+        )
+
+    def offered(self) -> list[str]:
+        registry = self.fleet.registries.get("ingress", Registry())
+        return [one.name for one in registry.adapters if not one.draining]
+
+    async def later(self, s: float) -> None:
+        self.clock.at_s += s
+        await self.desk.take(LOOKS)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def refusal(made: object) -> AdapterRefusal:
+    found = await made  # type: ignore[misc]
+    assert isinstance(found, AdapterRefusal), found
+    return found
+
+
+async def test_every_replica_is_asked_then_told_and_ingresses_last(world: World) -> None:
+    assert await world.desk.load(order()) is None
+    assert world.fleet.calls == [
+        ("prefill", "check_adapter"),
+        ("decode", "check_adapter"),
+        ("prefill", "take_adapters"),
+        ("decode", "take_adapters"),
+        ("ingress", "take_adapters"),
+    ]
+    assert world.offered() == ["sql"]
+
+
+async def test_what_one_replica_cannot_serve_is_loaded_nowhere(world: World) -> None:
+    world.fleet.refuses["decode"] = {"status": 404, "why": "no such folder"}
+    refused = await refusal(world.desk.load(order()))
+    assert (refused.status, refused.why) == (404, "no such folder")
+    world.fleet.refuses.clear()
+    world.fleet.silent["decode"] = "no answer"
+    refused = await refusal(world.desk.load(order()))
+    assert (refused.status, "decode: no answer" in refused.why) == (503, True)
+    assert world.store.kept == {}
+    assert not [call for call in world.fleet.calls if call[1] == "take_adapters"]
+
+
+async def test_a_pool_without_replicas_has_nobody_to_ask(world: World) -> None:
+    world.fleet.silent["decode"] = NONE_READY
+    assert await world.desk.load(order()) is None
+
+
+async def test_a_controller_that_is_started_again_knows_what_was_loaded(world: World) -> None:
+    assert await world.desk.load(order()) is None
+    again = world.new_desk()
+    await again.holder.start()
+    try:
+        assert [row["name"] for row in again.rows()] == ["sql"]
+        refused = await refusal(again.load(order()))
+        assert "already been loaded" in refused.why
+    finally:
+        await again.holder.close()
+
+
+async def test_of_two_controllers_one_at_a_time_changes_what_there_is(world: World) -> None:
+    other = world.new_desk()
+    assert await world.desk.load(order()) is None
+    assert await other.load(order("chat")) is None
+    refused = await refusal(world.desk.load(order("third")))
+    assert "runtime_adapters.max" in refused.why
+    names = [one.name for one in AdapterStore(world.store).newest().adapters]
+    assert names == ["sql", "chat"]
+
+
+async def test_an_adapter_stays_with_replicas_until_no_request_needs_it(world: World) -> None:
+    await world.desk.load(order())
+    assert await world.desk.unload("sql", "ops") is None
+    assert world.offered() == []
+    world.fleet.needed = {"sql@1": 2}
+    for _ in range(20):
+        await world.later(2.0)
+    assert [row["state"] for row in world.desk.rows()] == ["draining"]
+    world.fleet.needed = {}
+    await world.later(2.0)
+    assert [row["state"] for row in world.desk.rows()] == ["draining"], "one may be on its way"
+    for _ in range(4):
+        await world.later(2.0)
+    assert world.desk.rows() == []
+    assert world.fleet.registries["decode"].adapters == ()
+
+
+async def test_an_ingress_that_does_not_answer_may_have_requests_for_as_long_as_one_lasts(
+    world: World,
+) -> None:
+    await world.desk.load(order())
+    await world.desk.unload("sql", "ops")
+    world.fleet.silent["ingress"] = "no answer"
+    total_s = world.config.admission.timeouts.total_s
+    for _ in range(int(total_s // 10)):
+        await world.later(10.0)
+    assert world.desk.rows() != []
+    for _ in range(2):
+        await world.later(10.0)
+    assert world.desk.rows() == []
+
+
+async def test_who_does_not_hear_finds_it_in_the_store(world: World) -> None:
+    taken: asyncio.Queue[int] = asyncio.Queue()
+    holder = AdapterHolder(
+        lambda registry: taken.put_nowait(registry.version),
+        AdapterStore(world.store),
+        interval_s=0.01,
+    )
+    await holder.start()
+    try:
+        await world.desk.load(order())
+        assert await asyncio.wait_for(taken.get(), 5) == 1
+        assert holder.take(Registry()) == 1, "an older one changes nothing"
+    finally:
+        await holder.close()
+
+
+async def test_a_name_that_the_file_has_now_is_said(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.desk.load(order())
+    world.config = config("adapters: {sql: {source: /adapters/old}}")
+    world.desk.holder.anew()
+    assert "adapter_not_served" in caplog.text
+    (row,) = world.desk.rows()
+    assert "configuration file" in str(row["not_served"])
+    refused = await refusal(world.desk.load(order("sql", in_place=True)))
+    assert "taken by the configuration file" in refused.why
+
+
+async def test_a_store_that_cannot_be_reached_is_said_and_changes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_arguments: object, **_named: object) -> bool:
+        raise ConnectionError("not connected")
+
+    monkeypatch.setattr(world.store, "put", broken)
+    refused = await refusal(world.desk.load(order()))
+    assert (refused.status, "not connected" in refused.why) == (503, True)
+    assert world.desk.rows() == []
+
+
+def test_what_is_kept_is_read_again_and_what_is_not_ours_is_refused() -> None:
+    store = HeadStore()
+    kept = AdapterStore(store)
+    assert kept.newest() == Registry()
+    registry = Registry(version=3)
+    assert decoded(encoded(registry)) == registry
+    assert kept.add(Registry(version=1))
+    assert not kept.add(Registry(version=1))
+    for text in ("{}", "[]", "x", '{"version": 1, "adapters": [{"name": "a"}]}'):
+        with pytest.raises(ValueError, match=r"cannot be read|Expecting value"):
+            decoded(text)
+
+
+def test_few_versions_are_kept() -> None:
+    store = HeadStore()
+    for version in range(1, 30):
+        assert AdapterStore(store).add(Registry(version=version))
+    assert len(store.kept) <= 3
+    assert AdapterStore(store).version() == 29
+
+
+@pytest.mark.parametrize("unload", [False, True])
+async def test_an_ingress_says_what_the_controller_says(unload: bool) -> None:  # noqa: FBT001
+    asked: list[tuple[object, ...]] = []
+    said: list[Answers] = [
+        Answers(given=(None,)),
+        Answers(given=({"status": 403, "why": "no"},)),
+        Answers(missing=("controller: gone",)),
+    ]
+
+    async def call(deployment: str, method: str, *arguments: object, timeout_s: float) -> Answers:
+        asked.append((deployment, method, *arguments))
+        return said.pop(0)
+
+    administer = administered_by(call)
+    wanted = AdapterOrder(name="sql", path=None if unload else "/a/sql", tenant="ops")
+    assert await administer(wanted) is None
+    assert await administer(wanted) == Problem(status=403, message="no")
+    silent = await administer(wanted)
+    assert silent is not None
+    assert (silent.status, "controller: gone" in silent.message) == (503, True)
+    method = "unload_adapter" if unload else "load_adapter"
+    assert asked[0][:2] == ("controller", method)
+
+
+async def test_a_deployment_that_is_started_again_goes_on_with_what_does_not_drain(
+    world: World,
+) -> None:
+    await world.desk.load(order())
+    await world.desk.load(order("chat"))
+    await world.desk.unload("sql", "ops")
+    carried = carried_adapters(AdapterStore(world.store))
+    assert [one.name for one in carried.adapters] == ["chat"]
+    store = AdapterStore(HeadStore())
+    assert store.add(carried)
+    assert store.newest() == carried

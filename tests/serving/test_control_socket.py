@@ -1,0 +1,212 @@
+"""Control commands that the process behind a deployment answers at a local socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.domain.errors import DeploymentEnded, NotRunning, TimedOut
+from baton.serving.control_socket import (
+    ANSWER_S,
+    NAME,
+    SCALE_S,
+    Ask,
+    ControlClient,
+    ControlSocket,
+)
+from baton.serving.joined import Joined
+from baton.serving.names import CONTROLLER, INGRESS
+
+Serve = Callable[[Ask], ControlClient]
+STATUS = {"model": "tiny", "baton": "0.1"}
+
+
+def answers(
+    deployment: str, method: str, arguments: tuple[object, ...], deadline_s: float
+) -> list[object]:
+    return [{"deployment": deployment, "method": method, "arguments": arguments, "s": deadline_s}]
+
+
+def note(name: str) -> bytes | None:
+    return (
+        b'{"what": "apply", "state": "done", "why": "", "at_s": 0.0}' if name == "rollout" else None
+    )
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    sockets: list[ControlSocket] = []
+
+    def begin(ask: Ask) -> ControlClient:
+        sockets.append(ControlSocket(tmp_path, ask=ask, note=note))
+        return ControlClient(tmp_path)
+
+    yield begin
+    for one in sockets:
+        one.close()
+
+
+def test_a_question_reaches_the_replicas_with_a_deadline_of_seconds(serve: Serve) -> None:
+    client = serve(answers)
+    assert client.is_there()
+    (told,) = client.ask(INGRESS, "requests", 5, "slowest")
+    assert told == {
+        "deployment": INGRESS, "method": "requests", "arguments": [5, "slowest"], "s": ANSWER_S,
+    }  # fmt: skip
+    (told,) = client.ask(CONTROLLER, "scale", "decode", None, None)
+    assert told["s"] == SCALE_S  # type: ignore[index]
+    assert client.note("rollout") == note("rollout")
+    assert client.note("another") is None
+
+
+@pytest.mark.parametrize("error", [NotRunning("no", "a"), TimedOut("late", "b")])
+def test_an_error_of_the_replicas_comes_back_as_itself(
+    serve: Serve, error: NotRunning | TimedOut
+) -> None:
+    def fails(*_: object) -> list[object]:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        serve(fails).ask(CONTROLLER, "status")
+    assert (caught.value.why, caught.value.remedy) == (error.why, error.remedy)
+
+
+def test_while_a_deployment_ends_every_command_is_told_so_at_once(tmp_path: Path) -> None:
+    held, client = ControlSocket(tmp_path, ask=answers, note=note), ControlClient(tmp_path)
+    client.check()
+    held.end()
+    for command in (client.check, lambda: client.ask(INGRESS, "status"), lambda: client.note("x")):
+        with pytest.raises(DeploymentEnded, match="is being ended"):
+            command()
+    held.close()
+    client.check()  # there is nobody any more to say so
+
+
+def test_an_error_that_nobody_thought_of_is_told_and_the_next_question_answered(
+    serve: Serve,
+) -> None:
+    def fails_at_first(deployment: str, *rest: object) -> list[object]:
+        if deployment == INGRESS:
+            raise ZeroDivisionError("oops")
+        return ["well"]
+
+    client = serve(fails_at_first)
+    with pytest.raises(NotRunning, match="ZeroDivisionError: oops"):
+        client.ask(INGRESS, "status")
+    assert client.ask(CONTROLLER, "status") == ["well"]
+
+
+def test_only_what_control_commands_ask_is_passed_on(serve: Serve) -> None:
+    client = serve(answers)
+    for deployment, method in ((INGRESS, "take_config"), ("prefill", "status")):
+        with pytest.raises(NotRunning, match="control socket: got"):
+            client.ask(deployment, method)
+
+
+@pytest.mark.parametrize("garbage", [b"\n", b"{}\n", b"[1]\n", b"\xff\xfe\n", b'{"note": \n'])
+def test_what_cannot_be_read_is_told_so(serve: Serve, tmp_path: Path, garbage: bytes) -> None:
+    serve(answers)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10.0)
+        connection.connect(str(tmp_path / NAME))
+        connection.sendall(garbage)
+        assert json.loads(connection.makefile("rb").readline())["error"] == "NotRunning"
+
+
+def test_more_questions_than_may_be_answered_at_once_are_told_to_come_back(serve: Serve) -> None:
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def waits(*_: object) -> list[object]:
+        begun.release()
+        go_on.wait(30.0)
+        return ["done"]
+
+    client = serve(waits)
+    threads = [threading.Thread(target=client.ask, args=(CONTROLLER, "status")) for _ in range(8)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert begun.acquire(timeout=30.0)
+        with pytest.raises(TimedOut, match="8 commands are being answered"):
+            client.ask(CONTROLLER, "status")
+    finally:
+        go_on.set()
+        for thread in threads:
+            thread.join(30.0)
+
+
+def test_only_its_user_may_open_it_and_it_is_gone_when_it_is_closed(tmp_path: Path) -> None:
+    open_socket = ControlSocket(tmp_path, ask=answers, note=note)
+    client = ControlClient(tmp_path)
+    assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
+    open_socket.close()
+    assert not client.is_there()
+    with pytest.raises(DeploymentEnded):
+        client.ask(CONTROLLER, "status")
+
+
+# ---------------------------------------------------------------------- status
+def test_a_status_says_what_did_not_answer_and_shows_the_rest(serve: Serve) -> None:
+    def ingresses_are_late(deployment: str, *_: object) -> list[object]:
+        if deployment == INGRESS:
+            raise TimedOut("ingress did not answer 'status' within 5 s", "try again")
+        return [STATUS]
+
+    report = Joined(None, serve(ingresses_are_late)).status()
+    assert report["unanswered"] == ["ingress did not answer 'status' within 5 s"]
+    assert (report["model"], report["ingresses"]) == ("tiny", [])
+    assert report["rollout"]["what"] == "apply"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("gone", [INGRESS, CONTROLLER])
+def test_a_status_of_which_a_part_is_not_there_shows_the_rest(serve: Serve, gone: str) -> None:
+    def one_is_there(deployment: str, *_: object) -> list[object]:
+        if deployment == gone:
+            raise NotRunning(f"{gone}: none of its replicas is ready", "try again")
+        return [STATUS] if deployment == CONTROLLER else [{"healthy": True}]
+
+    report = Joined(None, serve(one_is_there)).status()
+    assert report["unanswered"] == [f"{gone}: none of its replicas is ready"]
+    assert ("model" in report, bool(report["ingresses"])) == (gone == INGRESS, gone == CONTROLLER)
+
+
+def test_a_status_of_which_nothing_is_there_is_an_error(serve: Serve) -> None:
+    def none_is_there(deployment: str, *_: object) -> list[object]:
+        raise NotRunning(f"{deployment}: none of its replicas is ready", "try again")
+
+    with pytest.raises(NotRunning, match=r"controller: none .*; ingress: none "):
+        Joined(None, serve(none_is_there)).status()
+
+
+def test_a_status_of_a_controller_that_is_late_shows_the_ingresses(serve: Serve) -> None:
+    def controller_is_late(deployment: str, *_: object) -> list[object]:
+        if deployment == CONTROLLER:
+            raise TimedOut("controller did not answer", "try again")
+        return [{"healthy": True}]
+
+    report = Joined(None, serve(controller_is_late)).status()
+    assert report["unanswered"] == ["controller did not answer"]
+    assert report["ingresses"] == [{"healthy": True}]
+
+
+def test_a_status_that_nobody_answers_is_an_error(serve: Serve) -> None:
+    def late(deployment: str, *_: object) -> list[object]:
+        raise TimedOut(f"{deployment} did not answer", "try again")
+
+    with pytest.raises(TimedOut, match="controller did not answer; ingress did not answer"):
+        Joined(None, serve(late)).status()
+
+
+def test_a_whole_status_mentions_nothing_unanswered(serve: Serve) -> None:
+    def all_answer(deployment: str, *_: object) -> list[object]:
+        return [STATUS] if deployment == CONTROLLER else [{"healthy": True}]
+
+    report = Joined(None, serve(all_answer)).status()
+    assert "unanswered" not in report

@@ -1,0 +1,121 @@
+"""What a deployment says and asks for when its addresses are of IPv6."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.metrics_core import Metric as Family
+
+from baton.config import DeploymentConfig, load_config
+from baton.domain.addresses import parse_address
+from baton.domain.errors import ClusterFailed
+from baton.runtime.replica_host import ReplicaHost
+from baton.serving.cluster import attach
+from baton.serving.doctor_config import check_ports
+from baton.serving.doctor_facts import PortFact
+from baton.serving.doctor_security import OpenPort, check_open_ports
+from baton.serving.doctor_verdicts import Verdict
+from baton.serving.engines import ReplicaSite, build_engine, side_channel_host, vllm_settings
+from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
+from baton.serving.preflight import port_findings
+from baton.serving.preflight_facts import MachineFacts
+from baton.serving.preflight_security import open_findings
+from tests.fakes.machine import ipv6_address_of_this_machine, need_ipv6
+from tests.serving.test_doctor import GOOD
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def config(*sets: str, name: str = "sim.yaml") -> DeploymentConfig:
+    return load_config([CONFIGS / name], env={}, sets=sets).config
+
+
+def site(host: str) -> ReplicaSite:
+    return ReplicaSite(
+        replica_id="p0", pool="prefill", host=host, reserve_ports=lambda _host, base, _count: base
+    )
+
+
+async def test_a_replica_of_a_node_with_an_ipv6_address_is_reached_there() -> None:
+    need_ipv6()
+    engine = build_engine(config(), site("::1"))
+    host = ReplicaHost(engine, bind="tcp://[::1]:0")
+    facts = await host.start()
+    try:
+        assert parse_address(host.address).host == "::1"
+        assert parse_address(facts.side_channel).host == "::1"
+    finally:
+        await host.close()
+
+
+@pytest.mark.parametrize("name", ["quickstart.yaml"])
+def test_a_vllm_engine_has_its_side_channel_there(name: str) -> None:
+    settings = vllm_settings(config(name=name), site("fd00::2"))
+    assert settings.nixl is not None
+    assert settings.nixl.host == "fd00::2"
+    assert settings.nixl.address == f"[fd00::2]:{settings.nixl.port}"
+
+
+def test_the_address_in_a_network_of_ipv6_is_found() -> None:
+    own = ipv6_address_of_this_machine()
+    assert side_channel_host(f"{own}/128", "10.0.0.1") == own
+
+
+async def test_metrics_of_a_node_with_an_ipv6_address_can_be_scraped() -> None:
+    need_ipv6()
+
+    def nothing() -> list[Family]:
+        return []
+
+    endpoint = MetricsEndpoint(Metrics(nothing), host="::1")
+    await endpoint.start()
+    try:
+        assert endpoint.address is not None
+        assert endpoint.address.startswith("[::1]:")
+        async with httpx.AsyncClient(trust_env=False) as http:
+            answer = await http.get(f"http://{endpoint.address}/metrics")
+        assert answer.status_code == 200
+    finally:
+        await endpoint.close()
+
+
+def test_what_is_said_of_a_port_has_brackets_around_its_address() -> None:
+    taken = PortFact(key="server.port", host="::1", port=8000, free=False)
+    facts = MachineFacts(
+        port_is_free=False, listener=None, available_memory_bytes=1, gpus=0, versions={}
+    )
+    machine = type(GOOD)(
+        **{name: getattr(GOOD, name) for name in GOOD.__slots__ if name != "ports"}, ports=(taken,)
+    )
+    said = check_ports(machine, config(), runs_at=None)
+    assert (said.verdict, "[::1]:8000" in said.found) == (Verdict.FAIL, True)
+    assert "cannot listen on [::1]:8000" in port_findings("::1", 8000, facts)[0]
+    assert "reaches [::]:8000" in open_findings(config("server.host='::'"))[0]
+
+
+def test_open_ports_are_those_beyond_loopback_of_either_protocol() -> None:
+    others = OpenPort(address="fd00::2", port=8404, program="haproxy")
+    said = check_open_ports((others,), endpoint="http://[fd00::2]:8000", metrics=None)
+    assert (said.verdict, "[fd00::2]:8404" in said.found) == (Verdict.FAIL, True)
+    own = OpenPort(address="fd00::2", port=8000, program="haproxy")
+    said = check_open_ports((own,), endpoint="http://[fd00::2]:8000", metrics=None)
+    assert said.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("address", ["::1:6379", "fd00::2:6379", "[::1]", "head"])
+def test_a_cluster_is_not_looked_for_at_what_is_no_address(address: str) -> None:
+    with pytest.raises(ClusterFailed, match=r"wanted HOST:PORT.*correct --address"):
+        attach(address)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_a_cluster_is_not_waited_for_where_nobody_listens(host: str) -> None:
+    need_ipv6()
+    with socket.socket(socket.AF_INET) as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"{host}:{closed.getsockname()[1]}"
+        with pytest.raises(ClusterFailed, match=r"nothing answers at .*check that it runs"):
+            attach(address)

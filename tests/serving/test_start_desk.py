@@ -1,0 +1,150 @@
+"""Ingresses are told how long first replicas take, when that has changed."""
+
+from __future__ import annotations
+
+from baton.control.autoscaler import Override
+from baton.control.starts import cold_starts, startable
+from baton.domain.demand import ColdStart, CoordinatorReport
+from baton.domain.fleet import Role
+from baton.policy.scaling.observation import Observation, PoolObservation
+from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule
+from baton.serving.scaling_plan import ScalingPlan
+from baton.serving.scaling_ports import Looks
+from baton.serving.start_desk import StartDesk, Starts
+
+BOUNDS = {"prefill": PoolBounds(min=0, start=1, max=2), "decode": PoolBounds(min=0, start=1, max=2)}
+ZERO = AutoscalerOptions(scale_to_zero=True, bounds=BOUNDS)
+
+
+def pool(name: str, *, ready: int = 0, starting: int = 0, **known: float | bool) -> PoolObservation:
+    role = Role(name)
+    return PoolObservation(
+        name=name,
+        role=role,
+        prefill=ready if role is Role.PREFILL else 0,
+        decode=ready if role is Role.DECODE else 0,
+        starting=starting,
+        **known,  # type: ignore[arg-type]  # tests name them right
+    )
+
+
+def seen(*pools: PoolObservation, models: dict[str, Observation] | None = None) -> Observation:
+    by_name = {one.name: one for one in pools}
+    return Observation(at_s=0.0, window_s=1.0, pools=by_name, models=models or {})
+
+
+def test_the_pool_that_is_there_first_counts() -> None:
+    at = seen(
+        pool("prefill", starting=1, cold_start_s=50.0, starting_for_s=10.0),
+        pool("decode", starting=1, cold_start_s=30.0, starting_for_s=5.0, cold_start_measured=True),
+    )
+    told = cold_starts(at, startable=startable(ZERO, {}))
+    assert told == {"": ColdStart(can_start=True, takes_s=30.0, measured=True, left_s=25.0)}
+
+
+def test_a_start_that_nobody_saw_begin_takes_all_of_it() -> None:
+    told = cold_starts(seen(pool("decode", starting=1, cold_start_s=30.0)), startable={"decode"})
+    assert told[""].left_s == 30.0
+
+
+def test_while_there_is_a_replica_none_is_waited_for() -> None:
+    told = cold_starts(seen(pool("decode", ready=1, starting=1)), startable={"decode"})
+    assert told[""].left_s is None
+
+
+def test_a_pool_that_an_operator_keeps_at_zero_does_not_start() -> None:
+    able = startable(ZERO, {"decode": 0})
+    assert able == {"prefill"}
+    assert not cold_starts(seen(pool("decode")), startable=able)[""].can_start
+    assert startable(ZERO, {"decode": 1}) == {"prefill", "decode"}
+    assert not startable(AutoscalerOptions(bounds=BOUNDS), {})
+
+
+def test_of_several_models_each_has_its_own() -> None:
+    models = {"a": seen(pool("prefill", cold_start_s=7.0)), "b": seen(pool("decode", ready=1))}
+    told = cold_starts(seen(models=models), startable=startable(ZERO, {}))
+    assert told["a"].takes_s == 7.0
+    assert told.keys() == {"a", "b"}
+
+
+class Ingresses:
+    """Those that listen; some may not hear."""
+
+    def __init__(self) -> None:
+        self.sent: list[Starts] = []
+        self.hear = True
+
+    async def send(self, starts: Starts) -> int:
+        self.sent.append(starts)
+        return int(self.hear)
+
+
+class Desk:
+    """A desk, what it sees and whom it tells."""
+
+    def __init__(self, rule: ScalingRule = ScalingRule.SLO) -> None:
+        self.ingresses = Ingresses()
+        self.seen: Observation | None = seen(pool("decode"))
+        self.overrides: dict[str, Override] = {}
+        plan = ScalingPlan(rule=rule, options=ZERO, roles={"decode": Role.DECODE})
+        self.desk = StartDesk(
+            self.ingresses.send,
+            seen=lambda: self.seen,
+            plan=lambda: plan,
+            overrides=lambda: self.overrides,
+        )
+
+    async def turn(self, *ingresses: str, missing: tuple[str, ...] = ()) -> list[Starts]:
+        """What was sent in one turn."""
+        reports = tuple(CoordinatorReport(coordinator_id=one, at_s=0.0) for one in ingresses)
+        before = len(self.ingresses.sent)
+        await self.desk.take(Looks(reports=reports, missing=missing))
+        return self.ingresses.sent[before:]
+
+
+async def test_ingresses_are_told_once_and_again_when_something_changes() -> None:
+    at = Desk()
+    assert len(await at.turn("a")) == 1
+    assert not await at.turn("a")
+    at.seen = seen(pool("decode", starting=1, cold_start_s=20.0, starting_for_s=1.0))
+    ((told,),) = [list(one.values()) for one in await at.turn("a")]
+    assert told.left_s == 19.0
+
+
+async def test_an_ingress_that_is_new_is_told_what_others_know() -> None:
+    at = Desk()
+    await at.turn("a")
+    assert len(await at.turn("a", "b")) == 1
+    assert not await at.turn("a", "b")
+
+
+async def test_who_did_not_hear_is_told_again() -> None:
+    at = Desk()
+    at.ingresses.hear = False
+    await at.turn("a")
+    assert len(await at.turn("a")) == 1
+    at.ingresses.hear = True
+    await at.turn("a", missing=("b is silent",))
+    assert len(await at.turn("a")) == 1
+    assert not await at.turn("a")
+
+
+async def test_nobody_is_told_before_anything_was_seen() -> None:
+    at = Desk()
+    at.seen = None
+    assert not await at.turn("a")
+    at.seen = seen(pool("decode"))
+    assert not await at.turn()
+
+
+async def test_under_a_policy_that_starts_nothing_nothing_can_start() -> None:
+    at = Desk(ScalingRule.STATIC)
+    (told,) = await at.turn("a")
+    assert not told[""].can_start
+
+
+async def test_a_word_of_an_operator_is_passed_on() -> None:
+    at = Desk()
+    at.overrides = {"decode": Override(replicas=0)}
+    (told,) = await at.turn("a")
+    assert not told[""].can_start

@@ -1,0 +1,61 @@
+"""A queue of prompts is as long as what of them must be computed, not as long as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.engine.sim import SimSettings
+from baton.simulator.engines import EngineSettings, engine_of
+from tests.simulator.scenes import ENGINE as COUNTED
+
+EXACT = SimSettings(max_len_tokens=2048, kv_blocks=512)
+
+
+def leg(number: int, uncached_tokens: int | None) -> Leg:
+    return Leg(
+        leg_id=f"l{number}",
+        request_id=f"r{number}",
+        kind=LegKind.PREFILL,
+        prompt_token_ids=tuple(range(100, 1100)),
+        max_tokens=8,
+        uncached_tokens=uncached_tokens,
+    )
+
+
+@pytest.mark.parametrize("settings", [EXACT, COUNTED], ids=["exact", "counted"])
+@pytest.mark.parametrize(("uncached", "queued"), [(64, 192), (None, 3000), (5000, 3000)])
+def test_prompts_queue_with_what_is_expected_to_be_computed_of_them(
+    settings: EngineSettings, uncached: int | None, queued: int
+) -> None:
+    engine = engine_of(settings, engine_id="e", model="sim", address="e:0")
+    for number in range(3):
+        assert engine.add(leg(number, uncached), now_s=0.0) is None
+    assert engine.load(0.0).queued_tokens == queued
+
+
+@pytest.mark.parametrize("settings", [EXACT, COUNTED], ids=["exact", "counted"])
+def test_once_begun_what_is_not_cached_counts_whatever_was_expected(
+    settings: EngineSettings,
+) -> None:
+    engine = engine_of(settings, engine_id="e", model="sim", address="e:0")
+    engine.add(leg(0, 64), now_s=0.0)
+    engine.begin(0.0, patience_s=0.0)
+    assert engine.load(0.0).queued_tokens in {0, 1000}  # before, or with, the step under way
+
+
+def test_a_leg_computes_what_it_neither_pulls_nor_finds_cached() -> None:
+    make: Callable[[int | None], Leg] = lambda uncached: leg(0, uncached)  # noqa: E731 - short
+    assert [make(one).to_compute for one in (None, 0, 64, 9999)] == [1000, 0, 64, 1000]
+    pulling = Leg(
+        leg_id="l",
+        request_id="r",
+        kind=LegKind.DECODE,
+        prompt_token_ids=tuple(range(1000)),
+        max_tokens=8,
+        ticket=Ticket(tokens=960, blocks=60, params=b""),
+        source_id="p",
+    )
+    assert pulling.to_compute == 40
