@@ -82,6 +82,8 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._ended: asyncio.Future[None] | None = None
         self._tail = b""
+        self._closes = False
+        """Whether the server said that it closes after this response."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send small writes at once."""
@@ -104,10 +106,15 @@ class Connection(asyncio.Protocol):
             self.close()
             self._end(data[:300].decode(errors="replace"))
             return
+        if not exchange.segments:
+            # HAProxy says so while another one takes its place.
+            self._closes = b"\r\nconnection: close" in data.partition(_HEAD_END)[0].lower()
         exchange.segments.append((at_s, data))
         self._tail = (self._tail + data)[-len(_LAST) - 2 :]
         # An event's own text holds no carriage return.
         if self._tail == b"\r\n" + _LAST:
+            if self._closes:
+                self.close()
             self._end("")
 
     async def ask(self, request: bytes, exchange: Exchange) -> None:

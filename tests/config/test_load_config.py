@@ -581,6 +581,23 @@ def model(rest: str, base: str = LEAST) -> str:
             "pools.main.resources.gpus: got 1, wanted tp x pp = 4 (or 0: no GPU)",
         ),
         (
+            main_pool("resources: {gpus: 1.5}"),
+            "1.5",
+            "pools.main.resources.gpus: got 1.5, wanted tp x pp = 1 (or 0: no GPU, or a part of"
+            " one, as 0.5)",
+        ),
+        (
+            main_pool("resources: {gpus: 0.5}, parallel: {tp: 2}"),
+            "0.5",
+            "pools.main.resources.gpus: got 0.5, wanted 2: workers of a split engine share no GPU",
+        ),
+        (
+            main_pool("resources: {gpus: 0.5}, engine: {gpu_memory_utilization: 0.51}"),
+            "0.51",
+            "pools.main.engine.gpu_memory_utilization: got 0.51, wanted at most resources.gpus ="
+            " 0.5: others share this GPU",
+        ),
+        (
             main_pool("parallel: {pp: 2}"),
             "2}",
             "pools.main.parallel.pp: got 2, wanted 1: vLLM does not split engines on CPUs so",
@@ -760,6 +777,7 @@ def test_keys_that_contradict_each_other_are_found(
         with_key("transfer", "{deadline: 5s, lease: 5s}"),
         with_key("admission", "{max_prompt_tokens: 4095}"),
         main_pool("resources: {gpus: 4}, parallel: {tp: 2, pp: 2}"),
+        main_pool("resources: {gpus: 0.5}, engine: {gpu_memory_utilization: 0.5}"),
         PD.replace("role: prefill", "role: prefill, replicas: {min: 0}"),
         LEAST.replace("mixed", "decode"),
         with_key("router", "{policy: own.code:choose, disaggregate: auto}"),

@@ -23,7 +23,9 @@ from tests.deploy.rendered import EXAMPLES, FOLDER, export, kept, stray
 from tests.repo.project import ROOT
 
 AGAIN = "render them again: python -m tests.deploy.rendered --write"
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+ONE_GPU = ROOT / "configs" / "one-gpu.yaml"
+"""Its replicas share a GPU, which pods cannot."""
+CONFIGS = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if path != ONE_GPU]
 
 
 def config(
@@ -119,6 +121,11 @@ def test_a_replica_with_more_gpus_than_a_node_spans_several(tmp_path: Path) -> N
     assert workers(path, "decode", gpus_per_node=16)["numOfHosts"] == 1
     with pytest.raises(CannotExport, match="cannot be shared evenly by 3 nodes"):
         export_of(path, gpus_per_node=7)
+
+
+def test_pods_that_would_have_to_share_a_gpu_are_refused() -> None:
+    with pytest.raises(CannotExport, match="got 0.5 GPUs for a replica, wanted whole ones"):
+        export_of(ONE_GPU)
 
 
 def test_rdma_is_asked_for_where_the_configuration_requires_it(tmp_path: Path) -> None:

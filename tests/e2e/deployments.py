@@ -30,6 +30,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 _BATON = [sys.executable, "-m", "baton.cli.main"]
 MAX_TOKENS = 64
 _START_S = 240.0
+_SURE = ("endpoint", "pairs", "replicas joined", "reports")
+"""Checks of `baton doctor` that a deployment passes from the moment that its pairs are probed."""
 
 
 def skip_without_rust() -> None:
@@ -70,6 +72,15 @@ class Deployment:
         assert (story["outcome"], story["mode"]) == ("finished", "pull")
         assert story["output_tokens"] == MAX_TOKENS
 
+    def assert_well(self, *, pairs: int) -> None:
+        """`baton doctor` finds nothing wrong, once so many pairs of replicas have been probed."""
+        self.wait_for(lambda answer: _proven(answer["links"]) == pairs, 60, "links")
+        checks = self.ask("doctor", *self.options, within_s=170)["checks"]
+        of_it = {check["name"]: check for check in checks if check["area"] == "deployment"}
+        failed = [check for check in checks if check["verdict"] == "FAIL"]
+        unwell = [of_it[name] for name in _SURE if of_it[name]["verdict"] != "PASS"]
+        assert not failed + unwell, f"not well: {failed + unwell}"
+
     def _answer(self, *command: str, within_s: float = 60) -> subprocess.CompletedProcess[bytes]:
         command = (*self.inside, *_BATON, *command, "-o", "json")
         return subprocess.run(command, capture_output=True, timeout=within_s, check=False)
@@ -101,7 +112,7 @@ class Deployment:
         A command that fails, or that not everybody answers, is tried again: who it asks may just be
         replaced.
         """
-        until_s = time.monotonic() + timeout_s
+        deadline = ScaledDeadline(timeout_s)
         while True:
             answer = self._answer(command)
             # One that lost its own node of Ray on the way says nothing, and ends well.
@@ -111,7 +122,7 @@ class Deployment:
             if found and "unanswered" not in found and holds(found):
                 return found
             shown = (answer.stdout + answer.stderr).decode()
-            assert time.monotonic() < until_s, f"not so within {timeout_s} s: {shown}"
+            assert not deadline.passed(), f"not so within {timeout_s} s: {shown}"
 
     def stream(
         self,
@@ -149,6 +160,10 @@ class Deployment:
                     chunks += 1
                     on_chunk(chunks)
         raise AssertionError(f"the stream was cut after {text!r}")
+
+
+def _proven(links: list[dict[str, Any]]) -> int:
+    return sum(row["state"] == "ok" for row in links)
 
 
 @contextmanager

@@ -108,11 +108,7 @@ def test_an_operator_can_look_at_it_from_a_terminal(baton: Deployment) -> None:
 
 @pytest.mark.thorough
 def test_a_deployment_that_is_well_has_a_clean_bill_of_health(baton: Deployment) -> None:
-    examined = baton.ask("doctor", *baton.options, within_s=170)
-    ill = [check for check in examined["checks"] if check["verdict"] == "FAIL"]
-    assert not ill
-    of_it = {c["name"]: c["verdict"] for c in examined["checks"] if c["area"] == "deployment"}
-    assert {of_it[name] for name in ("endpoint", "pairs", "replicas joined", "reports")} == {"PASS"}
+    baton.assert_well(pairs=4)
 
 
 def test_a_long_prompt_that_comes_again_is_not_computed_again(baton: Deployment) -> None:

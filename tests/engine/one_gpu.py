@@ -124,12 +124,15 @@ async def measured(site: Site) -> dict[str, object]:
     try:
         for name, role in ((PREFILL, Role.PREFILL), (DECODE, Role.DECODE)):
             # One after the other: each measures how much of the device is free.
+            nixl = engine_settings(Path(site.settings.model_source), role).nixl
+            if nixl is not None and site.device != "cpu":
+                nixl = replace(nixl, progress_delay_us=None)
             settings = replace(
                 site.settings,
                 replica_id=name,
                 pool=role.value,
                 role=role,
-                nixl=engine_settings(Path(site.settings.model_source), role).nixl,
+                nixl=nixl,
             )
             real.engines[name] = peering_engine(settings)
             await real.fleet.host(name, real.engines[name])

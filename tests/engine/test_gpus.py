@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
-from baton.engine.gpus import compute_on_cpus, count_gpus, present_gpus
+from baton.engine.gpus import compute_on_cpus, count_gpus, present_gpus, turn_on_gpu
 
 
 @pytest.mark.parametrize(
@@ -47,3 +48,31 @@ def test_vllm_computes_on_cpus_where_there_is_no_gpu_and_only_there() -> None:
     chosen = {"VLLM_TARGET_DEVICE": "rocm"}
     compute_on_cpus(chosen, lambda: 0)
     assert chosen == {"VLLM_TARGET_DEVICE": "rocm"}
+
+
+def test_engines_on_one_gpu_start_one_after_the_other(tmp_path: Path) -> None:
+    first, second = {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}
+    asked, entered = threading.Event(), threading.Event()
+
+    def given_up() -> bool:
+        asked.set()
+        return False
+
+    def start() -> None:
+        with turn_on_gpu(first, given_up, tmp_path):
+            entered.set()
+
+    starting = threading.Thread(target=start, daemon=True)
+    with turn_on_gpu(first, lambda: False, tmp_path):
+        starting.start()
+        assert asked.wait(60), "it does not wait"
+        with turn_on_gpu(second, lambda: False, tmp_path):
+            pass  # another GPU is another matter
+        assert not entered.is_set()
+    assert entered.wait(60)
+    starting.join(60)
+
+
+def test_who_has_given_up_waits_for_no_turn(tmp_path: Path) -> None:
+    with turn_on_gpu({}, lambda: True, tmp_path), turn_on_gpu({}, lambda: True, tmp_path):
+        pass

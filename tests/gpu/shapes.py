@@ -39,6 +39,8 @@ class Shape(NamedTuple):
     """As `split` unless said."""
     max_len: int = 16384
     accelerator: str = "H100"
+    part: float | None = None
+    """Of a GPU, that an engine with one worker takes; None: a whole one for each worker."""
     adapter: str | None = None
 
     def document(self, models: Path) -> dict[str, Any]:
@@ -57,7 +59,7 @@ class Shape(NamedTuple):
                 "replicas": {"min": 1},
                 "resources": {
                     "cpus": 4,
-                    "gpus": splits[name].tp * splits[name].pp,
+                    "gpus": self.part or splits[name].tp * splits[name].pp,
                     "accelerator": self.accelerator,
                 },
                 "parallel": splits[name]._asdict(),
@@ -162,6 +164,7 @@ SHAPES: Mapping[str, Shape] = {
     "blocks of 128": Shape(engine={"block_size": 128}),
     "float32": Shape(engine={"dtype": "float32"}),
     "bytes for blocks": Shape(engine={"kv_cache": "20GiB"}),
+    "halves of one gpu": Shape(part=0.5),
 }
 
 
@@ -188,12 +191,11 @@ def told(models: Path) -> Iterator[dict[str, object]]:
 
 def _made(document: Mapping[str, object], pool: str) -> dict[str, object]:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.executor import Executor
 
     from baton.config.load import load_text
     from baton.engine.vllm import process
-    from baton.engine.vllm.facts import kv_block_bytes, layout, typed_arguments
+    from baton.engine.vllm.facts import engine_config, kv_block_bytes, layout
     from baton.engine.vllm.settings import engine_arguments, engine_environment
     from baton.serving.engines import ReplicaSite, vllm_settings
 
@@ -206,14 +208,16 @@ def _made(document: Mapping[str, object], pool: str) -> dict[str, object]:
     settings = vllm_settings(load_text(json.dumps(document)), site)
     scratch = Path(tempfile.gettempdir())
     with process.environment(engine_environment(settings, os.getpid(), scratch)):
-        arguments = typed_arguments(engine_arguments(settings, "ipc://events"))
-        config = AsyncEngineArgs(**arguments).create_engine_config()
+        config = engine_config(engine_arguments(settings, "ipc://events"))
     connector = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
     return {
         "device": config.device_config.device_type,
         "executor": Executor.get_class(config).__name__,
         "connector": f"{connector.__module__}.{connector.__name__}",
         "block_tokens": config.cache_config.block_size,
+        "memory_share": config.cache_config.gpu_memory_utilization,
+        "most_requests": config.scheduler_config.max_num_seqs,
+        "step_tokens": config.scheduler_config.max_num_batched_tokens,
         "block_bytes": kv_block_bytes(config),
         "layout": layout(settings, config),
     }

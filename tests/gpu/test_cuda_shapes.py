@@ -83,6 +83,18 @@ def test_vllm_takes_what_baton_hands_to_it(told: Told, name: str, pool: str) -> 
         assert made["block_bytes"] == BYTES[name]
 
 
+def test_engines_have_the_defaults_of_vllm_serve_on_this_gpu(told: Told) -> None:
+    made = told["nothing said", "decode"]
+    assert (made["most_requests"], made["step_tokens"]) == (1024, 8192)
+    chosen = told["as in the example", "decode"]
+    assert (chosen["most_requests"], chosen["memory_share"]) == (256, 0.9)
+
+
+def test_engines_on_one_gpu_leave_each_other_room(told: Told) -> None:
+    shares = [told["halves of one gpu", pool]["memory_share"] for pool in POOLS]
+    assert shares == [0.45, 0.45]
+
+
 @pytest.mark.parametrize("name", sorted(set(SHAPES) - set(REFUSED)))
 def test_both_pools_say_the_same_of_their_blocks(told: Told, name: str) -> None:
     """Pools are split differently and batch differently; blocks are what they hand over."""

@@ -10,6 +10,7 @@ import pytest
 
 from baton.domain.events import LoadReported, ReplicaLost
 from baton.domain.fleet import Load, LossReason
+from baton.policy.prefix_index import IndexOptions
 from baton.policy.silences import REST_S
 from baton.runtime.link import codec, frames
 from baton.runtime.link.client import LinkClient
@@ -158,6 +159,11 @@ async def test_a_replica_that_works_for_another_coordinator_beats_as_ever() -> N
 def test_coordinators_expect_no_more_of_who_rests_than_is_said() -> None:
     options = LinkOptions()
     assert options.idle_beats * options.beat_s <= options.beat_s + REST_S
+
+
+def test_the_cache_of_an_idle_replica_is_not_called_stale_between_two_heartbeats() -> None:
+    options = LinkOptions()
+    assert IndexOptions().stale_s >= options.rest_s + options.liveness_s
 
 
 def test_who_rests_speaks_once_in_two_livenesses() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from baton.domain.errors import ClusterFailed, NotRunning, TimedOut
+from baton.runtime.link.options import LinkOptions
 from baton.serving.doctor_facts import Unknown
 from baton.serving.doctor_running import RunningNow, nothing_runs, running_checks
 from baton.serving.doctor_security import OpenPort, check_ray_door, open_ports
@@ -20,7 +21,7 @@ VIEW: dict[str, Any] = {
     "replica_id": "decode-1",
     "load_age_s": 0.2,
     "void_pulls": 0,
-    "cache": {"in_step": True, "stale": False},
+    "cache": {"in_step": True, "stale": False, "sequence": 3},
 }
 INGRESS: dict[str, Any] = {
     "healthy": True,
@@ -112,6 +113,19 @@ def test_pairs_that_were_not_probed_yet_are_a_warning() -> None:
     assert (found.verdict, found.found) == (Verdict.WARN, "1 of 1 are not proven yet")
 
 
+def test_reports_that_an_idle_replica_sends_every_four_seconds_are_fresh() -> None:
+    idle = INGRESS | {"replicas": [VIEW | {"load_age_s": LinkOptions().rest_s + 1.5}]}
+    assert check("reports", running(ingresses=[idle])).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("updates", "verdict"), [(0, Verdict.PASS), (1, Verdict.WARN)])
+def test_a_cache_that_has_reported_nothing_is_not_late(updates: int, verdict: Verdict) -> None:
+    """It is empty, or `router.index` is `predicted`."""
+    cache = {"in_step": True, "stale": True, "sequence": updates}
+    ingress = INGRESS | {"replicas": [VIEW | {"cache": cache}]}
+    assert check("reports", running(ingresses=[ingress])).verdict is verdict
+
+
 def test_many_bad_pairs_are_counted_and_a_few_are_named() -> None:
     bad = LINK | {"state": "quarantined", "why": "x"}
     found = check("pairs", running(links=(bad,) * 40))
@@ -190,7 +204,7 @@ def test_many_bad_pairs_are_counted_and_a_few_are_named() -> None:
             "reports",
             {
                 "ingresses": [
-                    INGRESS | {"replicas": [VIEW | {"cache": {"in_step": False, "stale": False}}]}
+                    INGRESS | {"replicas": [VIEW | {"cache": VIEW["cache"] | {"in_step": False}}]}
                 ]
             },
             Verdict.WARN,

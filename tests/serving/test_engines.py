@@ -55,6 +55,15 @@ def test_an_engine_on_a_gpu_is_told_how_much_of_the_hosts_memory_is_its_own() ->
     assert vllm_settings(asked, site("prefill")).host_memory_bytes is None
 
 
+def test_engines_that_share_a_gpu_take_no_more_of_its_memory_than_their_part() -> None:
+    asked = config("one-gpu.yaml", "pools.decode.engine.gpu_memory_utilization=0.5")
+    prefill, decode = (vllm_settings(asked, site(pool)) for pool in ("prefill", "decode"))
+    assert (prefill.gpu_memory_utilization, decode.gpu_memory_utilization) == (0.45, 0.5)
+    assert prefill.shares_gpu
+    alone = config("gpu-example.yaml", "models.llama-8b.source=/models/llama")
+    assert not vllm_settings(alone, site("decode")).shares_gpu
+
+
 def test_an_engine_is_told_of_adapters_and_of_the_room_for_them_where_there_are_any() -> None:
     model = "models.llama-8b.source=/models/llama"
     adapter = "models.llama-8b.adapters={sql: {source: /adapters/sql}}"

@@ -86,10 +86,13 @@ def test_how_good_predictions_were_is_told_for_each_pool() -> None:
     assert (row["ttft_error_fraction"], row["ttft_bias_fraction"]) == (0.5, -0.5)
 
 
-def link(source: str, target: str, *, age_s: float | None, told_by: str = "a") -> Row:
+def link(
+    source: str, target: str, *, age_s: float | None, state: str = "ok", told_by: str = "a"
+) -> Row:
     pair: dict[str, object] = {
         "source_id": source,
         "target_id": target,
+        "state": state,
         "probed_age_s": age_s,
         "told_by": told_by,
     }
@@ -110,6 +113,14 @@ def test_whoever_probed_is_believed_over_whoever_never_did() -> None:
     never, old = link("p", "d", age_s=None, told_by="a"), link("p", "d", age_s=1e6, told_by="b")
     assert told_by(merged_links([[never], [old]])) == ["b"]
     assert told_by(merged_links([[old], [never]])) == ["b"]
+
+
+@pytest.mark.parametrize("state", ["ok", "quarantined"])
+def test_an_ingress_whose_probe_told_nothing_does_not_overrule_one_that_knows(state: str) -> None:
+    unclear = link("p", "d", age_s=0.1, state="unknown", told_by="a")
+    known = link("p", "d", age_s=3.0, state=state, told_by="b")
+    assert told_by(merged_links([[unclear], [known]])) == ["b"]
+    assert told_by(merged_links([[known], [unclear]])) == ["b"]
 
 
 def test_pairs_that_only_some_ingresses_know_are_all_told_in_order() -> None:

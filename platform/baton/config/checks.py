@@ -16,6 +16,7 @@ from baton.config.checks_observability import check_observability
 from baton.config.checks_security import check_security
 from baton.config.checks_service import check_scaling, check_service
 from baton.config.checks_sim import check_sim
+from baton.config.gpu_parts import shares_gpu
 from baton.config.leaves import did_you_mean
 from baton.config.schema import (
     EngineConfig,
@@ -125,13 +126,16 @@ def _pool(seen: Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
         yield seen.wrong((*path, "model"), f"no model {pool.model!r}{near or known}")
     if pool.engine.kind is EngineKind.SIM:
         if pool.resources.gpus:
-            what = f"got {pool.resources.gpus}, wanted 0: a simulated engine uses no GPU"
+            what = f"got {pool.resources.gpus:g}, wanted 0: a simulated engine uses no GPU"
             yield seen.wrong((*path, "resources", "gpus"), what)
         if workers > 1:
             what = f"got {workers} workers, wanted tp 1 and pp 1: a simulated engine has one"
             yield seen.wrong((*path, "parallel"), what)
+    elif shares_gpu(pool):
+        yield from _shared_gpu(seen, path, pool)
     elif pool.resources.gpus not in {0, workers}:
-        what = f"got {pool.resources.gpus}, wanted tp x pp = {workers} (or 0: no GPU)"
+        alone = ", or a part of one, as 0.5" if workers == 1 else ""
+        what = f"got {pool.resources.gpus:g}, wanted tp x pp = {workers} (or 0: no GPU{alone})"
         yield seen.wrong((*path, "resources", "gpus"), what)
     elif not pool.resources.gpus:
         yield from _split_on_cpus(seen, path, pool.parallel)
@@ -143,6 +147,18 @@ def _pool(seen: Seen, name: str, pool: PoolConfig) -> Iterator[Finding]:
         yield seen.wrong((*path, "placement", "max_per_node"), what)
     yield from _offload(seen, path, pool)
     yield from _budgets(seen, path, pool.engine)
+
+
+def _shared_gpu(seen: Seen, path: Path, pool: PoolConfig) -> Iterator[Finding]:
+    """A replica that takes a part of a GPU, and of its memory no larger part than that."""
+    part, workers = pool.resources.gpus, pool.parallel.workers
+    if workers > 1:
+        what = f"got {part:g}, wanted {workers}: workers of a split engine share no GPU"
+        yield seen.wrong((*path, "resources", "gpus"), what)
+    share = pool.engine.gpu_memory_utilization
+    if share is not None and share > part:
+        what = f"got {share:g}, wanted at most resources.gpus = {part:g}: others share this GPU"
+        yield seen.wrong((*path, "engine", "gpu_memory_utilization"), what)
 
 
 def _split_on_cpus(seen: Seen, path: Path, parallel: Parallel) -> Iterator[Finding]:

@@ -244,8 +244,9 @@ class Resources:
 
     cpus: Annotated[float, NotNegative] = 1.0
     """CPU cores, as Ray counts them."""
-    gpus: Annotated[int, NotNegative] = 0
-    """GPUs of one replica: one for each of its workers, so `tp` times `pp`, or none."""
+    gpus: Annotated[float, NotNegative] = 0
+    """GPUs of one replica: one for each of its workers, so `tp` times `pp`, or none; one worker
+    may also take a part of a GPU, as 0.5, and shares it with others."""
     accelerator: str | None = None
     """Ray's accelerator type, e.g. H100."""
     price_per_hour: Annotated[float | None, NotNegative] = None

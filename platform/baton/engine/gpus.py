@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import itertools
-from collections.abc import Callable, Mapping, MutableMapping
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _TARGET = "VLLM_TARGET_DEVICE"
+_LOOK_AGAIN_S = 0.1
 
 
 def present_gpus(driver: Path = _DRIVER) -> int:
@@ -59,3 +66,37 @@ def compute_on_cpus(
     """
     if not count_gpus(environ, present):
         environ.setdefault(_TARGET, "cpu")
+
+
+@contextmanager
+def turn_on_gpu(
+    environ: Mapping[str, str], given_up: Callable[[], bool], folder: Path | None = None
+) -> Iterator[None]:
+    """Wait until no other engine starts on this process's GPU; others wait while this one does.
+
+    A starting engine measures how much of the GPU's memory is free, before and after its first
+    batch: what another one takes meanwhile it would count as its own.
+
+    Args:
+        environ: Variables of the engine's process.
+        given_up: Whether nobody waits for the start any more; then the body runs without a turn.
+        folder: Where the locks are.
+    """
+    device = re.sub(r"[^0-9A-Za-z,-]", "", environ.get("CUDA_VISIBLE_DEVICES", "")) or "any"
+    where = Path(tempfile.gettempdir()) if folder is None else folder
+    path = where / f"baton-gpu-{os.getuid()}-{device}.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while not _locked(lock) and not given_up():
+            time.sleep(_LOOK_AGAIN_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

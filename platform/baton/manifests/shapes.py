@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from baton.config.gpu_parts import shares_gpu
 from baton.config.schema import DeploymentConfig, PoolConfig
 from baton.manifests.settings import CannotExport, ManifestSettings
 from baton.serving.names import INGRESS
@@ -109,7 +110,7 @@ def pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings) 
         min=counts.min,
         max=counts.max,
         cpus=max(1, math.ceil(resources.cpus / hosts)),
-        gpus=resources.gpus // hosts,
+        gpus=int(resources.gpus) // hosts,
         hosts=hosts,
         memory_bytes=_mib(needed) + _mib(RAY_BYTES),
         memory_limit_bytes=None if limit is None else _mib(limit) + _mib(RAY_BYTES),
@@ -129,7 +130,13 @@ def _chosen(selectors: Mapping[str, str]) -> dict[str, str]:
 
 
 def _hosts(name: str, pool: PoolConfig, settings: ManifestSettings) -> int:
-    gpus, most = pool.resources.gpus, settings.gpus_per_node
+    if shares_gpu(pool):
+        raise CannotExport(
+            f"pools.{name}: got {pool.resources.gpus:g} GPUs for a replica, wanted whole ones: pods"
+            " share none",
+            "set resources.gpus to 1, or start Ray on the node yourself and deploy to that",
+        )
+    gpus, most = int(pool.resources.gpus), settings.gpus_per_node
     hosts = max(1, math.ceil(gpus / most))
     if gpus % hosts:
         raise CannotExport(

@@ -42,6 +42,7 @@ from baton.policy.index_record import IndexCounters, ReplicaIndexState, ReplicaR
 from baton.policy.predicted_blocks import PredictedBlocks, Prediction, Predictions
 from baton.policy.prefix_hits import Chain, PrefixHits
 from baton.policy.reported_blocks import ReportedBlocks
+from baton.policy.silences import REST_S
 
 _DOUBTS = 2
 """So many answers in a row that contradict the index make it doubt what it knows of a replica."""
@@ -73,8 +74,9 @@ class IndexOptions:
     """How long a prediction is believed of a replica that reports nothing, or not any more."""
     unconfirmed_s: float = 5.0
     """How long it is believed of one that does."""
-    stale_s: float = 2.0
-    """A replica that has not vouched for its blocks for so long is called stale."""
+    stale_s: float = 2.0 + REST_S
+    """A replica that has not vouched for its blocks for so long is called stale. An idle one
+    vouches every 4 s, with its heartbeat."""
     resync_s: float = 1.0
     """A snapshot that does not come is asked for again after so long."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from baton.domain.errors import BatonError, NotRunning
+from baton.policy.silences import REST_S
 from baton.serving.cluster_state import ClusterState
 from baton.serving.doctor_facts import Unknown, answers_at, answers_health, within
 from baton.serving.doctor_security import (
@@ -31,8 +32,8 @@ _NODES_S = 65.0
 _HTTP_S = 6.0
 _PORTS_S = 10.0
 _DOOR_S = 25.0
-_OLD_LOAD_S = 5.0
-"""Replicas report four times a second."""
+_OLD_LOAD_S = 2.0 + REST_S
+"""Replicas report four times a second while they have work, else every 4 s."""
 _FEW = 3
 _NAMES = (
     "deployment",
@@ -378,7 +379,7 @@ def check_reports(told: Told) -> Check:
         {
             view["replica_id"]
             for view in views
-            if (cache := view.get("cache")) and (not cache["in_step"] or cache["stale"])
+            if (cache := view.get("cache")) and _is_astray(cast("Told", cache))
         }
     )
     if astray:
@@ -387,6 +388,14 @@ def check_reports(told: Told) -> Check:
             "wait a minute; else set router.index to predicted, or see 'baton status'",
         )
     return topic.passed(f"of {len({view['replica_id'] for view in views})} replicas, fresh")
+
+
+def _is_astray(cache: Told) -> bool:
+    """Whether reports of this cache are missing or late.
+
+    A cache that has reported no update is empty, or is not to report (`router.index: predicted`).
+    """
+    return not cache["in_step"] or (cache["stale"] and cache["sequence"] > 0)
 
 
 def check_policy(told: Told) -> Check:

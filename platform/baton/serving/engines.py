@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.config.addresses import ip_network
 from baton.config.derive import adapter_sources, engine_env, sim_settings, wants_cache_events
+from baton.config.gpu_parts import gpu_memory_share, shares_gpu
 from baton.config.schema import DeploymentConfig, EngineKind, ModelConfig, OnFailure, PoolConfig
 from baton.domain.errors import EngineStartFailed
 from baton.engine.kept_handlers import kept_handlers
@@ -201,7 +202,8 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         max_running_requests=engine.max_num_seqs,
         max_batched_tokens=engine.max_num_batched_tokens,
         decode_step_tokens=engine.decode_step_tokens,
-        gpu_memory_utilization=engine.gpu_memory_utilization,
+        gpu_memory_utilization=gpu_memory_share(pool),
+        shares_gpu=shares_gpu(pool),
         nixl=nixl,
         host_memory_bytes=engine.offload.host_memory_bytes,
         adapters=adapter_sources(model),

@@ -308,7 +308,7 @@ def gpu_findings(config: DeploymentConfig, gpus: int) -> tuple[str, ...]:
     if wanted <= gpus:
         return ()
     return (
-        f"the pools ask for {wanted} GPUs to start with, {gpus} are there; "
+        f"the pools ask for {wanted:g} GPUs to start with, {gpus} are there; "
         "lower pools.*.replicas.start or resources.gpus, or add GPUs",
     )
 

@@ -13,7 +13,7 @@ from baton.domain.errors import UnknownRequest
 from baton.domain.fleet import FleetView, ReplicaView
 from baton.perf.fitted import TimingQuality
 from baton.policy.choosing import ChooserPlacer
-from baton.policy.links import LinkRow
+from baton.policy.links import LinkRow, LinkState
 from baton.policy.placement import Placer
 
 Row = Mapping[str, object]
@@ -123,6 +123,7 @@ def link_report(links: Iterable[LinkRow]) -> list[Row]:
 def merged_links(answers: Iterable[Iterable[Row]]) -> list[Row]:
     """What several ingresses know of links as one list: for each pair, the one that probed last.
 
+    An ingress that has not found out whether a pair works does not overrule one that has.
     Engines count pulls and tell every ingress the same; handoffs and flows are each ingress' own,
     and added up.
     """
@@ -134,7 +135,7 @@ def merged_links(answers: Iterable[Iterable[Row]]) -> list[Row]:
 
 
 def _merged(rows: Sequence[Row]) -> Row:
-    newest = min(rows, key=_probed_age_s)
+    newest = min(rows, key=lambda row: (row["state"] == LinkState.UNKNOWN, _probed_age_s(row)))
     return {**newest, **{name: sum(map(itemgetter(name), rows)) for name in _OWN_COUNTS}}
 
 

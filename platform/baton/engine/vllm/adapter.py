@@ -29,13 +29,12 @@ import os
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.core_client import AsyncMPClient, EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -51,10 +50,11 @@ from baton.domain.errors import (
 from baton.domain.fleet import LinkTotals, Load, ReplicaFacts
 from baton.domain.handoff import Leg, LegFailure, LegKind, LegOutput, Ticket
 from baton.domain.kv_events import KvEventBatch
+from baton.engine.gpus import turn_on_gpu
 from baton.engine.vllm import process
 from baton.engine.vllm.adapters import EngineAdapters
 from baton.engine.vllm.core_outputs import CoreOutputs
-from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
+from baton.engine.vllm.facts import engine_config, replica_facts, start_failure
 from baton.engine.vllm.kv_events import subscribe
 from baton.engine.vllm.legs import LiveLegs
 from baton.engine.vllm.refusals import first_line
@@ -170,8 +170,9 @@ class VllmEngine:
         try:
             with process.environment(environment):
                 self._adapters.fetch()
-                if not self._closed:
-                    self._launch()
+                with self._turn():
+                    if not self._closed:
+                        self._launch()
         except Exception as error:
             raise start_failure(settings, error) from error
         if self._client is not None and self._is_closed():
@@ -179,11 +180,16 @@ class VllmEngine:
         elif self._client is not None and self._series is not None:
             self._series.begin(self._client.vllm_config)
 
+    def _turn(self) -> AbstractContextManager[None]:
+        """Of those that share a GPU one starts at a time."""
+        if not self._settings.shares_gpu:
+            return nullcontext()
+        return turn_on_gpu(os.environ, self._is_closed)
+
     def _launch(self) -> None:
         # No other engine starts meanwhile, so children that appear are this one's.
         self._others = process.children()
-        arguments = typed_arguments(engine_arguments(self._settings, self._events_endpoint))
-        config = AsyncEngineArgs(**arguments).create_engine_config()
+        config = engine_config(engine_arguments(self._settings, self._events_endpoint))
         self._check_budget(config)
         self._client = EngineCoreClient.make_async_mp_client(
             config, Executor.get_class(config), log_stats=True

@@ -104,6 +104,8 @@ class VllmEngineSettings:
     decode_step_tokens: int | None = None
     """Of a step that any stream waits for; see `step_budget`."""
     gpu_memory_utilization: float | None = None
+    shares_gpu: bool = False
+    """Whether other engines are on its GPU: then it starts while none of them does."""
     nixl: Nixl | None = None
     host_memory_bytes: int | None = None
     """Of the host, for KV blocks that the GPU has no room for; all workers together. GPUs only."""

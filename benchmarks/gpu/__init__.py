@@ -1,0 +1,1 @@
+"""What one GPU does under baton, beside what it does under `vllm serve`."""

