@@ -17,6 +17,8 @@ from benchmarks._load import Exchange, Undisturbed
 from benchmarks._real_load import PatientClient
 
 _DONE = b"[DONE]"
+_FEWEST_CHUNKS = 3
+"""For a gap before the second token and one after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,6 @@ def _times_s(exchange: Exchange) -> list[float]:
         if not chunk.choices:
             raise LadderFailedError(f"no completion chunk: {data[:300]!r}")
         times_s.append(at_s - exchange.sent_at_s)
-    if not ended or len(times_s) < 3:
+    if not ended or len(times_s) < _FEWEST_CHUNKS:
         raise LadderFailedError(f"{len(times_s)} chunks, ended: {ended}")
     return times_s

@@ -12,6 +12,7 @@ SHAPE: Final = "meta-llama/Llama-3.1-8B"
 VOCABULARY_TOKENS: Final = 128_256
 FIRST_WORD: Final = 16
 """Ids below it are special tokens."""
+_BEGIN, _END, _UNKNOWN = "<s>", "</s>", "<2>"
 _CONFIG: Final = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -43,12 +44,12 @@ def write_dummy_llama(folder: Path) -> Path:
     model = folder / NAME
     model.mkdir(parents=True)
     (model / "config.json").write_text(json.dumps(_CONFIG))
-    special = ["<s>", "</s>", *(f"<{number}>" for number in range(2, FIRST_WORD))]
+    special = [_BEGIN, _END, *(f"<{number}>" for number in range(2, FIRST_WORD))]
     words = special + [f"w{number}" for number in range(FIRST_WORD, VOCABULARY_TOKENS)]
     table = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(table, unk_token=special[2]))
+    tokenizer = Tokenizer(models.WordLevel(table, unk_token=_UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token=special[2]
+        tokenizer_object=tokenizer, bos_token=_BEGIN, eos_token=_END, unk_token=_UNKNOWN
     ).save_pretrained(model)
     return model

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks._systems import ROOT, await_health, end_process, free_port, spawn, tail
 
@@ -60,7 +59,7 @@ def baton_up(config: Path, log: Path, sets: Sequence[str]) -> Held:
     return Held(command, log, port=port)
 
 
-def baton_says(*words: str) -> Any:
+def baton_says(*words: str) -> object:
     """What a command of the running deployment prints as JSON.
 
     Raises:
@@ -74,7 +73,8 @@ def baton_says(*words: str) -> Any:
         check=True,
         timeout=_ASK_S,
     )
-    return json.loads(done.stdout)
+    said: object = json.loads(done.stdout)
+    return said
 
 
 _BATON = (sys.executable, "-m", "baton.cli.main")
