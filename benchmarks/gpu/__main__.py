@@ -119,6 +119,7 @@ def _run(stage: str, part: Path, options: argparse.Namespace) -> str:
     words += [word for one in options.set for word in ("--set", one)]
     command = [sys.executable, "-m", "benchmarks.gpu", "--stage", stage, "--out", str(part)]
     log = options.logs / f"{stage}.log"
+    part.unlink(missing_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - this program
             [*command, *words], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
@@ -161,7 +162,7 @@ def _facts(options: argparse.Namespace) -> dict[str, object]:
 
 def _plain(options: argparse.Namespace) -> dict[str, object]:
     if options.dry_run:
-        return _dry("mixed")
+        return _dry("mixed", options.set)
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--load-format", "dummy", "--max-model-len", str(MAX_LEN_TOKENS)]
         arguments += ["--dtype", "bfloat16", "--no-enable-prefix-caching"]
@@ -174,14 +175,14 @@ def _plain(options: argparse.Namespace) -> dict[str, object]:
 
 def _mixed(options: argparse.Namespace) -> dict[str, object]:
     if options.dry_run:
-        return _dry("mixed")
+        return _dry("mixed", options.set)
     pools = "pools={all: {role: mixed, resources: {cpus: 1, gpus: 1}}}"
     return _on_gpu(options, "mixed", [pools, "router.disaggregate=never"])
 
 
 def _baton(options: argparse.Namespace) -> dict[str, object]:
     if options.dry_run:
-        return _dry("baton")
+        return _dry("baton", options.set)
     return _on_gpu(options, "baton", [])
 
 
@@ -204,13 +205,13 @@ def _on_gpu(options: argparse.Namespace, name: str, sets: Sequence[str]) -> dict
         return _measured(held, options, after=_baton_told)
 
 
-def _dry(name: str) -> dict[str, object]:
+def _dry(name: str, more: Sequence[str]) -> dict[str, object]:
     pools = "pools={all: {role: mixed, resources: {cpus: 0.1}}}"
     one = ["pools.prefill.replicas.start=1", "pools.decode.replicas.start=1"]
     sets = [pools, "router.disaggregate=never"] if name == "mixed" else one
     log = Path(tempfile.gettempdir()) / f"baton-dry-{os.getpid()}.log"
     try:
-        held = baton_up(ROOT / "configs" / "sim.yaml", log, sets)
+        held = baton_up(ROOT / "configs" / "sim.yaml", log, [*sets, *more])
         return _climbed(held, _DRY_LADDER, _baton_told)
     finally:
         log.unlink(missing_ok=True)
