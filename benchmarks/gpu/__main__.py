@@ -36,6 +36,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from baton.perf.catalogue import accelerator
 from baton.perf.known_models import shape_of
 from baton.perf.modelled import ModelledTiming
@@ -176,29 +178,27 @@ def _plain(options: argparse.Namespace) -> dict[str, object]:
 def _mixed(options: argparse.Namespace) -> dict[str, object]:
     if options.dry_run:
         return _dry("mixed", options.set)
-    pools = "pools={all: {role: mixed, resources: {cpus: 1, gpus: 1}}}"
-    return _on_gpu(options, "mixed", [pools, "router.disaggregate=never"])
+    return _on_gpu(options, "mixed")
 
 
 def _baton(options: argparse.Namespace) -> dict[str, object]:
     if options.dry_run:
         return _dry("baton", options.set)
-    return _on_gpu(options, "baton", [])
+    return _on_gpu(options, "baton")
 
 
-def _on_gpu(options: argparse.Namespace, name: str, sets: Sequence[str]) -> dict[str, object]:
+def _on_gpu(options: argparse.Namespace, name: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         model = write_dummy_llama(Path(folder))
         extra = {"load_format": "dummy", **_MODES[options.mode]}
         held = baton_up(
-            ROOT / "configs" / "one-gpu.yaml",
+            _file("one-gpu", Path(folder), split=name == "baton", gpus=1),
             options.logs / f"{name}_up.log",
             [
                 f"model.source={model}",
                 f"model.max_len={MAX_LEN_TOKENS}",
                 f"model.engine.extra={json.dumps(extra)}",
                 "model.engine.prefix_caching=false",
-                *sets,
                 *options.set,
             ],
         )
@@ -206,15 +206,24 @@ def _on_gpu(options: argparse.Namespace, name: str, sets: Sequence[str]) -> dict
 
 
 def _dry(name: str, more: Sequence[str]) -> dict[str, object]:
-    pools = "pools={all: {role: mixed, resources: {cpus: 0.1}}}"
-    one = ["pools.prefill.replicas.start=1", "pools.decode.replicas.start=1"]
-    sets = [pools, "router.disaggregate=never"] if name == "mixed" else one
-    log = Path(tempfile.gettempdir()) / f"baton-dry-{os.getpid()}.log"
-    try:
-        held = baton_up(ROOT / "configs" / "sim.yaml", log, [*sets, *more])
+    with tempfile.TemporaryDirectory() as folder:
+        config = _file("sim", Path(folder), split=name == "baton", gpus=0)
+        held = baton_up(config, Path(folder) / "up.log", more)
         return _climbed(held, _DRY_LADDER, _baton_told)
-    finally:
-        log.unlink(missing_ok=True)
+
+
+def _file(name: str, folder: Path, *, split: bool, gpus: int) -> Path:
+    """One of `configs/`, or the same without the split: one pool with one replica."""
+    path = ROOT / "configs" / f"{name}.yaml"
+    if split:
+        return path
+    said = yaml.safe_load(path.read_text())
+    resources = {"cpus": 1, "gpus": gpus}
+    said |= {"pools": {"all": {"role": "mixed", "resources": resources}}}
+    said["router"]["disaggregate"] = "never"
+    changed = folder / "unsplit.yaml"
+    changed.write_text(json.dumps(said))
+    return changed
 
 
 def _nothing() -> dict[str, object]:
