@@ -30,7 +30,6 @@ from baton.serving.preflight_facts import (
     PortListener,
     available_memory_bytes,
     installed_versions,
-    machine_facts,
     port_listener,
 )
 
@@ -194,16 +193,6 @@ def test_an_argument_that_came_later_is_refused_before_anything_starts(tmp_path:
     versions: Mapping[str, str | None]
     versions = {**GOOD.versions, "vllm": "0.33.0", "torch": "2.14.0+cu130"}
     assert judge_machine(wanted, replace(GOOD, versions=versions)).errors == ()
-
-
-def test_a_cluster_that_the_environment_names_is_not_passed_over_in_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = replace(GOOD, named_cluster="10.0.0.1:6379")
-    (warning,) = judge_machine(config(tmp_path), there).warnings
-    assert warning.startswith("RAY_ADDRESS names 10.0.0.1:6379, which is not joined")
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    assert machine_facts("127.0.0.1", 0).named_cluster == "10.0.0.2:6379"
 
 
 def test_both_supported_builds_start(tmp_path: Path) -> None:

@@ -102,4 +102,7 @@ def test_keys_in_clear_are_said_unless_they_are_refused_or_encrypted(
 def test_a_ray_that_lets_everybody_in_is_not_deployed_on(
     store: str, door: str, *, refused: bool
 ) -> None:
-    assert bool(door_findings(store, door)) is refused
+    closed, opened = door_findings(store, door)
+    assert (bool(closed), opened) == (refused, ())
+    closed, opened = door_findings(store, door, allowed=True)
+    assert (closed, bool(opened)) == ((), refused)

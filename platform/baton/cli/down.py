@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from baton.cli.options import LocalAddress, Output, Timeout, seam_of, seconds
+from baton.cli.options import Address, Output, Timeout, seam_of, seconds
 from baton.cli.output import OutputFormat, print_report, reported_errors
 
 
@@ -12,10 +12,10 @@ def down(
     context: typer.Context,
     *,
     timeout: Timeout = "60s",
-    address: LocalAddress = None,
+    address: Address = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Drain and stop the deployment that runs here."""
+    """Drain and stop the deployment that runs here, or take it away from its cluster."""
     timeout_s = seconds(timeout)
     with reported_errors():
         report = seam_of(context).commands().down(timeout_s=timeout_s, address=address)

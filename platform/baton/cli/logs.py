@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from baton.cli.options import Json, LocalAddress, Output, seam_of, wanted_format
+from baton.cli.options import Address, Json, Output, seam_of, wanted_format
 from baton.cli.output import OutputFormat, Paint, painted, reported_errors
 from baton.cli.seam import LogLine
 
@@ -57,7 +57,7 @@ def logs(  # noqa: PLR0913 - each is an option
     others: Annotated[
         bool, typer.Option("--all", help="Also what vLLM, Ray and others print.")
     ] = False,
-    address: LocalAddress = None,
+    address: Address = None,
     output: Output = OutputFormat.TEXT,
     as_json: Json = False,
 ) -> None:

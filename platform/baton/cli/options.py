@@ -37,6 +37,13 @@ AllowUntested = Annotated[
         help="Start also with versions of Ray, vLLM, torch or NIXL that baton was not tested with.",
     ),
 ]
+AllowOpen = Annotated[
+    bool,
+    typer.Option(
+        "--allow-open-cluster",
+        help="Deploy also to a Ray cluster that asks nobody for a token.",
+    ),
+]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="How to print the result.")]
 Json = Annotated[bool, typer.Option("--json", help="The same as --output json.")]
 Address = Annotated[
@@ -44,7 +51,7 @@ Address = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
-        help="Of the Ray cluster, if not on this machine, or if several run here.",
+        help="Of the Ray cluster, if not on this machine, or several run here; else RAY_ADDRESS.",
     ),
 ]
 LocalAddress = Annotated[

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
 from baton.cli.options import (
+    AllowOpen,
     AllowUntested,
     ConfigFiles,
     Output,
@@ -27,18 +29,37 @@ def up(  # noqa: PLR0913 - each is an option
     detach: Annotated[
         bool, typer.Option("--detach", help="Return when it is healthy instead of staying.")
     ] = False,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="HOST:PORT",
+            help="Of a Ray cluster that runs already, to deploy there; else RAY_ADDRESS.",
+        ),
+    ] = None,
+    allow_open: AllowOpen = False,
     allow_untested: AllowUntested = False,
     timeout: Timeout = "10m",
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Start a deployment, and hold it until Ctrl-C."""
+    """Start a deployment, and hold it until Ctrl-C.
+
+    On a Ray cluster that runs already (--ray-address, cluster.address or RAY_ADDRESS) it deploys
+    and returns: nothing has to hold it.
+    """
     timeout_s = seconds(timeout)
     seam = seam_of(context)
     with reported_errors():
         from baton.config import load_config  # here: keeps --help fast
 
         loaded = load_config(
-            config, env=seam.environ, sets=all_sets(sets, allow_untested=allow_untested)
+            config,
+            env=seam.environ,
+            sets=[
+                *all_sets(sets, allow_untested=allow_untested),
+                *([] if ray_address is None else [f"cluster.address={json.dumps(ray_address)}"]),
+                *(["cluster.allow_open=true"] if allow_open else []),
+            ],
         )
         report = seam.commands().up(
             loaded, block=not detach, timeout_s=timeout_s, progress=ProgressLines()

@@ -99,7 +99,7 @@ def ingress_options(config: DeploymentConfig) -> Options:
         "max_ongoing_requests": _INGRESS_REQUESTS,
         "graceful_shutdown_timeout_s": config.admission.timeouts.total_s + _MARGIN_S,
         "max_constructor_retry_count": _STARTS,
-        "ray_actor_options": {"num_cpus": _SMALL} | _on_head(config),
+        "ray_actor_options": _at_front(config),
     }
 
 
@@ -110,6 +110,20 @@ def controller_options(config: DeploymentConfig) -> Options:
         "num_replicas": 1,
         "ray_actor_options": {"num_cpus": _SMALL} | _on_head(config),
     }
+
+
+def _at_front(config: DeploymentConfig) -> Options:
+    """Where an ingress may be, so that the front reaches it.
+
+    On a cluster that ran before the front is on the head, which often has no CPUs to give. From
+    other nodes ingresses would have to listen where others reach them: they do where clients may
+    come from elsewhere, too.
+    """
+    if config.cluster.address is None:
+        return {"num_cpus": _SMALL} | _on_head(config)
+    if is_loopback(config.server.host):
+        return {"num_cpus": 0, "resources": {_HEAD: 0.001}}
+    return {"num_cpus": _SMALL}
 
 
 def _on_head(config: DeploymentConfig) -> Options:

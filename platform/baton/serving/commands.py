@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from baton.domain.errors import (
     ApplyRefused,
     BatonError,
     EngineStartFailed,
+    NotRunning,
     ScalingRefused,
     TimedOut,
 )
@@ -35,11 +36,18 @@ from baton.serving.apply_ports import Applied, ApplyOptions
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.deployment import LocalDeployment, Progress, say_where_to_look
 from baton.serving.doctor import examined
-from baton.serving.joined import Joined, join, local_state, reach
+from baton.serving.existing_cluster import (
+    deploy_there,
+    named_cluster,
+    session_logs,
+    take_down,
+    where_it_runs,
+)
+from baton.serving.joined import Joined, join, local_state, meant, reach, state_of
 from baton.serving.joining import joining
 from baton.serving.live_config import Fate, Kept
 from baton.serving.log_files import LogFiles, LogLine, LogOrder, followed, printed
-from baton.serving.preflight import check_machine
+from baton.serving.preflight import check_machine, check_submission
 from baton.serving.rolling import Manner
 from baton.serving.running import running_deployment
 from baton.serving.upgrade import upgrade as upgraded
@@ -52,7 +60,17 @@ _END_S = 60.0
 
 
 def up(config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progress) -> Report:
-    """Start a deployment; returns when it is healthy, or with `block` when it was told to end."""
+    """Start a deployment; returns when it is healthy, or with `block` when it was told to end.
+
+    On a cluster that runs already nothing has to hold it: there it returns either way.
+    """
+    address = named_cluster(config.config, os.environ)
+    if address is not None:
+        check_submission(config.config, warn=progress)
+        with _quiet_stdout():
+            url = deploy_there(config.config, address, timeout_s=timeout_s, progress=progress)
+        progress(f"serving {config.config.model_name} at {url}/v1; it stays when this command ends")
+        return {"endpoint": url, "cluster": address, "end": f"baton down --address {address}"}
     check_machine(config.config, warn=progress)
     if not block:
         return _up_detached(config, timeout_s, progress)
@@ -126,9 +144,16 @@ def doctor(config: LoadedConfig | None, *, address: str | None, progress: Progre
 
 def logs(order: LogOrder, *, follow: bool, address: str | None = None) -> Iterator[LogLine | None]:
     """What was logged here, and with `follow` what will be; None for nothing new for a moment."""
-    state = local_state(address)
-    files = LogFiles(Path(state.run_dir) / "session_latest" / "logs")
-    return followed(files, order, alive=state.is_alive) if follow else printed(files, order)
+    state = state_of(address)
+    if state is None:
+        files, alive = LogFiles(session_logs(meant(address))), _always
+    else:
+        files, alive = LogFiles(Path(state.run_dir) / "session_latest" / "logs"), state.is_alive
+    return followed(files, order, alive=alive) if follow else printed(files, order)
+
+
+def _always() -> bool:
+    return True
 
 
 def _scaled(told: Report) -> Report:
@@ -141,6 +166,7 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
     """Have what runs go by another configuration: all of it, or nothing."""
     with join(options.address), running_deployment() as running:
         live, added = running.current(), carried_adapters()
+        config = replace(config, config=where_it_runs(config.config, live.config))
         shown = Applied(
             generation=live.generation,
             changes=diff(live.config, config.config),
@@ -152,10 +178,11 @@ def apply(config: LoadedConfig, options: ApplyOptions, *, progress: Progress) ->
             with running.alone():
                 applied = apply_config(running, config.config, _manner("apply", options, progress))
             return applied_report(applied, _outcome("applied", options))
-    if options.address is not None:
+    if state_of(options.address) is None or options.address is not None:
         raise ApplyRefused(
-            "only a deployment of this machine can be started again from here",
-            "apply on the machine that holds it",
+            "only a deployment that this machine holds can be started again from here",
+            "apply on the machine that holds it; on a cluster that ran before: 'baton down', then"
+            " 'baton up'",
         )
     if options.dry_run:
         return applied_report(shown, "dry run")
@@ -244,12 +271,24 @@ def _add_again(config: DeploymentConfig, added: Registry, progress: Progress) ->
 
 def join_script(*, labels: Sequence[str], node_address: str | None, address: str | None) -> Report:
     """What another machine runs to join the cluster of the deployment that runs here."""
+    if state_of(address) is None:
+        raise NotRunning(
+            f"the Ray cluster at {meant(address)} is not baton's own",
+            f"nodes join it as they always did: ray start --address {meant(address)}",
+        )
     return joining(local_state(address), labels=labels, node_address=node_address)
 
 
 def down(*, timeout_s: float, address: str | None = None) -> Report:
-    """Tell the process that holds the deployment to drain and end, and wait until it has."""
-    state = local_state(address)
+    """Tell the process that holds the deployment to drain and end, and wait until it has.
+
+    From a cluster that somebody else has started, it is taken away, and the cluster goes on.
+    """
+    state = state_of(address)
+    if state is None:
+        there = meant(address)
+        with _quiet_stdout():
+            return {"stopped": take_down(there, timeout_s=timeout_s), "cluster": there}
     holder = psutil.Process(state.pid)
     holder.send_signal(signal.SIGTERM)
     until_s = time.monotonic() + timeout_s

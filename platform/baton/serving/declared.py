@@ -9,6 +9,7 @@ nothing, and a configuration that differs from what holds becomes its next gener
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 _BY = "serve deploy"
+_LOGGER = logging.getLogger(__name__)
 
 
 def application(arguments: dict[str, object]) -> Application:
@@ -76,10 +78,13 @@ def check_nodes(config: DeploymentConfig) -> None:
     """
     store = control_store()
     door = "guarded" if is_loopback_address(store) else ray_door(store)
+    closed, opened = door_findings(store, door, allowed=config.cluster.allow_open)
+    for line in opened:
+        _LOGGER.warning("%s", line)
     findings = (
         *key_findings(config),
         *cluster_version_findings(config, cluster_facts(PACKAGES).versions),
-        *door_findings(store, door),
+        *closed,
     )
     if findings:
         raise CannotStart(findings)

@@ -34,6 +34,8 @@ from baton.serving.preflight import await_nodes, check_cluster
 from baton.serving.serve_control import NONE_READY
 
 _POLL_S = 0.5
+_NO_SERVE = "no Serve instance running"
+"""How Serve says that there is none (Ray 2.60)."""
 _ASK_S = 30.0
 _STOP_S = 20.0
 Progress = Callable[[str], None]
@@ -70,6 +72,10 @@ def ask_all(
         raise NotRunning(f"{deployment}: {NONE_READY}", remedy) from error
     except (RayServeException, exceptions.RayActorError) as error:
         why = str(error).strip().partition("\n")[0]
+        if _NO_SERVE in why:
+            raise NotRunning(
+                "no baton runs on this Ray cluster", "start one with 'baton up --ray-address'"
+            ) from error
         remedy = "it may just be replaced: try again in some seconds"
         raise NotRunning(f"{deployment} cannot be asked: {why}", remedy) from error
     return [unpacked(answer) for answer in answers]
@@ -158,20 +164,8 @@ class LocalDeployment:
             self._control = ControlSocket(Path(self.state.run_dir), ask=_ask_within, note=load)
         await_nodes(self._config, until_s=until_s, tell=self._progress)
         check_cluster(self._config, warn=self._progress)
-        forget_all()
-        save(BUILT, encoded(first_built(self._config)))
-        from ray import serve
-
-        target = serve.RunTarget(
-            build_app(self._config), name=APP, route_prefix="/", external_scaler_enabled=True
-        )
-        self._progress("deploying ingress, controller and pools")
-        serve.run_many(
-            [target],
-            wait_for_ingress_deployment_creation=False,
-            wait_for_applications_running=False,
-        )
-        self._await_application(until_s, timeout_s)
+        deploy(self._config, self._progress)
+        await_application(until_s, timeout_s, self._progress)
         self._await_health(until_s, timeout_s)
         if self.state.data_path is DataPath.HAPROXY:  # a gate has a watch of its own
             self._certificates = _certificate_watch(self._config, Path(self.state.run_dir))
@@ -190,36 +184,6 @@ class LocalDeployment:
                 self._control.close()
                 self._control = None
 
-    def _await_application(self, until_s: float, timeout_s: float) -> None:
-        from ray import serve
-
-        told, waiting = "", list[str]()
-        while time.monotonic() < until_s:
-            application = serve.status().applications.get(APP)
-            if application is not None:
-                state = str(application.status.value)
-                line = progress_line(
-                    {
-                        name: dict(status.replica_states)
-                        for name, status in application.deployments.items()
-                    }
-                )
-                if line != told:
-                    self._progress(line)
-                    told = line
-                if state == "RUNNING":
-                    return
-                if state in {"DEPLOY_FAILED", "UNHEALTHY"}:
-                    messages = [s.message for s in application.deployments.values() if s.message]
-                    raise EngineStartFailed(
-                        telling_line(messages) or "the deployment failed",
-                        "correct the configuration",
-                    )
-                waiting = [s.message for s in application.deployments.values() if s.message]
-            time.sleep(_POLL_S)
-        said = " ".join(dict.fromkeys(" ".join(waiting).split("\n")))
-        raise _late("the replicas were not ready", timeout_s, said)
-
     def _await_health(self, until_s: float, timeout_s: float) -> None:
         """Wait until every ingress says so; they answer in turn, so twice as often in a row."""
         self._progress("waiting until the endpoint is healthy")
@@ -236,7 +200,59 @@ class LocalDeployment:
                 return
             if not well:
                 time.sleep(_POLL_S)
-        raise _late("the endpoint was not healthy", timeout_s)
+        raise late("the endpoint was not healthy", timeout_s)
+
+
+def deploy(config: DeploymentConfig, progress: Progress) -> None:
+    """Have Serve, on the cluster that this process is connected to, run baton; returns at once."""
+    from ray import serve
+
+    forget_all()
+    save(BUILT, encoded(first_built(config)))
+    target = serve.RunTarget(
+        build_app(config), name=APP, route_prefix="/", external_scaler_enabled=True
+    )
+    progress("deploying ingress, controller and pools")
+    serve.run_many(
+        [target],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+
+
+def await_application(until_s: float, timeout_s: float, progress: Progress) -> None:
+    """Wait until Serve says that every replica is ready.
+
+    Raises:
+        EngineStartFailed: one could not be started.
+        TimedOut: they were not ready in time.
+    """
+    from ray import serve
+
+    told, waiting = "", list[str]()
+    while time.monotonic() < until_s:
+        application = serve.status().applications.get(APP)
+        if application is not None:
+            state = str(application.status.value)
+            line = progress_line(
+                {
+                    name: dict(status.replica_states)
+                    for name, status in application.deployments.items()
+                }
+            )
+            if line != told:
+                progress(line)
+                told = line
+            if state == "RUNNING":
+                return
+            waiting = [s.message for s in application.deployments.values() if s.message]
+            if state in {"DEPLOY_FAILED", "UNHEALTHY"}:
+                raise EngineStartFailed(
+                    telling_line(waiting) or "the deployment failed", "correct the configuration"
+                )
+        time.sleep(_POLL_S)
+    said = " ".join(dict.fromkeys(" ".join(waiting).split("\n")))
+    raise late("the replicas were not ready", timeout_s, said)
 
 
 def _ask_within(
@@ -252,7 +268,8 @@ def _certificate_watch(config: DeploymentConfig, run_dir: Path) -> CertificateWa
     return CertificateWatch(config.security.tls, certificate(run_dir), sockets)
 
 
-def _late(what: str, timeout_s: float, said: str = "") -> TimedOut:
+def late(what: str, timeout_s: float, said: str = "") -> TimedOut:
+    """The error that something was not there in time, and what was said of it last."""
     why = f"{what} after {timeout_s:.0f} s" + (f": {said}" if said else "")
     return TimedOut(why, "allow more time with --timeout")
 

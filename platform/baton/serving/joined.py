@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from baton.serving.cluster import attach, detach
 from baton.serving.cluster_state import ClusterState, running_clusters, state_folder
 from baton.serving.control_socket import ControlClient, deadline_of
 from baton.serving.deployment import ask_all
-from baton.serving.live_config import ROLLOUT, load, wall_s
+from baton.serving.live_config import ROLLOUT, WHERE, load, wall_s
 from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.reports import explained, merged_links, merged_stories
 
@@ -54,13 +55,23 @@ class Joined:
             if any(isinstance(one, NotRunning) for one in failures):
                 raise NotRunning(why, failures[0].remedy)
             raise TimedOut(why, "try again, or look at 'baton logs --follow'")
-        found: dict[str, object] = {} if self.state is None else {"endpoint": self.state.http_url}
+        found: dict[str, object] = self._endpoint()
         found |= {"unanswered": missing} if missing else {}
         rollout = self._last_rollout()
         found |= {} if rollout is None else {"rollout": rollout}
         for one in told[:1]:
             found |= cast("dict[str, object]", one)
         return found | {"ingresses": ingresses}
+
+    def _endpoint(self) -> dict[str, object]:
+        if self.state is not None:
+            return {"endpoint": self.state.http_url}
+        try:
+            noted = load(WHERE)
+            told: dict[str, object] = {} if noted is None else json.loads(noted)
+        except Exception:  # noqa: BLE001 - a boundary: a note is not worth the rest of the status
+            return {}
+        return {"endpoint": told["endpoint"]} if "endpoint" in told else {}
 
     def _answers_of(
         self, deployment: str, method: str
@@ -141,7 +152,7 @@ def reach(address: str | None) -> Iterator[Joined]:
         SeveralRunning: several run here, and no address is given.
         ClusterFailed: nothing answers there, or it refuses us.
     """
-    state = local_state() if address is None else _here(address)
+    state = state_of(address)
     control = None if state is None else ControlClient(Path(state.run_dir))
     if control is not None and control.is_there():
         yield Joined(state, control)
@@ -160,17 +171,42 @@ def join(address: str | None) -> Iterator[Joined]:
         SeveralRunning: several run here, and no address is given.
         ClusterFailed: nothing answers there, or it refuses us.
     """
-    state = local_state() if address is None else _here(address)
+    state = state_of(address)
     if state is not None:
         ControlClient(Path(state.run_dir)).check()
         attach(state.address, token_file=state.token_file)
     else:
-        assert address is not None, "without an address the local deployment is meant"
-        attach(address)
+        attach(meant(address))
     try:
         yield Joined(state)
     finally:
         detach()
+
+
+def state_of(address: str | None) -> ClusterState | None:
+    """The deployment of this machine that is meant; None where one on another cluster is.
+
+    That is where an address is given that is none of this machine's, or else `RAY_ADDRESS` is.
+
+    Raises:
+        NotRunning: none runs here, and none elsewhere is named.
+        SeveralRunning: several run here, and no address is given.
+    """
+    named = address or _named()
+    return local_state() if named is None else _here(named)
+
+
+def meant(address: str | None) -> str:
+    """The address of the cluster that is meant, where it is none of this machine's deployments."""
+    named = address or _named()
+    assert named is not None, "without an address a deployment of this machine is meant"
+    return named
+
+
+def _named() -> str | None:
+    """What `RAY_ADDRESS` names, as for Ray's own commands."""
+    named = os.environ.get("RAY_ADDRESS", "")
+    return None if named in {"", "local"} else named
 
 
 def local_state(address: str | None = None) -> ClusterState:

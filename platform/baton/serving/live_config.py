@@ -34,6 +34,8 @@ _PREFIX = "config/"
 _FATES = "fate/"
 BUILT = "built"
 """The note that says what the deployments that run were built from."""
+WHERE = "where"
+"""The note that says where clients come to a deployment on a cluster of somebody else's."""
 ROLLOUT = "rollout"
 """The note that says how far the last rollout is."""
 _KEPT = 20

@@ -26,7 +26,9 @@ from baton.serving.preflight_facts import (
     PortListener,
     cluster_facts,
     cluster_room,
+    installed_versions,
     machine_facts,
+    with_what_is_free,
 )
 from baton.serving.preflight_security import door_findings, open_findings, tls_findings
 from baton.serving.ray_context import control_store
@@ -67,16 +69,46 @@ def check_machine(config: DeploymentConfig, *, warn: Callable[[str], None] | Non
     _judge(judge_machine(config, machine_facts(server.host, server.port)), warn)
 
 
-def check_cluster(config: DeploymentConfig, *, warn: Callable[[str], None] | None = None) -> None:
+def check_submission(
+    config: DeploymentConfig, *, warn: Callable[[str], None] | None = None
+) -> None:
+    """Check what this machine has to say of a configuration that other machines will run.
+
+    Raises:
+        CannotStart: with everything that stands in the way.
+    """
+    versions = installed_versions(PACKAGES)
+    missing, untested = package_findings(config, versions)
+    errors = (*missing, *argument_findings(config, versions))
+    warnings = (*untested, *contradictions(config), *keyless_findings(config))
+    _judge(Findings(errors=errors, warnings=(*warnings, *open_findings(config))), warn)
+
+
+def check_cluster(
+    config: DeploymentConfig,
+    *,
+    warn: Callable[[str], None] | None = None,
+    shared: bool = False,
+) -> None:
     """Check that the cluster this process is connected to can run the configuration.
+
+    Args:
+        config: What is to run.
+        warn: Is told what merely may stand in the way.
+        shared: Whether others use the cluster, so that only what is free counts.
 
     Raises:
         CannotStart: with everything that stands in the way.
     """
     store = control_store()
     door = "guarded" if is_loopback_address(store) else ray_door(store)
-    found = judge_cluster(config, cluster_facts(PACKAGES))
-    _judge(replace(found, errors=(*found.errors, *door_findings(store, door))), warn)
+    facts = cluster_facts(PACKAGES)
+    found = judge_cluster(config, with_what_is_free(facts) if shared else facts)
+    closed, opened = door_findings(store, door, allowed=config.cluster.allow_open)
+    _judge(
+        replace(found, errors=(*found.errors, *closed), warnings=(*found.warnings, *opened)),
+        warn,
+    )
 
 
 def await_nodes(
@@ -130,7 +162,6 @@ def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
         ),
         warnings=(
             *untested,
-            *cluster_findings(facts),
             *contradictions(config),
             *keyless_findings(config),
             *open_findings(config),
@@ -146,12 +177,12 @@ def judge_cluster(config: DeploymentConfig, facts: ClusterFacts) -> Findings:
 
 def missing_nodes(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
     """What more nodes would have to bring for every replica to start."""
-    errors = [*gpu_findings(config, int(facts.gpus))]
+    errors = [*gpu_findings(config, facts.gpus)]
     cpus = sum(pool.resources.cpus * pool.replicas.start for pool in config.pools.values())
     if cpus > facts.cpus:
         errors.append(
-            f"the pools ask for {cpus:g} CPUs to start with, the cluster has {facts.cpus:g}; "
-            "add nodes, or lower pools.*.resources.cpus or replicas.start"
+            f"the pools ask for {cpus:g} CPUs to start with, {facts.cpus:g} are there; add nodes"
+            " ('ray start --address' on each), or lower pools.*.resources.cpus or replicas.start"
         )
     for name, pool in config.pools.items():
         wanted = pool.placement.labels
@@ -199,16 +230,6 @@ def _whose(listener: PortListener | None) -> str:
     if listener.pid is None:
         return "the port is in use by another user's process"
     return f"the port is in use by {listener.program} (pid {listener.pid})"
-
-
-def cluster_findings(facts: MachineFacts) -> tuple[str, ...]:
-    """A cluster that somebody may mean, and that is not joined."""
-    if not facts.named_cluster:
-        return ()
-    return (
-        f"RAY_ADDRESS names {facts.named_cluster}, which is not joined: Ray is started anew on this"
-        " machine; to deploy there: 'baton manifests export --target ray', then 'serve deploy'",
-    )
 
 
 def model_findings(config: DeploymentConfig) -> tuple[str, ...]:
@@ -302,13 +323,13 @@ def _weights_bytes(source: str) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def gpu_findings(config: DeploymentConfig, gpus: int) -> tuple[str, ...]:
+def gpu_findings(config: DeploymentConfig, gpus: float) -> tuple[str, ...]:
     """Whether there are GPUs for every replica that starts at once."""
     wanted = sum(pool.resources.gpus * pool.replicas.start for pool in config.pools.values())
     if wanted <= gpus:
         return ()
     return (
-        f"the pools ask for {wanted:g} GPUs to start with, {gpus} are there; "
+        f"the pools ask for {wanted:g} GPUs to start with, {gpus:g} are there; "
         "lower pools.*.replicas.start or resources.gpus, or add GPUs",
     )
 

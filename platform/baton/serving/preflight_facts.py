@@ -38,8 +38,6 @@ class MachineFacts:
     gpus: int
     versions: Mapping[str, str | None]
     """None: not installed."""
-    named_cluster: str = ""
-    """A Ray cluster that the environment names; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,6 @@ def machine_facts(host: str, port: int) -> MachineFacts:
         available_memory_bytes=available_memory_bytes(),
         gpus=count_gpus(os.environ),
         versions=installed_versions(PACKAGES),
-        named_cluster=os.environ.get("RAY_ADDRESS", ""),
     )
 
 
@@ -139,3 +136,11 @@ def cluster_room() -> ClusterFacts:
         versions={},
         labels=tuple(node["Labels"] for node in ray.nodes() if node["Alive"]),
     )
+
+
+def with_what_is_free(facts: ClusterFacts) -> ClusterFacts:
+    """The facts of a cluster that others use, too: only what nobody has at present counts."""
+    import ray
+
+    free = cast("dict[str, float]", ray.available_resources())
+    return replace(facts, cpus=free.get("CPU", 0.0), gpus=free.get("GPU", 0.0))

@@ -65,14 +65,24 @@ def open_findings(config: DeploymentConfig) -> tuple[str, ...]:
     return tuple(findings)
 
 
-def door_findings(store: str, door: str) -> tuple[str, ...]:
-    """A Ray that others reach, and that asks nobody for a token (`ray_door.ray_door`)."""
+def door_findings(
+    store: str, door: str, *, allowed: bool = False
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A Ray that others reach, and that asks nobody for a token (`ray_door.ray_door`).
+
+    Returns:
+        What stands in the way, and what is only said because it is `allowed`.
+    """
     if door != "open" or is_loopback_address(store):
-        return ()
-    return (
+        return (), ()
+    what = (
         f"the Ray cluster at {store} lets in whoever reaches it, and whoever it lets in runs code"
-        " on every node; start Ray with RAY_AUTH_MODE=token on every node",
+        " on every node"
     )
+    if allowed:
+        return (), (f"{what}; cluster.allow_open says that this is meant",)
+    remedy = "start Ray with RAY_AUTH_MODE=token on every node, or say that it is meant: "
+    return (f"{what}; {remedy}cluster.allow_open: true",), ()
 
 
 def _unreadable(key: str, path: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def replica_name() -> str:
     """This replica's id, unique among all replicas of the app, now and later."""
@@ -29,6 +31,15 @@ def control_store() -> str:
     import ray
 
     return str(ray.get_runtime_context().gcs_address)
+
+
+def logs_folder() -> Path:
+    """Where the node that this process is connected to keeps its logs (private in Ray 2.60)."""
+    from ray._private import worker
+
+    node = worker._global_node  # noqa: SLF001 - there is no public way
+    assert node is not None, "asked by a process that is connected to no cluster"
+    return Path(node.get_logs_dir_path())
 
 
 def session_name() -> str:

@@ -1,0 +1,178 @@
+"""A baton on a Ray cluster that somebody else has started: it comes, serves, goes; Ray stays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from baton.serving.front import ask_haproxy, direct_server_is_up
+from tests.e2e.deployments import CONFIGS
+from tests.e2e.ray_nodes import WORKER, Nodes, two_nodes
+from tests.fakes.free_ports import free_port
+from tests.fakes.scaled_deadline import ScaledDeadline, slowness
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+_VERB_S = 120.0
+_UP_S = 300.0
+
+
+class Operator:
+    """Who gives commands from a shell in which `RAY_ADDRESS` names the cluster."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.port = free_port()
+        sets = (f"server.port={self.port}", "observability.metrics.port=0")
+        words = (word for one in sets for word in ("--set", one))
+        self.options = ("-c", str(CONFIGS / "sim.yaml"), *words)
+        self._environment = {**nodes.environment, "RAY_ADDRESS": nodes.address}
+
+    def says(self, *words: str, within_s: float = _VERB_S) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "baton.cli.main", *words],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=within_s * slowness(),
+            check=False,
+        )
+
+    def asks(self, *words: str, within_s: float = _VERB_S) -> Any:  # noqa: ANN401 - as it prints
+        done = self.says(*words, "--output", "json", within_s=within_s)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def fails(self, *words: str) -> str:
+        done = self.says(*words)
+        assert done.returncode in {1, 3}, done.stdout
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    def up(self) -> Any:  # noqa: ANN401 - as it prints
+        return self.asks("up", *self.options, within_s=_UP_S)
+
+    def stream(self, max_tokens: int = 8, began: threading.Event | None = None) -> int:
+        """How many tokens came of a stream that had its usual end."""
+        body = {"model": "tiny", "prompt": "hello there", "max_tokens": max_tokens, "stream": True}
+        url, tokens, last = f"http://127.0.0.1:{self.port}/v1/completions", 0, ""
+        with httpx.stream("POST", url, json=body, timeout=120.0 * slowness()) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    tokens += 1
+                    if began is not None:
+                        began.set()
+                last = line or last
+        assert last == "data: [DONE]"
+        return tokens
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with two_nodes() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def operator(nodes: Nodes) -> Iterator[Operator]:
+    """Whose `up` has ended: nothing of its own holds what it has deployed."""
+    operator = Operator(nodes)
+    told = operator.up()
+    assert told["endpoint"] == f"http://127.0.0.1:{operator.port}"
+    yield operator
+    told = operator.asks("down", "--timeout", "90s")
+    assert told["stopped"] == f"http://127.0.0.1:{operator.port}"
+    assert nodes.all_run()
+    assert "no baton runs" in operator.fails("status")
+    assert "no baton runs" in operator.fails("down")
+
+
+def test_its_replicas_are_on_the_nodes_that_have_room_and_streams_come(operator: Operator) -> None:
+    assert operator.stream() == 8
+    told = operator.asks("status")
+    assert told["endpoint"] == f"http://127.0.0.1:{operator.port}"
+    assert {row["node"] for row in told["members"]} == {WORKER}
+
+
+def test_clients_come_by_haproxy_straight_to_the_ingress(operator: Operator) -> None:
+    deadline = ScaledDeadline(60)
+    while not any(direct_server_is_up(ask_haproxy(one, "show stat")) for one in _fronts(operator)):
+        assert not deadline.passed()
+        time.sleep(0.5)
+
+
+def _fronts(operator: Operator) -> list[Path]:
+    """By which those HAProxies are asked that listen where its clients come."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError, ValueError):
+            if process.name() == "haproxy":
+                command = process.cmdline()
+                file = Path(command[command.index("-f") + 1])
+                if f":{operator.port}" in file.read_text():
+                    found.append(file.with_name("a.sock"))
+    return found
+
+
+def test_every_verb_finds_it_by_the_address_that_ray_itself_goes_by(operator: Operator) -> None:
+    assert operator.asks("links")["links"]
+    assert operator.asks("history")["generation"] >= 0
+    assert "tenants" in operator.asks("usage")
+    assert operator.says("top", "--once").returncode == 0
+    logged = operator.says("logs", "-n", "200")
+    assert (logged.returncode, "replica_started" in logged.stdout) == (0, True)
+    assert operator.says("explain", "scale").returncode == 0
+    examined = operator.asks("doctor")
+    assert not [check for check in examined["checks"] if check["verdict"] == "FAIL"]
+
+
+def test_a_pool_is_scaled_and_a_configuration_applied_while_a_stream_flows(
+    operator: Operator,
+) -> None:
+    began, found = threading.Event(), list[int]()
+    streaming = threading.Thread(target=lambda: found.append(operator.stream(2000, began)))
+    streaming.start()
+    assert began.wait(60 * slowness())
+    operator.asks("scale", "decode", "3")
+    applied = operator.asks("apply", *operator.options, "--set", "slo.default.ttft=3s")
+    assert applied["outcome"] == "applied", applied
+    streaming.join(120 * slowness())
+    assert found == [2000]
+    deadline = ScaledDeadline(120)
+    while _ready(operator, "decode") < 3:
+        assert not deadline.passed()
+
+
+def _ready(operator: Operator, pool: str) -> int:
+    rows = operator.asks("status")["pools"]
+    return next(int(row["ready"]) for row in rows if row["pool"] == pool)
+
+
+def test_what_would_need_a_start_from_nothing_is_refused_and_nothing_is_lost(
+    operator: Operator,
+) -> None:
+    said = operator.fails(
+        "apply", *operator.options, "--set", "server.port=1234", "--allow-restart"
+    )
+    assert "only a deployment that this machine holds" in said
+    assert operator.stream() == 8
+
+
+def test_a_second_deployment_is_told_who_runs_there(operator: Operator) -> None:
+    said = operator.fails("up", *operator.options)
+    assert f"already: http://127.0.0.1:{operator.port}" in said
+
+
+def test_nodes_join_a_cluster_of_somebody_elses_as_they_always_did(operator: Operator) -> None:
+    assert f"ray start --address {operator.nodes.address}" in operator.fails("join")
