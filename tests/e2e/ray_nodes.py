@@ -1,4 +1,4 @@
-"""Ray as somebody else starts it, by hand: a head and a worker on this machine."""
+"""Ray as somebody else starts it, by hand, on this machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from baton.domain.addresses import is_loopback
 from tests.e2e.deployments import alive, descendants
 from tests.fakes.free_ports import free_port
 from tests.fakes.scaled_deadline import ScaledDeadline
@@ -27,13 +29,15 @@ _UP_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """A cluster of two nodes; only the worker has CPUs."""
+    """A cluster that runs."""
 
     address: str
+    dashboard: str
+    """Where Ray's REST API is."""
     environment: Mapping[str, str]
     """Of whoever may join it."""
     processes: tuple[psutil.Process, ...]
-    """Of both nodes, as they were at the start."""
+    """Of all nodes, as they were at the start."""
 
     def all_run(self) -> bool:
         """Whether none of the nodes' own processes has ended."""
@@ -42,27 +46,48 @@ class Nodes:
 
 @contextlib.contextmanager
 def two_nodes() -> Iterator[Nodes]:
-    """A head and a worker that ask for a token; ended, with what they started, at the end."""
-    # Sockets lie below it: a short path.
+    """A head without CPUs and a worker, which ask for a token."""
+    with _cluster(HEAD, "0", WORKER, token=True) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def open_node() -> Iterator[Nodes]:
+    """One node that others could reach, and that asks nobody for a token."""
+    with _cluster(_reachable_address(), "4", None, token=False) as found:
+        yield found
+
+
+def _reachable_address() -> str:
+    rows = [row for rows in psutil.net_if_addrs().values() for row in rows]
+    ours = [row.address for row in rows if row.family is socket.AF_INET]
+    return next(one for one in ours if not is_loopback(one))
+
+
+@contextlib.contextmanager
+def _cluster(head: str, head_cpus: str, worker: str | None, *, token: bool) -> Iterator[Nodes]:
+    """Nodes that are ended, with what they started, at the end."""
     with (
+        # Sockets lie below it: a short path.
         tempfile.TemporaryDirectory(prefix="bt-", dir="/tmp") as name,
         contextlib.ExitStack() as ends,
     ):
-        folder, port = Path(name), free_port()
-        token = folder / "token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
-        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "BATON_"))}
-        environment |= own | {"RAY_USAGE_STATS_ENABLED": "0", "NO_COLOR": "1"}
-        address = f"{HEAD}:{port}"
-        head = ("--head", "--port", str(port), "--node-ip-address", HEAD, "--num-cpus", "0")
-        worker = ("--address", address, "--node-ip-address", WORKER, "--num-cpus", "4")
+        folder, address, rest = Path(name), f"{head}:{free_port()}", free_port()
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "BATON_"))}
+        environment = {**kept, "RAY_USAGE_STATS_ENABLED": "0", "NO_COLOR": "1"}
+        environment |= _token(folder / "token") if token else {"RAY_AUTH_MODE": "disabled"}
+        commands: list[tuple[str, ...]] = [
+            (
+                *("--head", "--port", address.rpartition(":")[2], "--num-cpus", head_cpus),
+                *("--node-ip-address", head, "--ray-client-server-port", str(free_port())),
+                *("--dashboard-port", str(rest), "--temp-dir", str(folder / "r")),
+            )
+        ]
+        if worker is not None:
+            here = ("--node-ip-address", worker, "--num-cpus", "4")
+            commands.append(("--address", address, *here))
         started: list[subprocess.Popen[bytes]] = []
-        for words in (
-            (*head, "--include-dashboard=false", "--temp-dir", str(folder / "r")),
-            worker,
-        ):
+        for words in commands:
             log = folder / f"{len(started)}.log"
             process = _started(words, log, environment)
             ends.callback(_ended, process)
@@ -71,13 +96,27 @@ def two_nodes() -> Iterator[Nodes]:
         below = [one for process in started for one in descendants(process.pid)]
         # Agents and workers come and go; these are what a node is.
         nodes = tuple(one for one in below if one.name() in {"raylet", "gcs_server"})
-        yield Nodes(address=address, environment=environment, processes=nodes)
+        yield Nodes(
+            address=address,
+            dashboard=f"http://127.0.0.1:{rest}",
+            environment=environment,
+            processes=nodes,
+        )
+
+
+def _token(file: Path) -> dict[str, str]:
+    file.touch(mode=0o600)
+    file.write_text(secrets.token_hex(32))
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
 
 
 def _started(
     words: tuple[str, ...], log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     command = [str(_RAY), "start", "--block", "--object-store-memory", "100000000", *words]
+    # Two nodes of one machine, and others beside them: no port that Ray would have by default.
+    command += ["--min-worker-port", "0", "--max-worker-port", "0"]
+    command += ["--dashboard-agent-listen-port", str(free_port())]
     with log.open("wb") as output:
         return subprocess.Popen(
             command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment

@@ -18,7 +18,7 @@ import pytest
 
 from baton.serving.front import ask_haproxy, direct_server_is_up
 from tests.e2e.deployments import CONFIGS
-from tests.e2e.ray_nodes import WORKER, Nodes, two_nodes
+from tests.e2e.ray_nodes import WORKER, Nodes, open_node, two_nodes
 from tests.fakes.free_ports import free_port
 from tests.fakes.scaled_deadline import ScaledDeadline, slowness
 
@@ -176,3 +176,45 @@ def test_a_second_deployment_is_told_who_runs_there(operator: Operator) -> None:
 
 def test_nodes_join_a_cluster_of_somebody_elses_as_they_always_did(operator: Operator) -> None:
     assert f"ray start --address {operator.nodes.address}" in operator.fails("join")
+
+
+def test_an_open_cluster_is_served_on_where_the_file_says_that_this_is_meant(
+    tmp_path: Path,
+) -> None:
+    with open_node() as nodes:
+        operator = Operator(nodes)
+        said = operator.fails("up", *operator.options)
+        assert "lets in whoever reaches it, and whoever it lets in runs code on every node" in said
+        meant = ("--set", "cluster.allow_open=true", "--set", "pools.decode.replicas.start=1")
+        exported = operator.says(
+            *("manifests", "export", "--target", "ray", "--out", str(tmp_path)),
+            *(*operator.options, *meant),
+        )
+        assert exported.returncode == 0, exported.stderr
+        done = subprocess.run(
+            [
+                *(Path(sys.executable).with_name("serve"), "deploy", "-a", nodes.dashboard),
+                tmp_path / "serve-anywhere.yaml",
+            ],
+            env=nodes.environment,
+            capture_output=True,
+            text=True,
+            timeout=_VERB_S * slowness(),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        deadline = ScaledDeadline(_UP_S)
+        while not _serves(operator):
+            assert not deadline.passed(), operator.says("status").stdout
+            time.sleep(1.0)
+        assert operator.stream() == 8
+        assert operator.asks("status")["members"]
+        assert operator.asks("down")["cluster"] == nodes.address
+        assert nodes.all_run()
+
+
+def _serves(operator: Operator) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{operator.port}/health", timeout=10).is_success
+    except httpx.TransportError:
+        return False

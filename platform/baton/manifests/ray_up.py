@@ -59,7 +59,9 @@ _WORKER: Final = "ray start --address=$RAY_HEAD_IP:6379"
 
 
 def ray_up_files(deployment: Adapted, settings: ManifestSettings) -> Mapping[str, bytes]:
-    """`cluster.yaml` for `ray up`, `serve.yaml` for `serve deploy`.
+    """`cluster.yaml` for `ray up`, `serve.yaml` for `serve deploy` on what that starts.
+
+    `serve-anywhere.yaml` is for a cluster that runs already, whose nodes are of any kind.
 
     Raises:
         CannotExport: a pool wants an accelerator of which no machine is known, or more of a machine
@@ -68,6 +70,7 @@ def ray_up_files(deployment: Adapted, settings: ManifestSettings) -> Mapping[str
     return {
         "cluster.yaml": yaml_text(_cluster(deployment, settings)).encode(),
         "serve.yaml": yaml_text(serve_config(deployment)).encode(),
+        "serve-anywhere.yaml": yaml_text(serve_config(deployment, placed=False)).encode(),
     }
 
 

@@ -13,14 +13,20 @@ IMPORT_PATH: Final = "baton.serving.declared:application"
 _SLIVER: Final = 0.001
 
 
-def serve_config(deployment: Adapted) -> Plain:
+def serve_config(deployment: Adapted, *, placed: bool = True) -> Plain:
     """The whole of it: Ray's `ServeDeploySchema`.
 
     The configuration goes along as the application's argument, so that whoever changes it changes
     this, and Serve sees that there is something to do.
+
+    Args:
+        deployment: What is to run.
+        placed: Whether nodes say what they are for, as those of our own manifests do; else ingress
+            and controller go wherever there is room.
     """
     config = deployment.config
     host, port = serves_address(config)
+    at = [_at(INGRESS, FRONT, FRONT_SHARE), _at(CONTROLLER, HEAD, _SLIVER)] if placed else []
     return {
         # Where ingresses are the front, Serve starts its proxy on the head alone, whatever is said.
         "proxy_location": "HeadOnly" if gated(config) else "EveryNode",
@@ -33,7 +39,7 @@ def serve_config(deployment: Adapted) -> Plain:
                 # Pools are sized by the controller, not by Serve's own autoscaler.
                 "external_scaler_enabled": True,
                 "args": {"config": deployment.written},
-                "deployments": [_at(INGRESS, FRONT, FRONT_SHARE), _at(CONTROLLER, HEAD, _SLIVER)],
+                **({"deployments": at} if at else {}),
             }
         ],
     }
