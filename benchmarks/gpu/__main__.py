@@ -17,7 +17,8 @@ where it knows the device. Writes what there is after every stage, failures incl
                              [--limit-s 300] [--out FILE] [--logs FOLDER] [--set KEY=VALUE]
                              [--dry-run]
 
-`--dry-run` takes simulated engines and shows that the measurement works, and nothing else.
+`--dry-run` takes simulated engines, and vLLM's API server before one for `plain`; it shows that the
+measurement works, and nothing else.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ from typing import Any
 
 import yaml
 
+from baton.config import load_config
 from baton.perf.catalogue import accelerator
 from baton.perf.known_models import shape_of
 from baton.perf.modelled import ModelledTiming
 from baton.perf.roofline import Roofline
 from benchmarks._figures import rounded
 from benchmarks._provenance import ROOT, provenance
+from benchmarks._systems import Bare
 from benchmarks.gpu.load import Ladder, climb
 from benchmarks.gpu.model import FIRST_WORD, NAME, SHAPE, VOCABULARY_TOKENS, write_dummy_llama
 from benchmarks.gpu.systems import Held, baton_says, baton_up, vllm_serve
@@ -164,7 +167,12 @@ def _facts(options: argparse.Namespace) -> dict[str, object]:
 
 def _plain(options: argparse.Namespace) -> dict[str, object]:
     if options.dry_run:
-        return _dry("mixed", options.set)
+        bare = Bare(load_config([ROOT / "configs" / "sim.yaml"]).config)
+        try:
+            bare.start()
+            return climb(bare.url, _DRY_LADDER, seed=1)
+        finally:
+            bare.stop()
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["--load-format", "dummy", "--max-model-len", str(MAX_LEN_TOKENS)]
         arguments += ["--dtype", "bfloat16", "--no-enable-prefix-caching"]
@@ -208,7 +216,9 @@ def _on_gpu(options: argparse.Namespace, name: str) -> dict[str, object]:
 def _dry(name: str, more: Sequence[str]) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         config = _file("sim", Path(folder), split=name == "baton", gpus=0)
-        held = baton_up(config, Path(folder) / "up.log", more)
+        one = [f"pools.{pool}.replicas.start=1" for pool in ("prefill", "decode")]
+        sets = [*(one if name == "baton" else []), *more]
+        held = baton_up(config, Path(folder) / "up.log", sets)
         return _climbed(held, _DRY_LADDER, _baton_told)
 
 

@@ -26,7 +26,8 @@ def test_the_files_are_written_and_named_one_a_line(tmp_path: Path) -> None:
     result = export(tmp_path, "--target", "ray")
     assert result.exit_code == 0
     out = tmp_path / "out"
-    assert result.stdout.splitlines() == [str(out / "cluster.yaml"), str(out / "serve.yaml")]
+    names = ("cluster.yaml", "serve-anywhere.yaml", "serve.yaml")
+    assert sorted(result.stdout.splitlines()) == [str(out / name) for name in names]
     assert "serve deploy" in result.stderr
 
 

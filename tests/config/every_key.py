@@ -167,6 +167,7 @@ _SAID: Mapping[str, tuple[object, ...]] = {
     "host": ("127.0.0.2",),
     "media_domains": (["media.example"],),
     "node_address": ("10.1.2.3",),
+    "address": ("10.1.2.4:6379",),
     "otlp": ("http://collector.example:4318",),
     "token_file": ("other",),
     "cert_file": ("c.pem",),

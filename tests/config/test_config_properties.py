@@ -129,6 +129,7 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (TracingConfig, "otlp"): st.none() | st.just("http://collector.example:4318"),
     (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fd00::1", "10.1.0.0/16"]),
     (ClusterConfig, "node_address"): st.sampled_from(["127.0.0.1", "10.1.2.3", "fd00::1"]),
+    (ClusterConfig, "address"): st.sampled_from([None, "auto", "10.1.2.3:6379", "[fd00::1]:6379"]),
     (SideChannel, "port_base"): st.integers(20_000, 40_000),
     (Parallel, "tp"): st.integers(1, 16),
     (Parallel, "pp"): st.integers(1, 16),

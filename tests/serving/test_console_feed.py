@@ -82,7 +82,7 @@ async def test_a_controller_that_has_seen_nothing_is_not_waited_for(
 
 
 async def test_links_of_several_ingresses_are_one_list() -> None:
-    pair = {"source_id": "p", "target_id": "d", "broken_handoffs": 1, "flows": 2}
+    pair = {"source_id": "p", "target_id": "d", "broken_handoffs": 1, "flows": 2, "state": "ok"}
     ask = Ingresses(links=[[pair | {"probed_age_s": 9.0}], [pair | {"probed_age_s": 1.0}]])
     (row,) = await feed(ask).links()
     assert (row["flows"], row["probed_age_s"]) == (4, 1.0)

@@ -15,7 +15,7 @@ def down(
     address: Address = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Drain and stop the deployment that runs here, or take it away from its cluster."""
+    """Drain and stop the deployment; a cluster that ran before goes on."""
     timeout_s = seconds(timeout)
     with reported_errors():
         report = seam_of(context).commands().down(timeout_s=timeout_s, address=address)

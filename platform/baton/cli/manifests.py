@@ -66,7 +66,10 @@ _THEN = {
     "kuberay": "make its secrets, then: kubectl apply -f DIR",
     "helm": "make its secrets, then: helm install NAME DIR",
     "kustomize": "make its secrets, then: kubectl apply -k DIR/overlays/gpu",
-    "ray": "ray up DIR/cluster.yaml, then serve deploy DIR/serve.yaml through ray attach",
+    "ray": (
+        "ray up DIR/cluster.yaml, then serve deploy DIR/serve.yaml through ray attach;"
+        " on a cluster that runs already: serve deploy DIR/serve-anywhere.yaml"
+    ),
     "compose": "docker compose --file DIR/compose.yaml up --detach",
     "systemd": "copy units to /etc/systemd/system and the rest to /etc/baton",
     "docker": "docker build --file DIR/Dockerfile.cuda in the project's folder",

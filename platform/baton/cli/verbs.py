@@ -46,7 +46,10 @@ VERBS: Mapping[str, Mapping[str, Verb]] = MappingProxyType(
             "join": Verb(
                 "Print what another machine runs to join the deployment's cluster.", "join:join"
             ),
-            "down": Verb("Drain and stop the deployment that runs here.", "down:down"),
+            "down": Verb(
+                "Drain and stop the deployment; a cluster that ran before goes on.",
+                "down:down",
+            ),
         },
         "Look at it": {
             "status": Verb("Show what runs: pools, replicas, health.", "status:status"),

@@ -35,7 +35,7 @@ from baton.config.schema_routing import Policy, RouterConfig
 from baton.config.schema_service import AdmissionConfig, Timeouts
 from baton.config.seen import Seen
 from baton.config.tree import Finding, Path, Section
-from baton.domain.addresses import ip_address, is_any, is_ipv6, is_loopback
+from baton.domain.addresses import ip_address, is_any, is_ipv6, is_loopback, parse_address
 from baton.domain.fleet import Role
 from baton.policy.placement import Disaggregate
 
@@ -65,6 +65,9 @@ _OWN_KEYS: Mapping[str, str] = {
     "max_lora_rank": "engine.adapters.max_rank",
 }
 """vLLM engine arguments that have a key of their own, and which."""
+
+AUTO = "auto"
+"""Ray's word for the cluster that this machine is a node of."""
 
 OWN_NAMES = frozenset({"ingress", "controller"})
 """What baton's own deployments and their nodes are called."""
@@ -303,6 +306,11 @@ def _endpoint(seen: Seen) -> Iterator[Finding]:
     cluster = seen.get(ClusterConfig, "cluster")
     if cluster is not None and (trouble := _node_trouble(cluster.node_address)):
         yield seen.wrong(("cluster", "node_address"), trouble)
+    if cluster is not None and cluster.address is not None and cluster.address != AUTO:
+        try:
+            parse_address(cluster.address)
+        except ValueError as error:
+            yield seen.wrong(("cluster", "address"), str(error))
 
 
 def _bind_trouble(bind: str) -> str | None:

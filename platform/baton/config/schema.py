@@ -244,7 +244,7 @@ class Resources:
 
     cpus: Annotated[float, NotNegative] = 1.0
     """CPU cores, as Ray counts them."""
-    gpus: Annotated[float, NotNegative] = 0
+    gpus: Annotated[float, NotNegative] = 0.0
     """GPUs of one replica: one for each of its workers, so `tp` times `pp`, or none; one worker
     may also take a part of a GPU, as 0.5, and shares it with others."""
     accelerator: str | None = None

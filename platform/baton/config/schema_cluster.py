@@ -13,8 +13,8 @@ class ClusterConfig:
     """The address at which other nodes reach the one where `baton up` runs; loopback: there are
     none."""
     address: str | None = None
-    """`host:port` of a Ray cluster that runs already, to deploy there; null takes `RAY_ADDRESS`,
-    and without that starts Ray on this machine."""
+    """`host:port` of a Ray cluster that runs already, to deploy there, or `auto`: the one that this
+    machine is a node of. Null takes `RAY_ADDRESS`, and without that starts Ray on this machine."""
     allow_open: bool = False
     """Deploy also to a Ray cluster that asks nobody for a token: whoever reaches it runs code on
     every node."""

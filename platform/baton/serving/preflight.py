@@ -181,8 +181,8 @@ def missing_nodes(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, .
     cpus = sum(pool.resources.cpus * pool.replicas.start for pool in config.pools.values())
     if cpus > facts.cpus:
         errors.append(
-            f"the pools ask for {cpus:g} CPUs to start with, {facts.cpus:g} are there; add nodes"
-            " ('ray start --address' on each), or lower pools.*.resources.cpus or replicas.start"
+            f"the pools ask for {cpus:g} CPUs to start with, the cluster has {facts.cpus:g}; "
+            "add nodes, or lower pools.*.resources.cpus or replicas.start"
         )
     for name, pool in config.pools.items():
         wanted = pool.placement.labels
