@@ -58,9 +58,9 @@ class Deployment:
     inside: tuple[str, ...] = ()
     """What to put before a command so that it runs on the deployment's node."""
 
-    def ask(self, *command: str, within_s: float = 60) -> dict[str, Any]:
-        """What a command of `baton` answers in JSON."""
-        done = self._answer(*command, within_s=within_s)
+    def ask(self, *command: str, within_s: float = 60, by: str = sys.executable) -> dict[str, Any]:
+        """What a command of `baton`, that of an interpreter, answers in JSON."""
+        done = self._answer(*command, within_s=within_s, by=by)
         assert done.returncode == 0, done.stderr.decode()
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
@@ -81,8 +81,10 @@ class Deployment:
         unwell = [of_it[name] for name in _SURE if of_it[name]["verdict"] != "PASS"]
         assert not failed + unwell, f"not well: {failed + unwell}"
 
-    def _answer(self, *command: str, within_s: float = 60) -> subprocess.CompletedProcess[bytes]:
-        command = (*self.inside, *_BATON, *command, "-o", "json")
+    def _answer(
+        self, *command: str, within_s: float = 60, by: str = sys.executable
+    ) -> subprocess.CompletedProcess[bytes]:
+        command = (*self.inside, by, *_BATON[1:], *command, "-o", "json")
         return subprocess.run(command, capture_output=True, timeout=within_s, check=False)
 
     def fails(self, *command: str) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import baton
 from baton.config import DeploymentConfig, load_config
 from baton.control.rollout import RolloutRules, Tally
 from baton.domain.errors import ApplyRefused
@@ -18,6 +17,7 @@ from baton.runtime.link.frames import PROTOCOL
 from baton.serving.apply import apply_config, new_sizes, report, roll_back
 from baton.serving.apply_ports import Applied
 from baton.serving.built import Builds, Built, Mark, first_built, vllm_version
+from baton.serving.code_name import code_name
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.live_config import ConfigFollower, Fate, Generations, Kept, LiveConfig
 from baton.serving.rolling import Manner, Sight
@@ -69,7 +69,7 @@ class Fleet:
     """What each deployment was to be built from, by order."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of what runs."""
-    code: str = baton.__version__
+    code: str = code_name()
     vllm: str = field(default_factory=vllm_version)
     link: int = PROTOCOL
     python: str = ""
@@ -91,7 +91,7 @@ class Fleet:
     began_with: dict[str, Mark] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        of_other_code = "" if self.code == baton.__version__ else f" by {self.code}"
+        of_other_code = "" if self.code == code_name() else f" by {self.code}"
         self.marks = {
             name: Mark(version=mark.version + of_other_code)
             for name, mark in first_built(self.started_with).marks.items()

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-import baton
 from baton.config import DeploymentConfig, load_config
 from baton.control.rollout import RolloutRules, Tally
 from baton.domain.errors import ApplyRefused, ClusterFailed
 from baton.runtime.link.frames import PROTOCOL
 from baton.serving.built import Build, Builds, Built, Mark, decoded, encoded
+from baton.serving.code_name import code_name
 from baton.serving.names import CONTROLLER, INGRESS
 from baton.serving.rolling import Course, Manner, Sight, ordered_back, rolled
 from baton.serving.upgrade import upgrade
@@ -218,7 +218,7 @@ def test_code_goes_pool_by_pool_and_ingresses_come_last(make: Make) -> None:
     fleet = Fleet(make(), code="0.0.9", python="/new/bin/python")
     told = upgrade(fleet, fleet.manner(by="upgrade"))
     assert told.code is not None
-    assert [one.partition(" ")[0] for one in told.code] == ["0.0.9", baton.__version__]
+    assert [one.partition(" ")[0] for one in told.code] == ["0.0.9", code_name()]
     begun = [{n for n, python in one.items() if python} for one in fleet.pythons]
     assert begun == [{"d"}, {"d", "p"}, {"d", "p", CONTROLLER}, {"d", "p", CONTROLLER, INGRESS}]
     assert fleet.signed

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib import metadata
 
-import baton
 from baton.config.diff import Part, built_from
 from baton.config.schema import DeploymentConfig
 from baton.runtime.link.frames import PROTOCOL
+from baton.serving.code_name import code_name
 from baton.serving.names import CONTROLLER, INGRESS
 
 
@@ -55,7 +55,7 @@ class Built:
     """What the deployments that run were built from last."""
 
     code: str
-    """The version of baton."""
+    """Which baton, as `code_name` has it."""
     vllm: str
     """The version of vLLM; empty where it is not installed."""
     link: int
@@ -111,13 +111,13 @@ class Built:
 def first_built(config: DeploymentConfig) -> Built:
     """What runs when this process has just started everything."""
     marks = {name: Mark(version=build.version) for name, build in fresh_builds(config).items()}
-    code, vllm = baton.__version__, vllm_version()
+    code, vllm = code_name(), vllm_version()
     return Built(code=code, vllm=vllm, link=PROTOCOL, base=sys.executable, marks=marks)
 
 
 def of_this_code(built: Built) -> Built:
     """What runs once all of it was built by the code of this process."""
-    return replace(built, code=baton.__version__, vllm=vllm_version(), link=PROTOCOL)
+    return replace(built, code=code_name(), vllm=vllm_version(), link=PROTOCOL)
 
 
 def vllm_version() -> str:
@@ -158,7 +158,7 @@ def _word(code: str, keys: Mapping[str, str]) -> str:
 
 
 def _code() -> str:
-    return f"{baton.__version__} {vllm_version()}".strip()
+    return f"{code_name()} {vllm_version()}".strip()
 
 
 def encoded(built: Built) -> bytes:

@@ -11,7 +11,6 @@ from functools import partial
 
 from prometheus_client.metrics_core import Metric as Family
 
-import baton
 from baton.config.derive import slo_book, tenants, wakes
 from baton.config.narrow import each_model
 from baton.config.schema import DeploymentConfig
@@ -25,6 +24,7 @@ from baton.runtime.ports import Clock
 from baton.serving import live_config
 from baton.serving.adapter_desk import AdapterDesk
 from baton.serving.clock_watch import ClockWatch
+from baton.serving.code_name import code_name
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.console_feed import LiveFeed, ask_ingresses
 from baton.serving.controller_state import Hearing, Measured, prices
@@ -75,6 +75,7 @@ class ControllerBody:
         self._config = config
         self._clock = MonotonicClock()
         self._started_at_s = time.monotonic()
+        self._code = code_name()
         self._seen_members = asyncio.Event()
         self._membership = Membership(
             app=app,
@@ -167,7 +168,7 @@ class ControllerBody:
             await self._seen_members.wait()
         now_s, seen = self._clock.now_s(), self._loop.last_seen
         return {
-            "baton": baton.__version__,
+            "baton": self._code,
             "model": self._config.model_name,
             "up_s": round(time.monotonic() - self._started_at_s, 1),
             "wanted": {

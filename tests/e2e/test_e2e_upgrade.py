@@ -1,0 +1,65 @@
+"""`baton upgrade` between two trees of one version whose code differs, while streams flow."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.serving.code_name import code_name, content
+from tests.chaos.other_baton import other_baton
+from tests.e2e.deployments import Deployment, descendants, running
+from tests.fakes.scaled_deadline import slowness
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+_OTHER_CODE = {"serving/names.py": ('APP = "baton"\n', 'APP = "baton"\nOTHER = APP\n')}
+
+
+def replicas(baton: Deployment) -> dict[int, str]:
+    """The processes of all parts, by what they are."""
+    found = {}
+    for process in descendants(baton.process.pid):
+        try:
+            title = process.cmdline()[0]
+        except (psutil.Error, IndexError):
+            continue
+        if title.startswith("ray::ServeReplica:baton:"):
+            found[process.pid] = title.split(":")[4].split(".")[0]
+    return found
+
+
+def test_other_code_of_the_same_version_replaces_every_process_and_no_stream_fails(
+    tmp_path: Path,
+) -> None:
+    other = other_baton(tmp_path / "other", edits=_OTHER_CODE)
+    python = str(other.python(tmp_path / "env"))
+    one = {"pools.prefill.replicas.start": 1, "pools.decode.replicas.start": 1}
+    drain = {"admission.timeouts.drain": "4s"}
+    with running("sim.yaml", tmp_path, **one, **drain) as baton:
+        assert baton.status()["baton"] == code_name()
+        assert baton.ask("upgrade", within_s=60 * slowness())["code"] is None
+        before, over = replicas(baton), threading.Event()
+
+        def keep_asking(number: int) -> int:
+            asked = 0
+            while not over.is_set():
+                baton.stream(f"prompt {number} {asked}")
+                asked += 1
+            return asked
+
+        with ThreadPoolExecutor(2) as pool:
+            asking = [pool.submit(keep_asking, number) for number in range(2)]
+            try:
+                told = baton.ask("upgrade", "--bake", "2s", within_s=400 * slowness(), by=python)
+            finally:
+                over.set()
+            assert all(one.result(120 * slowness()) > 0 for one in asking)
+        new = f"{other.version}+{content(other.source / 'baton')}"
+        assert [one.partition(" ")[0] for one in told["code"]] == [code_name(), new]
+        after = replicas(baton)
+        assert not before.keys() & after.keys()
+        assert sorted(before.values()) == sorted(after.values())
+        assert baton.status()["baton"] == new

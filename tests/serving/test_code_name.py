@@ -1,0 +1,48 @@
+"""Code is another where its files are, whatever its version says, and wherever it lies."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import baton
+from baton.serving.code_name import code_name, content
+
+OURS = Path(baton.__file__).parent
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(OURS, tmp_path / "elsewhere" / "baton"))
+
+
+def test_its_name_is_the_version_and_the_content_of_what_runs() -> None:
+    assert code_name() == f"{baton.__version__}+{content(OURS)}"
+
+
+def test_a_copy_elsewhere_is_the_same_code(copy: Path) -> None:
+    assert content(copy) == content(OURS)
+
+
+def test_what_python_and_packagers_leave_beside_it_is_no_part_of_it(copy: Path) -> None:
+    (copy / "serving" / "__pycache__").mkdir(exist_ok=True)
+    (copy / "serving" / "__pycache__" / "app.cpython-311.pyc").write_bytes(b"x")
+    (copy / "telemetry" / "dashboards" / "files").mkdir(parents=True, exist_ok=True)
+    (copy / "telemetry" / "dashboards" / "files" / "goodput.json").write_text("{}")
+    assert content(copy) == content(OURS)
+
+
+@pytest.mark.parametrize("file", ["serving/names.py", "console/static/app.js", "__init__.py"])
+def test_one_line_more_is_other_code(copy: Path, file: str) -> None:
+    with (copy / file).open("a") as more:
+        more.write("// or #\n")
+    assert content(copy) != content(OURS)
+
+
+def test_a_file_that_goes_or_is_called_otherwise_is_other_code(copy: Path) -> None:
+    (copy / "serving" / "names.py").rename(copy / "serving" / "other_names.py")
+    moved = content(copy)
+    (copy / "serving" / "other_names.py").unlink()
+    assert len({moved, content(copy), content(OURS)}) == 3
