@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from baton.config import DeploymentConfig
@@ -17,6 +17,30 @@ _COMPARES = frozenset({"<string>", dataclasses.__file__})
 
 class Reads(set[Path]):
     """The keys that were read, as they stand in a file."""
+
+
+class _Named(Mapping[str, object]):
+    """What is given by names, of which those are read that are asked for; all by who lists them."""
+
+    def __init__(self, keys: Mapping[str, Path], said: Mapping[str, object], reads: Reads) -> None:
+        self._keys, self._said, self._reads = keys, said, reads
+
+    def __getitem__(self, name: str) -> object:
+        value = self._said[name]
+        self._reads.add(self._keys[name])
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        if name in self._said:
+            self._reads.add(self._keys[str(name)])
+        return name in self._said
+
+    def __iter__(self) -> Iterator[str]:
+        self._reads.update(self._keys.values())
+        return iter(self._said)
+
+    def __len__(self) -> int:
+        return len(self._said)
 
 
 def recorded(config: DeploymentConfig) -> tuple[DeploymentConfig, Reads]:
@@ -62,7 +86,7 @@ def _watching(kind: type, at: Path, reads: Reads) -> Any:  # noqa: ANN401 - a cl
                 case ((Nested() | Named()), _) if value is not None:
                     pass
                 case ((Anything() | Environment() | Labels()), Mapping()):
-                    reads.update((*at, key, name) for name in value)
+                    return _Named({name: (*at, key, name) for name in value}, value, reads)
                 case _:
                     reads.add((*at, key))
         return value

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.config import DeploymentConfig
+from baton.config.api_arguments import READS_MODEL
 from baton.config.diff import _ROWS, Change, Reload, changes_layout, diff, elsewhere, reload_class
 from baton.config.fields import Anything, Environment, Labels, Named, Nested, fields_of
 from baton.config.render import plain
@@ -43,8 +44,14 @@ def test_every_key_of_the_schema_has_a_reload_class(path: Path) -> None:
 
 def test_every_rule_about_reloading_is_about_a_key_that_exists() -> None:
     others = {"pools.*.engine.extra.kv_cache_dtype"}
+    others |= {f"models.*.{at}.{name}" for at in ("api", "engine.extra") for name in READS_MODEL}
     for row in _ROWS:
         assert row.pattern in others or any(row.names(path) for path in PATHS), row.pattern
+
+
+@pytest.mark.parametrize("place", [("api",), ("engine", "extra")])
+def test_how_a_model_is_read_is_settled_when_its_ingresses_start(place: tuple[str, ...]) -> None:
+    assert reload_class(("models", "m", *place, "tokenizer")) is Reload.RESTART
 
 
 def test_a_key_that_nobody_has_classified_is_an_error() -> None:

@@ -55,6 +55,19 @@ def test_an_engine_on_a_gpu_is_told_how_much_of_the_hosts_memory_is_its_own() ->
     assert vllm_settings(asked, site("prefill")).host_memory_bytes is None
 
 
+def test_an_engine_reads_the_model_as_its_api_server_is_told_and_in_the_time_that_is_said() -> None:
+    asked = config(
+        "gpu-example.yaml",
+        "models.llama-8b.source=hf://meta-llama/Llama-3.1-8B",
+        "models.llama-8b.api.trust_remote_code=true",
+        "models.llama-8b.engine.start_deadline=20m",
+    )
+    settings = vllm_settings(asked, site("prefill"))
+    assert settings.model_source == "meta-llama/Llama-3.1-8B"
+    assert settings.extra["trust_remote_code"] is True
+    assert settings.start_deadline_s == 1200.0
+
+
 def test_engines_that_share_a_gpu_take_no_more_of_its_memory_than_their_part() -> None:
     asked = config("one-gpu.yaml", "pools.decode.engine.gpu_memory_utilization=0.5")
     prefill, decode = (vllm_settings(asked, site(pool)) for pool in ("prefill", "decode"))

@@ -49,9 +49,11 @@ class Commands(Protocol):
     """What carries out the verbs; `baton.serving.commands` is one."""
 
     def up(
-        self, config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progress
+        self, config: LoadedConfig, *, block: bool, timeout_s: float | None, progress: Progress
     ) -> Report:
         """Start a deployment; returns when it is healthy, or with `block` when it has ended.
+
+        Without a time, it waits for as long as engines may take.
 
         Raises:
             TimedOut: it was not healthy in time.

@@ -13,7 +13,6 @@ from baton.cli.options import (
     ConfigFiles,
     Output,
     Sets,
-    Timeout,
     all_sets,
     seam_of,
     seconds,
@@ -39,7 +38,14 @@ def up(  # noqa: PLR0913 - each is an option
     ] = None,
     allow_open: AllowOpen = False,
     allow_untested: AllowUntested = False,
-    timeout: Timeout = "10m",
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--timeout",
+            metavar="DURATION",
+            help="How long to wait, as 90s or 5m; as long as engines may take unless said.",
+        ),
+    ] = None,
     output: Output = OutputFormat.TEXT,
 ) -> None:
     """Start a deployment, and hold it until Ctrl-C.
@@ -47,7 +53,7 @@ def up(  # noqa: PLR0913 - each is an option
     On a Ray cluster that runs already (--ray-address, cluster.address or RAY_ADDRESS) it deploys
     and returns: nothing has to hold it.
     """
-    timeout_s = seconds(timeout)
+    timeout_s = None if timeout is None else seconds(timeout)
     seam = seam_of(context)
     with reported_errors():
         from baton.config import load_config  # here: keeps --help fast

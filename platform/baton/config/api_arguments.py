@@ -66,6 +66,19 @@ _SOME = Argument(wanted="a whole number from 1 on", types=(int,), least=1)
 _MAPPING = Argument(wanted="a mapping", types=(Mapping,))
 _TEXTS = Argument(wanted="a list of texts", types=(list, tuple), members=str)
 
+READS_MODEL = (
+    "code_revision",
+    "config_format",
+    "download_dir",
+    "hf_config_path",
+    "hf_overrides",
+    "tokenizer",
+    "tokenizer_mode",
+    "tokenizer_revision",
+    "trust_remote_code",
+)
+"""How a model is read, which engines and ingresses do alike: said once, both are told."""
+
 PASSED_ON: Mapping[str, Argument] = {
     # How requests become prompts.
     "chat_template": _TEXT,

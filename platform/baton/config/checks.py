@@ -18,6 +18,7 @@ from baton.config.checks_service import check_scaling, check_service
 from baton.config.checks_sim import check_sim
 from baton.config.gpu_parts import shares_gpu
 from baton.config.leaves import did_you_mean
+from baton.config.model_sources import trouble
 from baton.config.schema import (
     EngineConfig,
     EngineKind,
@@ -84,6 +85,9 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
         yield from _pool(seen, name, pool)
     for owner in [("models", name) for name in seen.model_names]:
         yield from _engine(seen, owner)
+    for name, model in seen.models().items():
+        if (what := trouble(model.source)) is not None:
+            yield seen.wrong(("models", name, "source"), what)
     yield from check_adapters(seen)
     yield from check_api(seen)
     yield from check_frontend(seen)
@@ -233,6 +237,7 @@ def _engine(seen: Seen, owner: Path) -> Iterator[Finding]:
         "extra": engine.extra,
         "gpu_memory_utilization": engine.gpu_memory_utilization,
         "kv_cache": engine.kv_cache_bytes,
+        "start_deadline": engine.start_deadline_s,
     }
     for key, value in real_only.items():
         if value:

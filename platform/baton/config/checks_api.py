@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.config.api_arguments import CROSS_ORIGIN, missing_with, problem_with
+from baton.config.api_arguments import (
+    CROSS_ORIGIN,
+    READS_MODEL,
+    missing_with,
+    problem_with,
+)
 from baton.config.seen import Seen
 from baton.config.tree import Finding
 
@@ -15,6 +20,11 @@ def check_api(seen: Seen) -> Iterator[Finding]:
     for name, model in models.items():
         for argument, value in model.api.items():
             if (what := problem_with(argument, value)) is not None:
+                yield seen.wrong(("models", name, "api", argument), what)
+        for argument in READS_MODEL:
+            extra = model.engine.extra
+            if argument in extra and extra[argument] != model.api.get(argument, extra[argument]):
+                what = f"differs from engine.extra.{argument}; say it once, both are told"
                 yield seen.wrong(("models", name, "api", argument), what)
         for argument, what in missing_with(model.api).items():
             yield seen.wrong(("models", name, "api", argument), what)

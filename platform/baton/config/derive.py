@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from baton.config.api_arguments import READS_MODEL
 from baton.config.conditions import parse_condition
 from baton.config.fields import SecretRef
 from baton.config.schema import (
@@ -239,7 +240,16 @@ def price_per_hour(pool: PoolConfig) -> float | None:
 
 def api_arguments(model: ModelConfig) -> dict[str, object]:
     """What a model's API server is given besides what has a key of its own."""
-    return {**model.api, **({"revision": model.revision} if model.revision else {})}
+    revision = {"revision": model.revision} if model.revision else {}
+    return {**reading_arguments(model), **model.api, **revision}
+
+
+def reading_arguments(model: ModelConfig) -> dict[str, object]:
+    """How engines and API servers read a model, under whichever of them it is said."""
+    places = (model.api, model.engine.extra)
+    return {
+        name: place[name] for name in READS_MODEL for place in reversed(places) if name in place
+    }
 
 
 def serves_adapters(model: ModelConfig) -> bool:

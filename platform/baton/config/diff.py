@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.config.api_arguments import READS_MODEL
 from baton.config.fields import Anything, Environment, Field, Labels, Named, Nested, fields_of
 from baton.config.render import flow, plain_value
 from baton.config.schema import DeploymentConfig, FrontendKind
@@ -104,9 +105,11 @@ _ROWS: tuple[_Row, ...] = (
     _Row("pools.*.model", Reload.RESTART, _ALL),
     _Row("pools.*.role", Reload.RESTART, _ENGINES),
     # Read by nobody but the pools, where whatever it changes shows again.
+    *(_Row(f"models.*.engine.extra.{name}", Reload.RESTART, _FRONTS) for name in READS_MODEL),
     _Row("models.*.engine.**", Reload.LIVE),
     # Ingresses are replaced with the pools: their API servers are started for one revision.
     _Row("models.*.revision", Reload.ROLLING, _DATA_PATH),
+    *(_Row(f"models.*.api.{name}", Reload.RESTART, _DATA_PATH) for name in READS_MODEL),
     _Row("models.*.api.*", Reload.RESTART, _FRONTS),
     # A request must not begin on one model and end on another.
     _Row("models.**", Reload.RESTART, _DATA_PATH),

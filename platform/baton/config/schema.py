@@ -202,6 +202,8 @@ class EngineConfig:
     computed beside streams come in smaller pieces, and in large ones where nobody decodes. For
     pools whose replicas may play both roles."""
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
+    start_deadline_s: Annotated[float | None, Positive] = None
+    """Until it must be ready; null: ten minutes, and as long as its weights take at 40 MB/s."""
     extra: Annotated[Mapping[str, object], ArgumentName] = field(default_factory=dict)
     """Raw vLLM engine arguments that have no key of their own here."""
     sim: SimTimings | None = None
@@ -213,7 +215,8 @@ class ModelConfig:
     """A model that is served; its name is its key."""
 
     source: str
-    """A hub id, a path, or `tiny`: a small random model that is made on this machine."""
+    """A hub id (also as `hf://org/model`), a folder, a place in `s3://`, `gs://` or `az://`, or
+    `tiny`: a small random model that is made on this machine."""
     revision: str | None = None
     """A branch, tag or commit of the hub's; null takes the newest."""
     max_len_tokens: Annotated[int | None, Key("max_len"), Bounds(low=2)] = None

@@ -123,6 +123,7 @@ _ROWS: tuple[Row, ...] = (
     Row("pools.*.engine.max_num_seqs", _MODELLED),
     Row("pools.*.engine.max_num_batched_tokens", _MODELLED),
     Row("pools.*.engine.decode_step_tokens", _MODELLED),
+    Row("pools.*.engine.start_deadline", _IRRELEVANT, "every simulated engine starts"),
     Row("pools.*.engine.adapters.*", _IRRELEVANT, "there are no adapters, which is noted"),
     Row("pools.*.engine.extra.*", _IRRELEVANT, "a simulated engine takes no arguments", _SIM),
     Row("pools.*.engine.extra.quantization", _MODELLED, values=known_quantization),

@@ -18,6 +18,7 @@ import psutil
 from baton.config import DeploymentConfig, LoadedConfig, render
 from baton.config.derive import adapter_rules
 from baton.config.diff import diff
+from baton.config.start_deadlines import deployment_deadline_s
 from baton.control.adapter_registry import Registry, hindrances
 from baton.control.rollout import RolloutRules
 from baton.domain.errors import (
@@ -59,11 +60,13 @@ _END_S = 60.0
 """For the process that holds a deployment to end what it started, once it gives up."""
 
 
-def up(config: LoadedConfig, *, block: bool, timeout_s: float, progress: Progress) -> Report:
+def up(config: LoadedConfig, *, block: bool, timeout_s: float | None, progress: Progress) -> Report:
     """Start a deployment; returns when it is healthy, or with `block` when it was told to end.
 
     On a cluster that runs already nothing has to hold it: there it returns either way.
     """
+    if timeout_s is None:
+        timeout_s = deployment_deadline_s(config.config)
     address = named_cluster(config.config, os.environ)
     if address is not None:
         check_submission(config.config, warn=progress)

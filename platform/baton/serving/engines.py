@@ -14,9 +14,17 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from baton.config.addresses import ip_network
-from baton.config.derive import adapter_sources, engine_env, sim_settings, wants_cache_events
+from baton.config.derive import (
+    adapter_sources,
+    engine_env,
+    reading_arguments,
+    sim_settings,
+    wants_cache_events,
+)
 from baton.config.gpu_parts import gpu_memory_share, shares_gpu
+from baton.config.model_sources import hub_id
 from baton.config.schema import DeploymentConfig, EngineKind, ModelConfig, OnFailure, PoolConfig
+from baton.config.start_deadlines import start_deadline_s
 from baton.domain.errors import EngineStartFailed
 from baton.engine.kept_handlers import kept_handlers
 from baton.runtime.known_adapters import KnownAdapters
@@ -44,7 +52,7 @@ class ReplicaSite:
 def model_path(model: ModelConfig) -> str:
     """Where the model is: a hub id or a path; `tiny` is made first if it is not there yet."""
     if model.source != TINY:
-        return model.source
+        return hub_id(model.source)
     from baton.engine.tiny_model import write_tiny_model
 
     return str(write_tiny_model(tiny_model_folder()))
@@ -214,7 +222,8 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
             rank=engine.adapters.max_rank,
         ),
         kv_events=wants_cache_events(config, site.pool),
-        extra=cast("dict[str, Json]", _vllm_extra(pool)),
+        start_deadline_s=start_deadline_s(pool, model),
+        extra=cast("dict[str, Json]", reading_arguments(model) | _vllm_extra(pool)),
         # Left alone, vLLM takes the interface towards the internet for the one between nodes.
         env={"VLLM_HOST_IP": site.host} | engine_environment(config, site.pool),
     )

@@ -5,6 +5,7 @@ Checks are pure functions of gathered facts; `check_machine` and `check_cluster`
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from baton.config.api_arguments import SINCE
 from baton.config.contradictions import contradictions
 from baton.config.derive import key_files
+from baton.config.model_sources import in_object_store, is_path
 from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
 from baton.config.selectors import selects
 from baton.domain.addresses import address_text, is_loopback, is_loopback_address
@@ -47,6 +49,8 @@ VLLM_REPLICA_BYTES = int(1.5 * _GIB)
 1.5 to 2.5 GB resident."""
 SIM_REPLICA_BYTES = int(0.15 * _GIB)
 """A replica with a simulated engine. Source: 80 MB private for an empty replica, Ray 2.60."""
+_STREAMERS = {"s3": "s3", "gs": "gcs", "az": "azure"}
+"""Extras of the package that streams weights, by scheme."""
 _DEFAULT_CPU_KV_BYTES = 4 * _GIB
 """What vLLM takes for KV blocks on the CPU when nothing is said."""
 
@@ -232,13 +236,26 @@ def _whose(listener: PortListener | None) -> str:
     return f"the port is in use by {listener.program} (pid {listener.pid})"
 
 
+def _without_streamer(model: str, source: str) -> list[str]:
+    """Stores of objects are read by a package that vLLM does not bring."""
+    if importlib.util.find_spec("runai_model_streamer") is not None:
+        return []
+    store = source.partition("://")[0]
+    return [
+        f"models.{model}.source: {source} is read by a package that is not installed;"
+        f" pip install 'runai-model-streamer[{_STREAMERS[store.lower()]}]' on every node"
+    ]
+
+
 def model_findings(config: DeploymentConfig) -> tuple[str, ...]:
     """Models that are named by a path where there is none. Hub ids are not looked up."""
     findings = []
     for name, model in config.models.items():
         source = model.source
         path = Path(source).expanduser()
-        if source == TINY or path.is_dir() or not source.startswith(("/", ".", "~")):
+        if in_object_store(source):
+            findings += _without_streamer(name, source)
+        if source == TINY or path.is_dir() or not is_path(source):
             continue
         what = "is not a directory" if path.exists() else "does not exist"
         findings.append(

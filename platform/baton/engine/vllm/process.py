@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from baton.config.model_sources import is_path
 from baton.domain.addresses import address_text
 from baton.domain.errors import EngineStartFailed
 from baton.engine.vllm.settings import VllmEngineSettings
@@ -92,9 +93,8 @@ def check_startable(settings: VllmEngineSettings, *, on_cpu: bool) -> None:
 
 
 def _check_model(source: str) -> None:
-    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1
     folder = Path(source).expanduser()
-    if looks_like_path and not folder.is_dir():
+    if is_path(source) and not folder.is_dir():
         raise EngineStartFailed(
             f"model folder {source!r} does not exist", "give an existing folder or a hub id"
         )
