@@ -525,6 +525,15 @@ def model(rest: str, base: str = LEAST) -> str:
             "server.replicas: got min 3, max 2, wanted min <= max",
         ),
         (
+            PD.replace(
+                "role: decode",
+                "role: decode, engine: {extra: {speculative_config: {method: eagle3, model: e}}}",
+            ),
+            "extra:",
+            "pools.d.engine.extra.speculative_config: got eagle3 drafts, model e, wanted no drafts"
+            " of its hidden states as in pool 'p': they exchange KV blocks",
+        ),
+        (
             model("engine: {block_size: 16}", decode_pool("engine: {block_size: 32}")),
             "32",
             "pools.d.engine.block_size: got 32, wanted 16 as in pool 'p': they exchange KV blocks",

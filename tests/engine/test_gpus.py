@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.gpus import compute_on_cpus, count_gpus, present_gpus, turn_on_gpu
+from baton.engine.gpus import (
+    compute_on_cpus,
+    count_gpus,
+    old_driver,
+    present_gpus,
+    turn_on_gpu,
+)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +82,21 @@ def test_engines_on_one_gpu_start_one_after_the_other(tmp_path: Path) -> None:
 def test_who_has_given_up_waits_for_no_turn(tmp_path: Path) -> None:
     with turn_on_gpu({}, lambda: True, tmp_path), turn_on_gpu({}, lambda: True, tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("torch", "driver", "old"),
+    [
+        ("2.14.0+cu130", (12, 9), True),
+        ("2.14.0+cu130", (13, 0), False),
+        ("2.14.0+cu132", (13, 0), False),
+        ("2.9.0+cu128", (12, 4), False),
+        ("2.14.0+cu130", None, False),
+        ("2.13.0+cpu", (12, 4), False),
+        (None, (12, 4), False),
+    ],
+)
+def test_a_driver_is_too_old_where_its_cuda_is_of_an_earlier_major_version(
+    torch: str | None, driver: tuple[int, int] | None, *, old: bool
+) -> None:
+    assert (old_driver(torch, driver) is not None) is old

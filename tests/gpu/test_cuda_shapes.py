@@ -18,6 +18,7 @@ from tests.gpu.shapes import POOLS, SHAPES, write_models
 pytestmark = [needs_cuda_build, pytest.mark.timeout(600)]
 CONNECTOR = "baton.engine.vllm.connector.NixlConnector"
 REFUSED = {
+    "eagle3 on decode": "speculative_config: got eagle3 drafts",
     "data parallel in extra": "models.m.engine.extra.data_parallel_size: cannot be passed on",
 }
 LLAMA_8B_BLOCK = 16 * 32 * 2 * 8 * 128 * 2

@@ -182,6 +182,19 @@ def test_gpus_without_compilers_are_a_warning_with_the_command_that_mends_it() -
     assert check("kernels", replace(GOOD, gpus=1)).verdict is Verdict.PASS
 
 
+def test_a_driver_that_is_older_than_torch_is_a_failure_with_the_one_to_install() -> None:
+    there = replace(GOOD, gpus=1, versions={**GOOD.versions, "torch": "2.14.0+cu130"})
+    old = check("GPU driver", replace(there, driver_cuda=(12, 8)))
+    assert old.verdict is Verdict.FAIL
+    assert (
+        old.found == "the GPU's driver speaks CUDA 12.8, and torch 2.14.0+cu130 is built for 13.0"
+    )
+    assert "580 or newer" in old.fix
+    assert check("GPU driver", replace(there, driver_cuda=(13, 0))).found == "it speaks CUDA 13.0"
+    assert check("GPU driver", there).verdict is Verdict.WARN
+    assert check("GPU driver", GOOD).verdict is Verdict.PASS
+
+
 def test_packages_that_break_others_are_named_with_how_to_remove_them() -> None:
     found = check("other packages", replace(GOOD, unwanted={"torchvision": "0.24.0"}))
     assert found.verdict is Verdict.FAIL

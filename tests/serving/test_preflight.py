@@ -201,6 +201,17 @@ def test_both_supported_builds_start(tmp_path: Path) -> None:
     assert judge_machine(config(tmp_path), replace(GOOD, versions=versions)).errors == ()
 
 
+def test_an_old_driver_of_gpus_that_are_asked_for_is_told(tmp_path: Path) -> None:
+    versions: Mapping[str, str | None]
+    versions = {"ray": "2.60.0", "vllm": "0.33.0", "nixl": "1.5.1", "torch": "2.14.0+cu130"}
+    there = replace(GOOD, versions=versions, gpus=8, driver_cuda=(12, 4))
+    asked = config(tmp_path, "pools.decode.resources.gpus=1")
+    (error,) = judge_machine(asked, there).errors
+    assert error.startswith("the GPU's driver speaks CUDA 12.4, and torch 2.14.0+cu130 is built")
+    assert judge_machine(config(tmp_path), there).errors == ()
+    assert judge_machine(asked, replace(there, driver_cuda=(13, 1))).errors == ()
+
+
 def test_more_gpus_than_there_are_is_told(tmp_path: Path) -> None:
     both = [
         f"pools.{pool}.{key}=2"

@@ -18,7 +18,6 @@ from baton.config.checks_service import check_scaling, check_service
 from baton.config.checks_sim import check_sim
 from baton.config.gpu_parts import shares_gpu
 from baton.config.leaves import did_you_mean
-from baton.config.model_sources import trouble
 from baton.config.schema import (
     EngineConfig,
     EngineKind,
@@ -38,6 +37,7 @@ from baton.config.seen import Seen
 from baton.config.tree import Finding, Path, Section
 from baton.domain.addresses import ip_address, is_any, is_ipv6, is_loopback, parse_address
 from baton.domain.fleet import Role
+from baton.domain.model_sources import trouble
 from baton.policy.placement import Disaggregate
 
 _OWN_KEYS: Mapping[str, str] = {
@@ -67,6 +67,8 @@ _OWN_KEYS: Mapping[str, str] = {
 }
 """vLLM engine arguments that have a key of their own, and which."""
 
+_HIDDEN_STATES = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
+_DRAFT_FACTORS = ("model", "revision", "code_revision", "parallel_drafting", "kv_cache_dtype")
 AUTO = "auto"
 """Ray's word for the cluster that this machine is a node of."""
 
@@ -271,8 +273,29 @@ def _block_shape(engine: EngineConfig) -> dict[str, object]:
         "dtype": engine.dtype,
         "block_size": engine.block_size_tokens,
         "extra.kv_cache_dtype": engine.extra.get("kv_cache_dtype"),
+        "extra.disable_hybrid_kv_cache_manager": engine.extra.get(
+            "disable_hybrid_kv_cache_manager", False
+        ),
+        "extra.speculative_config": _drafts(engine.extra.get("speculative_config")),
         "sim.kv_block_size": engine.sim and engine.sim.kv_block_bytes,
     }
+
+
+def _drafts(said: object) -> str:
+    """By what an engine drafts tokens, where that is part of what it hands over.
+
+    Drafts from the model's own hidden states have KV blocks beside the model's; NIXL's connector
+    refuses a partner that has not the same. Source: vLLM 0.32 and 0.33,
+    kv_connector/v1/nixl/metadata.py, `_get_speculative_compatibility_factors`.
+    """
+    method = said.get("method") if isinstance(said, Mapping) else None
+    if not isinstance(said, Mapping) or not isinstance(method, str):
+        return "no drafts of its hidden states"
+    kind = "mtp" if method.endswith("mtp") else method
+    if kind not in _HIDDEN_STATES:
+        return "no drafts of its hidden states"
+    told = {name: said[name] for name in _DRAFT_FACTORS if said.get(name) is not None}
+    return f"{kind} drafts" + "".join(f", {name} {value}" for name, value in told.items())
 
 
 def _serving(seen: Seen) -> Iterator[Finding]:

@@ -34,6 +34,38 @@ def present_gpus(driver: Path = _DRIVER) -> int:
         nvml.nvmlShutdown()
 
 
+def driver_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the driver speaks, as (13, 0); None without a driver, or unknown."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - a library of others, which may be there by halves
+        return None
+    try:
+        spoken = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+    return spoken // 1000, spoken % 1000 // 10
+
+
+def old_driver(torch: str | None, driver: tuple[int, int] | None) -> str | None:
+    """Why the driver cannot run this torch; None where it can, or it is not known.
+
+    Source: CUDA Compatibility, minor version compatibility: a driver runs what was built for any
+    CUDA of its major version.
+    """
+    built = re.search(r"\+cu(\d+)(\d)$", torch or "")
+    if built is None or driver is None or driver[0] >= int(built[1]):
+        return None
+    wanted = f"{built[1]}.{built[2]}"
+    return (
+        f"the GPU's driver speaks CUDA {driver[0]}.{driver[1]}, and torch {torch} is built for"
+        f" {wanted}; install a driver for CUDA {wanted} (580 or newer for 13.0)"
+    )
+
+
 def count_gpus(environ: Mapping[str, str], present: Callable[[], int] = present_gpus) -> int:
     """GPUs that a process with these variables may use.
 

@@ -25,7 +25,7 @@ import httpx
 from baton.config.derive import key_files
 from baton.config.schema import DeploymentConfig
 from baton.engine.cuda_home import CannotCompileError, check_compilers
-from baton.engine.gpus import compute_on_cpus, count_gpus
+from baton.engine.gpus import compute_on_cpus, count_gpus, driver_cuda
 from baton.serving.data_path import choose_data_path, port_is_free
 from baton.serving.front import own_client
 from baton.serving.preflight_facts import (
@@ -127,6 +127,8 @@ class MachineNow:
     unwanted: Mapping[str, str | None]
     imports: Mapping[str, Imported] | Unknown
     gpus: int
+    driver_cuda: tuple[int, int] | None = None
+    """The newest CUDA that their driver speaks; None: there is none, or nobody knows."""
     kernels: str = ""
     """Why kernels for GPUs cannot be compiled; empty when they can be, or there are no GPUs."""
     available_memory_bytes: int | Unknown
@@ -154,6 +156,7 @@ def machine_now(config: DeploymentConfig | None, progress: Progress) -> MachineN
         unwanted=_distributions(UNWANTED),
         imports=within(_IMPORT_S + _FACT_S, "importing them", _imports),
         gpus=count_gpus(os.environ),
+        driver_cuda=driver_cuda(),
         kernels=_cannot_compile() if count_gpus(os.environ) else "",
         available_memory_bytes=within(_FACT_S, "the memory", available_memory_bytes),
         shared_memory_bytes=within(

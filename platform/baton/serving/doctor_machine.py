@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baton.config.schema import DeploymentConfig
+from baton.engine.gpus import old_driver
 from baton.serving.doctor_facts import INGRESS, Imported, MachineNow, Unknown
 from baton.serving.doctor_verdicts import Check, Topic, size_text
 from baton.serving.versions import FLAG, PACKAGES, untested
@@ -24,6 +25,7 @@ def machine_checks(machine: MachineNow, config: DeploymentConfig | None) -> Iter
     yield check_versions(machine, config)
     yield check_imports(machine)
     yield check_builds(machine, config)
+    yield check_driver(machine)
     yield check_kernels(machine)
     yield check_unwanted(machine)
     yield check_shared_memory(machine)
@@ -100,6 +102,22 @@ def check_builds(machine: MachineNow, config: DeploymentConfig | None) -> Check:
     if torch.cuda and not machine.gpus and not _wants_gpus(config):
         return topic.warned(found, "install baton[cpu] in a fresh environment, or show it a GPU")
     return topic.passed(found)
+
+
+def check_driver(machine: MachineNow) -> Check:
+    """Whether the GPUs' driver runs what torch was built for."""
+    topic = Topic(
+        name="GPU driver",
+        why="torch finds no GPU through a driver of an older CUDA, and engines do not start",
+    )
+    if not machine.gpus:
+        return topic.passed("there are no GPUs")
+    if (why := old_driver(machine.versions.get("torch"), machine.driver_cuda)) is not None:
+        found, _, fix = why.partition("; ")
+        return topic.failed(found, fix)
+    if machine.driver_cuda is None:
+        return topic.warned("it does not say which CUDA it speaks", "look at 'nvidia-smi'")
+    return topic.passed(f"it speaks CUDA {machine.driver_cuda[0]}.{machine.driver_cuda[1]}")
 
 
 def check_kernels(machine: MachineNow) -> Check:

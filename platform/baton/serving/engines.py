@@ -22,10 +22,10 @@ from baton.config.derive import (
     wants_cache_events,
 )
 from baton.config.gpu_parts import gpu_memory_share, shares_gpu
-from baton.config.model_sources import hub_id
 from baton.config.schema import DeploymentConfig, EngineKind, ModelConfig, OnFailure, PoolConfig
 from baton.config.start_deadlines import start_deadline_s
 from baton.domain.errors import EngineStartFailed
+from baton.domain.model_sources import hub_id
 from baton.engine.kept_handlers import kept_handlers
 from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.ports import Engine

@@ -14,12 +14,13 @@ from pathlib import Path
 from baton.config.api_arguments import SINCE
 from baton.config.contradictions import contradictions
 from baton.config.derive import key_files
-from baton.config.model_sources import in_object_store, is_path
 from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
 from baton.config.selectors import selects
 from baton.domain.addresses import address_text, is_loopback, is_loopback_address
 from baton.domain.errors import CannotStart, ConfigInvalid
+from baton.domain.model_sources import in_object_store, is_path
 from baton.domain.tenant import DEFAULT_TENANT
+from baton.engine.gpus import old_driver
 from baton.runtime.key_files import load_ring
 from baton.serving.engines import TINY
 from baton.serving.preflight_facts import (
@@ -161,6 +162,7 @@ def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
             # Where other nodes may come, what this one lacks is waited for: see `await_nodes`.
             *(memory_findings(config, facts.available_memory_bytes) if alone else ()),
             *(gpu_findings(config, facts.gpus) if alone else ()),
+            *driver_findings(config, facts),
             *key_findings(config),
             *tls_findings(config),
         ),
@@ -338,6 +340,13 @@ def _weights_bytes(source: str) -> int:
         return 0
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     return sum(file.stat().st_size for file in files)
+
+
+def driver_findings(config: DeploymentConfig, facts: MachineFacts) -> tuple[str, ...]:
+    """A driver of this machine's GPUs that is older than what torch was built for."""
+    used = facts.gpus and any(pool.resources.gpus for pool in config.pools.values())
+    why = old_driver(facts.versions.get("torch"), facts.driver_cuda) if used else None
+    return () if why is None else (why,)
 
 
 def gpu_findings(config: DeploymentConfig, gpus: float) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import cast
 
 import psutil
 
-from baton.engine.gpus import count_gpus
+from baton.engine.gpus import count_gpus, driver_cuda
 from baton.serving.data_path import port_is_free
 from baton.serving.versions import PACKAGES
 
@@ -38,6 +38,8 @@ class MachineFacts:
     gpus: int
     versions: Mapping[str, str | None]
     """None: not installed."""
+    driver_cuda: tuple[int, int] | None = None
+    """The newest CUDA that the GPUs' driver speaks; None: there is none, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ def machine_facts(host: str, port: int) -> MachineFacts:
         listener=None if free else port_listener(port),
         available_memory_bytes=available_memory_bytes(),
         gpus=count_gpus(os.environ),
+        driver_cuda=driver_cuda(),
         versions=installed_versions(PACKAGES),
     )
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from baton.config.model_sources import is_path
 from baton.domain.addresses import address_text
 from baton.domain.errors import EngineStartFailed
+from baton.domain.model_sources import is_path
 from baton.engine.vllm.settings import VllmEngineSettings
 from baton.runtime.sockets import bound_socket
 
