@@ -286,6 +286,25 @@ def test_a_handoff_goes_to_a_replica_that_failed_before_when_no_other_is_left() 
     assert world.records["r"].outcome is Phase.FINISHED
 
 
+def test_many_bytes_have_twice_the_time_that_they_are_predicted_to_take() -> None:
+    world = World()
+    world.join("p0", Role.PREFILL, kv_block_bytes=10**10)
+    world.join("d0", Role.DECODE, kv_block_bytes=10**10)
+    world.arrive(request("r", prompt_tokens=48))
+    predicted_s = world.machine.knowledge.links.transfer_s("p0", "d0", 3 * 10**10)
+    assert predicted_s is not None
+    assert LIMITS.transfer_s < 2 * predicted_s < LIMITS.first_token_s
+    world.step(only_leg(world))
+    pulling = only_leg(world)
+    world.wait(2 * predicted_s - 0.1)
+    assert pulling in world.legs
+    world.wait(0.2)
+    world.confirm_aborts()
+    assert pulling not in world.legs
+    world.wait(LIMITS.retry_s)
+    assert kinds(world) == [LegKind.LOCAL]
+
+
 def test_a_transfer_over_its_deadline_becomes_local() -> None:
     world = World()
     world.pd(decode=2)

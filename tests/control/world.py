@@ -153,12 +153,15 @@ class World:
         self.machine.check_integrity()
         return commands
 
-    def join(self, replica_id: str, role: Role, *, layout: str = "same") -> None:
+    def join(
+        self, replica_id: str, role: Role, *, layout: str = "same", kv_block_bytes: int = 1024
+    ) -> None:
         self.alive[replica_id] = role
         facts = replica_facts(
             replica_id,
             role,
             layout=layout,
+            kv_block_bytes=kv_block_bytes,
             cache_events=True,
             prefix_fetch=True,
             side_channel=f"{replica_id}:1",

@@ -335,8 +335,9 @@ class TransferConfig:
     require_rdma: bool = False
     """Do not use a pair of replicas whose blocks go through the kernel's network stack."""
     deadline_s: Annotated[float, Wait] = _LIMITS.transfer_s
-    """For the blocks of one handoff, besides what the rest of a prompt is predicted to take where
-    only its prefix is fetched; then `on_failure`."""
+    """For the blocks of one handoff, and twice what they are predicted to take if that is longer;
+    besides what the rest of a prompt is predicted to take where only its prefix is fetched. Then
+    `on_failure`."""
     on_failure: OnFailure = OnFailure.RECOMPUTE
     early_first_token: bool = _LIMITS.early_first_token
     """Give a client the token that ends its prefill at once, and go on after it where it is

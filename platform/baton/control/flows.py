@@ -26,12 +26,15 @@ class Flows:
         assert entry.lease is not None, "blocks are only pulled under a lease"
         source_id, view = entry.lease.replica_id, self._fleet.get(target_id)
         block_bytes = 0 if view is None else view.facts.kv_block_bytes
-        entry.flow = Flow(leg_id, source_id, target_id)
+        moved_bytes = ticket.blocks * block_bytes
+        # Before it is one of those under way itself.
+        moves_s = self._links.transfer_s(source_id, target_id, moved_bytes) or 0.0
+        entry.flow = Flow(leg_id, source_id, target_id, moves_s)
         self._links.begin(
             leg_id,
             source_id=source_id,
             target_id=target_id,
-            moved_bytes=ticket.blocks * block_bytes,
+            moved_bytes=moved_bytes,
             now_s=now_s,
         )
 

@@ -38,6 +38,8 @@ class Flow(NamedTuple):
     """The decode leg that pulls them."""
     source_id: str
     target_id: str
+    moves_s: float = 0.0
+    """What they are predicted to take, beside all that is under way."""
 
 
 def request_of(leg_id: str) -> str:
