@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -11,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.deployments import Deployment, descendants, running, skip_without_rust
+from tests.fakes.scaled_deadline import ScaledDeadline
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -51,4 +53,9 @@ def test_an_ingress_whose_program_died_is_replaced(baton: Deployment) -> None:
         ),
         120,
     )
+    # Until HAProxy has found the new one it sends clients by Serve's proxy, where nobody serves.
+    deadline = ScaledDeadline(60)
+    while not httpx.get(f"{baton.url}/health", timeout=20).is_success:
+        assert not deadline.passed()
+        time.sleep(0.2)
     assert len(baton.stream("once more")) > 0

@@ -33,6 +33,7 @@ from baton.policy.hedging import HedgeOptions
 from baton.policy.predicted import PredictedOptions
 from baton.policy.prefix_index import IndexMode, IndexOptions
 from baton.policy.retry_budget import RetryOptions
+from baton.policy.scaling.ingresses import IngressBounds
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
 from baton.policy.slo_book import DEFAULT_CLASS, SloBook, SloRule
 from baton.simulator.engine.settings import OnTransferFailure, SimSettings
@@ -220,6 +221,12 @@ def pool_bounds(config: DeploymentConfig) -> dict[str, PoolBounds]:
         )
         for name, pool in config.pools.items()
     }
+
+
+def ingress_bounds(config: DeploymentConfig) -> IngressBounds:
+    """How many ingresses there may be."""
+    counts = config.server.replicas
+    return IngressBounds(min=counts.min, max=counts.max)
 
 
 def devices_of(pool: PoolConfig) -> float:

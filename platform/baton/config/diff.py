@@ -118,6 +118,8 @@ _ROWS: tuple[_Row, ...] = (
     _Row("transfer.probe.interval", Reload.RESTART, _FRONTS),
     # Both ends of a handoff must agree about it, at any time.
     _Row("transfer.**", Reload.RESTART, _DATA_PATH),
+    # The controller keeps as many ingresses as there may be.
+    _Row("server.replicas.*", Reload.RESTART, (Part.INGRESS, Part.CONTROLLER)),
     _Row("server.**", Reload.RESTART, _FRONTS),
     # Both stay on the node that it says.
     _Row("cluster.**", Reload.RESTART, (Part.INGRESS, Part.CONTROLLER)),

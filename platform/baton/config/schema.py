@@ -360,7 +360,8 @@ class IngressCounts:
     min: Annotated[int, Positive] = 1
     """With which a deployment starts."""
     max: Annotated[int, Positive] = 1
-    """Ingresses are not scaled yet: `min` is what there is. As many unless said."""
+    """More come while those that there are have little processor time left. As many as `min`
+    unless said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

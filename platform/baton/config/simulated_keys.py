@@ -215,7 +215,7 @@ _ROWS: tuple[Row, ...] = (
     Row("transfer.env.*", _NOTED, "Environment variables of engines are not simulated"),
     # ------------------------------------------------------------------ around it
     Row("server.replicas.min", _MODELLED),
-    Row("server.replicas.max", _IRRELEVANT, "ingresses are not scaled"),
+    Row("server.replicas.max", _IRRELEVANT, "a simulated ingress takes no time"),
     Row(
         "server.frontend",
         _NOTED,

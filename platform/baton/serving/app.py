@@ -52,7 +52,8 @@ def build_app(
     Args:
         config: what all of them are built from, unless `builds` says it of each.
         builds: in a rollout, what is built from what.
-        sizes: how many replicas a pool is to have, where it is not as many as it starts with.
+        sizes: how many replicas a pool is to have, or the ingress, where it is not as many as it
+            starts with.
         surge: whether a replica of a pool that is replaced stays until the next one serves; an
             ingress always does, and the controller.
     """
@@ -75,8 +76,10 @@ def build_app(
         options = pool_options(build.config, name) | patience | own
         pools.append(deployed(EngineReplica, options, build, surge=surge).bind(build.config, name))
     of_controller, of_ingress = builds[CONTROLLER], builds[INGRESS]
+    counted = {"num_replicas": sizes[INGRESS]} if sizes is not None and INGRESS in sizes else {}
     controller = deployed(Controller, controller_options(of_controller.config), of_controller)
-    ingress = deployed(serve.ingress()(Ingress), ingress_options(of_ingress.config), of_ingress)
+    at_door = ingress_options(of_ingress.config) | counted
+    ingress = deployed(serve.ingress()(Ingress), at_door, of_ingress)
     # The handles are not used; passing them makes all deployments parts of one application.
     bound = controller.bind(of_controller.config)
     return ingress.bind(of_ingress.config, tuple(pools), bound)

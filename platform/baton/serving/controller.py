@@ -11,7 +11,7 @@ from functools import partial
 
 from prometheus_client.metrics_core import Metric as Family
 
-from baton.config.derive import slo_book, tenants, wakes
+from baton.config.derive import ingress_bounds, slo_book, tenants, wakes
 from baton.config.narrow import each_model
 from baton.config.schema import DeploymentConfig
 from baton.control.adapter_registry import AdapterRefusal, LoadOrder
@@ -28,6 +28,7 @@ from baton.serving.code_name import code_name
 from baton.serving.config_holder import ConfigHolder, Switch
 from baton.serving.console_feed import LiveFeed, ask_ingresses
 from baton.serving.controller_state import Hearing, Measured, prices
+from baton.serving.ingress_desk import IngressDesk
 from baton.serving.live_config import Generations, LiveConfig, wall_s
 from baton.serving.membership import Member, Membership
 from baton.serving.metrics_endpoint import Metrics
@@ -107,6 +108,13 @@ class ControllerBody:
                     seen=lambda: self._loop.last_seen,
                     plan=lambda: self._loop.plan,
                     overrides=lambda: self._loop.overrides(),  # noqa: PLW0108 - it is made here
+                ),
+                IngressDesk(
+                    ingress_bounds(config),
+                    used=fleet.ingresses_used,
+                    target=fleet.ingresses,
+                    scale=fleet.scale_ingresses,
+                    clock=self._clock,
                 ),
                 ClockWatch(self._clock, wall_s, fleet.begin_anew),
                 Tidying(self._clock),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from baton.config.schema import DeploymentConfig
+import psutil
+
+from baton.config.schema import DeploymentConfig, FrontendKind
 from baton.domain.commands import RecordOrder
 from baton.domain.demand import ColdStart
 from baton.domain.errors import LinkFailed
@@ -30,6 +34,19 @@ from baton.serving.several_bodies import SeveralBodies
 from baton.telemetry.logs import configure_logs, log_event
 
 _LOGGER = logging.getLogger(__name__)
+_RUST_CORES = 4
+"""What one ingress in Rust keeps busy: its program and its gate have several threads each."""
+
+
+def own_cpu_s() -> float:
+    """Processor time of this process and of those below it, so far."""
+    own = psutil.Process()
+    whole = 0.0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # one that has just ended
+            times = process.cpu_times()
+            whole += times.user + times.system
+    return whole
 
 
 class Ingress:
@@ -127,6 +144,16 @@ class Ingress:
         """See `IngressBody.check`; Serve replaces an ingress for which it raises."""
         if self._bodies is not None:
             self._bodies.check()
+
+    async def used(self) -> tuple[str, float, float, float]:
+        """As `ingress_desk.Used`: what this process has used, with those that it has started."""
+        from baton.serving.ray_context import replica_name
+
+        self._started()
+        cpu_s = await asyncio.to_thread(own_cpu_s)
+        rust = self._config.server.frontend is FrontendKind.RUST
+        cores = min(_RUST_CORES, os.cpu_count() or 1) if rust else 1
+        return replica_name(), cpu_s, time.monotonic(), float(cores)
 
     async def healthy(self) -> bool:
         """See `IngressBody.healthy`."""

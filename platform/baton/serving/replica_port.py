@@ -71,13 +71,17 @@ class _Served:
 
 
 async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
-    """What Serve runs of ours where another serves: it starts and ends, and nobody comes here."""
+    """What Serve runs of ours where another serves: it starts and ends.
+
+    Who comes here comes by Serve's proxy in Python, until HAProxy has checked a new ingress.
+    """
     if scope["type"] == "lifespan":
         for asked in ("startup", "shutdown"):
             await receive()
             await send({"type": f"lifespan.{asked}.complete"})
         return
-    await answer(send, Problem(status=503, message="not served here"), Dialect.OPENAI)
+    message = "the ingress has just been replaced, and the front has not found it yet"
+    await answer(send, Problem(status=503, message=message), Dialect.OPENAI)
 
 
 def serve_at_port(doorway: Doorway, environ: Mapping[str, str]) -> None:

@@ -248,7 +248,8 @@ class ServeRunning:
 
         self._lease.renew()
         config = builds[CONTROLLER].config
-        app = build_app(config, builds=builds, sizes=self.sizes(), surge=self._surge)
+        sizes = {**self.sizes(), **self._doors(config)}
+        app = build_app(config, builds=builds, sizes=sizes, surge=self._surge)
         target = serve.RunTarget(
             app, name=self._app, route_prefix="/", external_scaler_enabled=True
         )
@@ -259,6 +260,16 @@ class ServeRunning:
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
+
+    def _doors(self, config: DeploymentConfig) -> Mapping[str, int]:
+        """How many ingresses there are to be at present, if that is a number that they may have."""
+        states = self._runner.run(
+            serve_control.deployment_states(self._app, (INGRESS,), timeout_s=_ASK_S)
+        )
+        counts = config.server.replicas
+        return {
+            name: max(counts.min, min(counts.max, state.target)) for name, state in states.items()
+        }
 
     def look(self, names: Sequence[str]) -> Sight | None:
         """How far a rollout is, and how these deployments fare; None when nobody could say.

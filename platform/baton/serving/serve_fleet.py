@@ -13,6 +13,7 @@ from baton.domain.fleet import Role
 from baton.runtime.ports import Clock
 from baton.serving import overrides as kept
 from baton.serving import serve_control
+from baton.serving.ingress_desk import Used
 from baton.serving.live_config import wall_s
 from baton.serving.names import INGRESS
 from baton.serving.packing import unpacked_reports
@@ -52,6 +53,21 @@ class ServeFleet:
     async def scale(self, pool: str, replicas: int) -> None:
         """Have exactly so many replicas of a pool."""
         await serve_control.scale_soon(self._app, pool, replicas=replicas, timeout_s=_ACT_S)
+
+    async def ingresses_used(self) -> tuple[tuple[Used, ...], int]:
+        """What each ingress has used, and how many did not say."""
+        answers = await serve_control.call_all(self._app, INGRESS, "used", timeout_s=_ASK_S)
+        told = tuple(Used(*one) for one in answers.given if isinstance(one, tuple))
+        return told, len(answers.missing) + len(answers.given) - len(told)
+
+    async def ingresses(self) -> int | None:
+        """How many there are to be; None where Serve does not say."""
+        states = await serve_control.deployment_states(self._app, (INGRESS,), timeout_s=_ASK_S)
+        return states[INGRESS].target if INGRESS in states else None
+
+    async def scale_ingresses(self, replicas: int) -> None:
+        """Have exactly so many ingresses."""
+        await self.scale(INGRESS, replicas)
 
     async def begin_anew(self) -> None:
         """Have Serve's controller started again."""
