@@ -80,3 +80,11 @@ def test_verbs_go_to_the_cluster_that_the_environment_names(
     assert state_of(None) is None
     with pytest.raises(ClusterFailed, match=r"nothing answers at 127\.0\.0\.1:1"), join(None):
         raise AssertionError("it was joined")
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "http://127.0.0.1:8265"])
+def test_the_address_of_something_else_of_rays_is_told_from_the_one_that_is_meant(
+    address: str,
+) -> None:
+    with pytest.raises(ClusterFailed, match=r"wanted HOST:PORT of its head's store"):
+        deploy_there(config(), address, timeout_s=1.0, progress=print)

@@ -74,15 +74,22 @@ def deploy_there(
         TimedOut: it was not healthy in time.
     """
     _check_possible(config)
+    if "://" in address:
+        raise ClusterFailed(
+            f"the address of a Ray cluster: got {address!r}, wanted HOST:PORT of its head's store",
+            "give what 'ray start' prints for other nodes, as 10.0.0.7:6379; not the address of Ray"
+            " Client or of the dashboard",
+        )
     config = replace(config, cluster=replace(config.cluster, address=address))
     until_s = time.monotonic() + timeout_s
     variables = _serve_variables(config)
     with _driver(address, variables):
         _check_nobody(address)
         check_cluster(config, warn=progress, shared=True)
-        started = _start_serve(config, address, variables, progress)
-        url = _endpoint()
+        started = not _serve_runs()
         try:
+            _start_serve(config, address, variables, progress)
+            url = _endpoint()
             deploy(config, progress)
             save(WHERE, json.dumps({"endpoint": url, "started_serve": started}).encode())
             await_application(until_s, timeout_s, progress)
@@ -210,24 +217,34 @@ def _serve_variables(config: DeploymentConfig) -> dict[str, str]:
 
 def _start_serve(
     config: DeploymentConfig, address: str, variables: Mapping[str, str], progress: Progress
-) -> bool:
-    """Whether Serve was started here: False where one runs already."""
+) -> None:
+    """Have Serve run; where it does already, it is taken as it is.
+
+    Raises:
+        ClusterFailed: it did not start.
+    """
     if _serve_runs():
         progress(
             "Ray Serve runs there already: clients come through its own proxies; for the faster"
             " path, end it with 'serve shutdown' before 'baton up'"
         )
-        return False
-    from ray import serve
+        return
+    from ray import exceptions, serve
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     progress(f"starting Ray Serve on the cluster at {address}")
-    serve.start(
-        http_options={"host": config.server.host, "port": config.server.port},
-        proxy_location="HeadOnly",
-        controller_options={"runtime_env": {"env_vars": dict(variables)}},
-    )
-    return True
+    try:
+        serve.start(
+            http_options={"host": config.server.host, "port": config.server.port},
+            proxy_location="HeadOnly",
+            controller_options={"runtime_env": {"env_vars": dict(variables)}},
+        )
+    except (exceptions.RayError, TimeoutError, RuntimeError, ValueError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise ClusterFailed(
+            f"Ray Serve did not start on the cluster at {address}: {why}",
+            f"see whether port {config.server.port} is free on its head, and 'ray logs cluster'",
+        ) from error
 
 
 def _endpoint() -> str:

@@ -12,6 +12,7 @@ from typing import cast
 
 import psutil
 
+from baton.domain.errors import ClusterFailed
 from baton.engine.gpus import count_gpus, driver_cuda
 from baton.serving.data_path import port_is_free
 from baton.serving.versions import PACKAGES
@@ -112,6 +113,7 @@ def cluster_facts(packages: Sequence[str]) -> ClusterFacts:
 
     Raises:
         TimeoutError: a node did not answer.
+        ClusterFailed: a node cannot run baton.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -124,8 +126,29 @@ def cluster_facts(packages: Sequence[str]) -> ClusterFacts:
         ).remote(tuple(packages))
         for node in alive
     }
-    answers = ray.get(list(questions.values()), timeout=_NODE_ANSWER_S)
-    return replace(cluster_room(), versions=dict(zip(questions, answers, strict=True)))
+    answers = {name: _told(name, ref) for name, ref in questions.items()}
+    return replace(cluster_room(), versions=answers)
+
+
+def _told(node: str, ref: object) -> Mapping[str, str | None]:
+    """What a node answers that was asked for its versions.
+
+    Raises:
+        ClusterFailed: it cannot run anything of ours.
+    """
+    import ray
+
+    try:
+        found: Mapping[str, str | None] = ray.get(ref, timeout=_NODE_ANSWER_S)
+    except ray.exceptions.GetTimeoutError as error:
+        raise TimeoutError(f"node {node} did not answer") from error
+    except ray.exceptions.RayError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ClusterFailed(
+            f"node {node} cannot run baton: {why}",
+            "install the same baton there, for the Python that Ray runs on",
+        ) from error
+    return found
 
 
 def cluster_room() -> ClusterFacts:
