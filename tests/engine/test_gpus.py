@@ -1,9 +1,12 @@
 """How many GPUs a process may use, and what vLLM is told where it is none."""
 
+# ruff: noqa: N802 - a stand-in for NVIDIA's library has its names
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,6 +15,7 @@ from baton.engine.gpus import (
     count_gpus,
     old_driver,
     present_gpus,
+    slices,
     turn_on_gpu,
 )
 
@@ -100,3 +104,65 @@ def test_a_driver_is_too_old_where_its_cuda_is_of_an_earlier_major_version(
     torch: str | None, driver: tuple[int, int] | None, *, old: bool
 ) -> None:
     assert (old_driver(torch, driver) is not None) is old
+
+
+class Nvml(ModuleType):
+    """NVIDIA's library on a machine whose GPUs have so many slices each; None: it is not cut."""
+
+    NVML_DEVICE_MIG_ENABLE = 1
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *slices: int | None) -> None:
+        super().__init__("pynvml")
+        self._slices = slices
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self._slices)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> tuple[int, int | None]:
+        return index, None
+
+    def nvmlDeviceGetMigMode(self, gpu: tuple[int, int | None]) -> list[int]:
+        if self._slices[gpu[0]] is None:
+            raise self.NVMLError("not supported")
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: tuple[int, int | None]) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(
+        self, gpu: tuple[int, int | None], number: int
+    ) -> tuple[int, int | None]:
+        if number >= (self._slices[gpu[0]] or 0):
+            raise self.NVMLError("not found")
+        return gpu[0], number
+
+    def nvmlDeviceGetUUID(self, device: tuple[int, int | None]) -> str:
+        gpu, number = device
+        return f"GPU-{gpu}" if number is None else f"MIG-{gpu}-{number}"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "named"),
+    [
+        ((None, None), 2, ()),
+        ((3,), 3, ("MIG-0-0", "MIG-0-1", "MIG-0-2")),
+        ((2, None), 3, ("MIG-0-0", "MIG-0-1", "GPU-1")),
+        ((0,), 0, ()),
+    ],
+)
+def test_slices_of_a_gpu_are_counted_and_named_for_ray(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[int | None], count: int, named: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(*gpus))
+    assert present_gpus() == count
+    assert count_gpus({}) == count
+    assert slices({}) == named
+    assert slices({"CUDA_VISIBLE_DEVICES": "0"}) == ()
+    assert slices({"CUDA_VISIBLE_DEVICES": "MIG-0-1, MIG-0-2"}) == ("MIG-0-1", "MIG-0-2")

@@ -10,8 +10,9 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _TARGET = "VLLM_TARGET_DEVICE"
@@ -29,9 +30,53 @@ def present_gpus(driver: Path = _DRIVER) -> int:
     except nvml.NVMLError:  # no driver, or one that does not answer
         return 0
     try:
-        return int(nvml.nvmlDeviceGetCount())
+        return len(_uuids(nvml))
     finally:
         nvml.nvmlShutdown()
+
+
+def _uuids(nvml: Any) -> list[str]:  # noqa: ANN401 - a module without types
+    """Of the GPUs; of one that is cut into slices (MIG), of each slice."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        try:
+            cut = nvml.nvmlDeviceGetMigMode(gpu)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        except (nvml.NVMLError, AttributeError):  # a GPU, or a driver, that knows no slices
+            cut = False
+        slices = range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)) if cut else ()
+        for number in slices:
+            with suppress(nvml.NVMLError):  # fewer are made than there may be
+                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
+                found.append(_text(nvml.nvmlDeviceGetUUID(part)))
+        if not cut:
+            found.append(_text(nvml.nvmlDeviceGetUUID(gpu)))
+    return found
+
+
+def _text(said: str | bytes) -> str:
+    return said.decode() if isinstance(said, bytes) else said
+
+
+def slices(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Devices by name, for Ray to hand out, where some of them are slices of a GPU; else none.
+
+    A CUDA program that is not told otherwise sees the first slice alone, and Ray counts GPUs.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        named = [one.strip() for one in visible.split(",")]
+    else:
+        try:
+            nvml = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+        except Exception:  # noqa: BLE001 - a library of others, which may be there by halves
+            return ()
+        try:
+            named = _uuids(nvml)
+        finally:
+            nvml.nvmlShutdown()
+    return tuple(named) if any(one.startswith("MIG-") for one in named) else ()
 
 
 def driver_cuda() -> tuple[int, int] | None:

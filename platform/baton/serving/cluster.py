@@ -40,6 +40,7 @@ from baton.domain.addresses import (
     parse_address,
 )
 from baton.domain.errors import ClusterFailed
+from baton.engine.gpus import slices
 from baton.serving import reaper, serve_control
 from baton.serving.cluster_state import (
     ClusterState,
@@ -404,10 +405,14 @@ def _init_ray(run_dir: Path, settings: ClusterSettings) -> tuple[str, str]:
     import ray
 
     _reread_environment(loopback=is_loopback(settings.node_address))
+    gpus = settings.gpus
+    if gpus is None and (named := slices(os.environ)):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(named)
+        gpus = float(len(named))
     ray.init(
         address="local",
         num_cpus=settings.cpus,
-        num_gpus=settings.gpus,
+        num_gpus=gpus,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         namespace=NAMESPACE,
