@@ -27,8 +27,15 @@ DEADLINES = (
     Mutation(
         "the deadline of a transfer",
         f"{_CONTROL}/journey.py",
-        "self.wait_until(entry, now_s + self.limits.transfer_s)",
+        "self.wait_until(entry, now_s + self._transfer_limit_s(entry))",
         "pass",
+        _COORDINATOR,
+    ),
+    Mutation(
+        "the time of a transfer of many bytes",
+        f"{_CONTROL}/journey.py",
+        "return max(self.limits.transfer_s, longest_s)",
+        "return self.limits.transfer_s",
         _COORDINATOR,
     ),
     Mutation(
