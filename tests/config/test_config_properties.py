@@ -117,6 +117,7 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
             "return_tokens_as_token_ids": st.booleans(),
         },
     ),
+    (ModelConfig, "source"): st.sampled_from(["tiny", "org/model-8B", "./here", "s3://bucket/m"]),
     (PoolConfig, "model"): st.just("m.1"),
     (PoolConfig, "role"): st.sampled_from(["mixed", "decode"]),
     (PoolConfig, "replicas"): counts("min", "start", "max"),

@@ -69,7 +69,7 @@ TENANTS = {
 RULES = ServiceRules(slos=SloBook(classes=CLASSES), tenants=TENANTS)
 LIMITS = CoordinatorLimits(
     max_requests=120,
-    max_queued=70,
+    max_queued=30,
     max_prompt_tokens=580,
     queue_wait_s=0.3,
     first_token_s=2.0,
