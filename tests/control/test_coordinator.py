@@ -297,6 +297,7 @@ def test_many_bytes_have_twice_the_time_that_they_are_predicted_to_take() -> Non
     world.step(only_leg(world))
     pulling = only_leg(world)
     world.wait(2 * predicted_s - 0.1)
+    world.confirm_aborts()
     assert pulling in world.legs
     world.wait(0.2)
     world.confirm_aborts()
