@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from baton.serving.engines import TINY
+from baton.domain.model_sources import TINY
 from benchmarks._figures import cpu_used, quantile, rounded
 from benchmarks._load import poisson_arrivals
 from benchmarks._provenance import ROOT, provenance

@@ -282,7 +282,7 @@ def _engines(options: argparse.Namespace) -> dict[str, object]:
 
     with tempfile.TemporaryDirectory() as folder:
         if options.dry_run:
-            return {}
+            return {"left_out": "it needs a GPU; tests/engine/test_one_gpu.py tries it on CPUs"}
         site = one_gpu.on_gpu(Path(folder), options.device)
         extra = {**site.settings.extra, **_MODES[options.mode]}
         eager = bool(extra.pop("enforce_eager", False))

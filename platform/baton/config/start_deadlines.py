@@ -6,6 +6,7 @@ from pathlib import Path
 
 from baton.config.schema import DeploymentConfig, EngineKind, ModelConfig, PoolConfig
 from baton.domain.errors import UnknownModel
+from baton.domain.model_sources import TINY
 from baton.perf.hardware import BYTES, Dtype
 from baton.perf.known_models import dtype_hint, shape_of
 
@@ -39,7 +40,7 @@ def weights_bytes(source: str) -> float:
     if folder.is_dir():
         found = (file for pattern in _FILES for file in folder.glob(pattern))
         return float(sum(file.stat().st_size for file in found))
-    if source == "tiny":
+    if source == TINY:
         return 0.0
     try:
         return shape_of(source).parameters * BYTES[dtype_hint(source) or Dtype.BF16]

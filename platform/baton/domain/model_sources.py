@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+TINY: Final = "tiny"
+"""A small random model that is made where it is wanted."""
 OBJECT_STORES: Final = ("s3://", "gs://", "az://")
 """Source: vLLM 0.32 and 0.33, transformers_utils/runai_utils.py; they want another package."""
 _HUB: Final = "hf://"

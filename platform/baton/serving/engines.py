@@ -25,16 +25,13 @@ from baton.config.gpu_parts import gpu_memory_share, shares_gpu
 from baton.config.schema import DeploymentConfig, EngineKind, ModelConfig, OnFailure, PoolConfig
 from baton.config.start_deadlines import start_deadline_s
 from baton.domain.errors import EngineStartFailed
-from baton.domain.model_sources import hub_id
+from baton.domain.model_sources import TINY, hub_id
 from baton.engine.kept_handlers import kept_handlers
 from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.ports import Engine
 
 if TYPE_CHECKING:
     from baton.engine.vllm.settings import Json, VllmEngineSettings
-
-TINY = "tiny"
-"""The reserved model source: a small random model that is made on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ starts. Where one runs already, clients come through the proxies that it has.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -96,8 +96,13 @@ def deploy_there(
             _await_ingresses(until_s, timeout_s, progress)
         except BaseException:
             progress("taking away again what was begun")
-            with contextlib.suppress(Exception):
+            try:
                 _take_away(started=started)
+            except Exception as error:  # noqa: BLE001 - why it did not come up is what is told
+                progress(
+                    f"it could not be taken away ({type(error).__name__}: {error});"
+                    f" 'baton down --address {address}' does it"
+                )
             raise
         say_where_to_look(progress)
     return url
@@ -205,7 +210,7 @@ def _serve_runs() -> bool:
 def _serve_variables(config: DeploymentConfig) -> dict[str, str]:
     """For a Serve that is started here; its front's files have a folder of this cluster's own."""
     choice = choose_data_path(os.environ)
-    folder = hashlib.sha256(os.urandom(16)).hexdigest()[:8]
+    folder = secrets.token_hex(4)
     front = FrontSettings(
         data_path=choice.data_path,
         run_dir=Path("/tmp") / f"baton-{folder}",  # noqa: S108 - made by Serve, on each node

@@ -18,11 +18,10 @@ from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
 from baton.config.selectors import selects
 from baton.domain.addresses import address_text, is_loopback, is_loopback_address
 from baton.domain.errors import CannotStart, ConfigInvalid
-from baton.domain.model_sources import in_object_store, is_path
+from baton.domain.model_sources import TINY, in_object_store, is_path
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.engine.gpus import old_driver
 from baton.runtime.key_files import load_ring
-from baton.serving.engines import TINY
 from baton.serving.preflight_facts import (
     ClusterFacts,
     MachineFacts,
