@@ -55,7 +55,7 @@ class Operator:
 
     def fails(self, *words: str) -> str:
         done = self.says(*words)
-        assert done.returncode in {1, 3}, done.stdout
+        assert done.returncode in {1, 3, 4}, done.stdout
         assert "Traceback" not in done.stderr
         return done.stderr
 
@@ -186,6 +186,11 @@ def test_an_open_cluster_is_served_on_where_the_file_says_that_this_is_meant(
         said = operator.fails("up", *operator.options)
         assert "lets in whoever reaches it, and whoever it lets in runs code on every node" in said
         meant = ("--set", "cluster.allow_open=true", "--set", "pools.decode.replicas.start=1")
+        # What does not come up in time is taken away again.
+        assert "not ready after 2 s" in operator.fails(
+            "up", *operator.options, *meant, "--timeout", "2s"
+        )
+        assert "no baton runs" in operator.fails("status")
         exported = operator.says(
             *("manifests", "export", "--target", "ray", "--out", str(tmp_path)),
             *(*operator.options, *meant),
