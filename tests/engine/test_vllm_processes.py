@@ -16,6 +16,7 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import Role
+from baton.domain.process_names import ASKER_VARIABLE, process_name
 from baton.engine.vllm import plugin, process
 from baton.engine.vllm.settings import (
     Nixl,
@@ -135,13 +136,13 @@ def test_raw_arguments_win() -> None:
 
 def test_an_engines_environment_lasts_for_its_start_only() -> None:
     wanted = replace(settings("m", nixl=Nixl(host=HOST, port=7001)), env={"MINE": "1"})
-    environment = engine_environment(wanted, 42, Path("/run/engine"))
+    environment = engine_environment(wanted, Path("/run/engine"))
     before = dict(os.environ)
     with process.environment(environment):
         assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "7001"
         assert os.environ["VLLM_RPC_BASE_PATH"] == "/run/engine"
         assert os.environ["MINE"] == "1"
-        assert os.environ[plugin.ADAPTER_PID_VARIABLE] == "42"
+        assert os.environ[ASKER_VARIABLE] == process_name()
     assert dict(os.environ) == before
 
 
@@ -170,12 +171,13 @@ def test_the_plugin_leaves_processes_alone_that_are_not_our_engines(
     asked: list[object] = []
     monkeypatch.setattr(plugin, "die_with_parent", asked.append)
     monkeypatch.setattr(plugin, "take_up_resumed_legs", lambda: asked.append("takes up"))
-    monkeypatch.delenv(plugin.ADAPTER_PID_VARIABLE, raising=False)
+    monkeypatch.delenv(ASKER_VARIABLE, raising=False)
     plugin.install()
-    monkeypatch.setenv(plugin.ADAPTER_PID_VARIABLE, str(os.getpid()))
+    monkeypatch.setenv(ASKER_VARIABLE, process_name())
     plugin.install()
     assert asked == []
-    # A worker that Ray started: ours, but with no parent of multiprocessing's.
-    monkeypatch.setenv(plugin.ADAPTER_PID_VARIABLE, "1")
+    # A worker that Ray started: ours, but with no parent of multiprocessing's; on another node,
+    # where it may have the number that the asking process has on its own.
+    monkeypatch.setenv(ASKER_VARIABLE, f"elsewhere:1:{os.getpid()}")
     plugin.install()
     assert asked == ["takes up"]

@@ -6,7 +6,6 @@ Run as a program, it makes them and says of each pool, in one line of JSON, what
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -207,7 +206,7 @@ def _made(document: Mapping[str, object], pool: str) -> dict[str, object]:
     )
     settings = vllm_settings(load_text(json.dumps(document)), site)
     scratch = Path(tempfile.gettempdir())
-    with process.environment(engine_environment(settings, os.getpid(), scratch)):
+    with process.environment(engine_environment(settings, scratch)):
         config = engine_config(engine_arguments(settings, "ipc://events"))
     connector = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
     return {

@@ -24,6 +24,7 @@ def site(pool: str) -> ReplicaSite:
         pool=pool,
         host="10.1.2.3",
         reserve_ports=lambda _host, base, count: base + count,
+        control_store="10.1.2.1:6379",
     )
 
 
@@ -148,4 +149,7 @@ def test_what_the_configuration_sets_for_engines_wins() -> None:
 
 def test_workers_of_one_engine_meet_on_the_interface_that_the_cluster_knows() -> None:
     asked = config("gpu-example.yaml", "models.llama-8b.source=/models/llama")
-    assert vllm_settings(asked, site("decode")).env["VLLM_HOST_IP"] == "10.1.2.3"
+    told = vllm_settings(asked, site("decode")).env
+    assert told["VLLM_HOST_IP"] == "10.1.2.3"
+    # Or vLLM would start a Ray of its own for them.
+    assert told["RAY_ADDRESS"] == "10.1.2.1:6379"

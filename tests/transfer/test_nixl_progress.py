@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from baton.domain.process_names import ASKER_VARIABLE, process_name
 from baton.engine.vllm import plugin, settings
 from baton.transfer import nixl_progress, ucx_log
 
@@ -119,13 +120,12 @@ def test_the_process_that_asks_for_an_engine_does_not_load_nixl(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(nixl_progress.PROGRESS_DELAY_VARIABLE, "no number, so it would be refused")
-    monkeypatch.setenv(nixl_progress.ADAPTER_PID_VARIABLE, str(os.getpid()))
+    monkeypatch.setenv(ASKER_VARIABLE, process_name())
     nixl_progress.install()
 
 
-def test_the_engine_adapter_speaks_of_the_same_variables() -> None:
+def test_the_engine_adapter_speaks_of_the_same_variable() -> None:
     assert settings.NIXL_DELAY_VARIABLE == nixl_progress.PROGRESS_DELAY_VARIABLE
-    assert plugin.ADAPTER_PID_VARIABLE == nixl_progress.ADAPTER_PID_VARIABLE
 
 
 def test_vllm_finds_both_of_our_plugins() -> None:

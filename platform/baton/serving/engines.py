@@ -44,6 +44,8 @@ class ReplicaSite:
     """The address at which other nodes reach this one."""
     reserve_ports: Callable[[str, int, int], int]
     """`(host, base, count)` → the first of `count` ports in a row that are this replica's."""
+    control_store: str = ""
+    """`host:port` of that of the Ray cluster which the replica is part of, if it is of one."""
 
 
 def model_path(model: ModelConfig) -> str:
@@ -221,9 +223,18 @@ def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSett
         kv_events=wants_cache_events(config, site.pool),
         start_deadline_s=start_deadline_s(pool, model),
         extra=cast("dict[str, Json]", reading_arguments(model) | _vllm_extra(pool)),
-        # Left alone, vLLM takes the interface towards the internet for the one between nodes.
-        env={"VLLM_HOST_IP": site.host} | engine_environment(config, site.pool),
+        env=_on_ray(site) | engine_environment(config, site.pool),
     )
+
+
+def _on_ray(site: ReplicaSite) -> dict[str, str]:
+    """Where an engine's processes are, and by what they find the workers that Ray starts for it.
+
+    Left alone, vLLM takes the interface towards the internet for the one between nodes, and, asked
+    to spawn its processes (0.32, 0.33), starts a Ray of its own for its workers.
+    """
+    found = {"RAY_ADDRESS": site.control_store} if site.control_store else {}
+    return found | {"VLLM_HOST_IP": site.host}
 
 
 def _vllm_extra(pool: PoolConfig) -> dict[str, object]:

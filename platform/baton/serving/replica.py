@@ -79,7 +79,7 @@ class EngineReplica:
     """The class behind each pool's deployment; `app` decorates it."""
 
     async def __init__(self, config: DeploymentConfig, pool: str) -> None:  # type: ignore[misc]
-        from baton.serving.ray_context import node_address, replica_name
+        from baton.serving.ray_context import control_store, node_address, replica_name
 
         logs = config.observability.logs
         configure_logs(logs.format, logs.level)
@@ -95,6 +95,7 @@ class EngineReplica:
             pool=pool,
             host=host,
             reserve_ports=self._ports.reserve,
+            control_store=control_store(),
         )
         series = CollectorRegistry()
         link = await asyncio.to_thread(link_options)

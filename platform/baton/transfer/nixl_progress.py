@@ -18,13 +18,12 @@ import importlib
 import os
 import re
 
+from baton.domain.process_names import ASKER_VARIABLE, process_name
 from baton.transfer.nixl_binding import AgentConfig, Binding
 from baton.transfer.ucx_log import FLUSH_VARIABLE, flush_from_first_agent
 
 PROGRESS_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
 """The pause in microseconds; unset leaves NIXL as it is."""
-ADAPTER_PID_VARIABLE = "BATON_ENGINE_PARENT_PID"
-"""The process that asked for the engine; it has no agent and need not load NIXL."""
 
 _POSITIVE = re.compile(r"(?=.*[1-9])\d+(\.\d+)?")
 _MARK = "_baton_progress_delay_us"
@@ -40,7 +39,9 @@ def install() -> None:
     """
     delay_us = os.environ.get(PROGRESS_DELAY_VARIABLE)
     flush_s = os.environ.get(FLUSH_VARIABLE)
-    if os.environ.get(ADAPTER_PID_VARIABLE) == str(os.getpid()) or delay_us is flush_s is None:
+    if delay_us is flush_s is None:
+        return
+    if os.environ.get(ASKER_VARIABLE) == process_name():  # it has no agent, and need not load NIXL
         return
     if delay_us is not None and (not delay_us.isdecimal() or int(delay_us) < 1):
         raise ValueError(f"{PROGRESS_DELAY_VARIABLE}: got {delay_us!r}, wanted microseconds, 1 up")

@@ -166,7 +166,7 @@ class VllmEngine:
         process.check_startable(settings, on_cpu=current_platform.device_type == "cpu")
         self._folder = scratch_folder("baton-kv-")
         self._events_endpoint = self._kv_events_endpoint()
-        environment = engine_environment(settings, os.getpid(), self._folder)
+        environment = engine_environment(settings, self._folder)
         try:
             with process.environment(environment):
                 self._adapters.fetch()

@@ -2,7 +2,7 @@
 
 Theory of operation: vLLM calls `install` (entry point group `vllm.general_plugins`) once in every
 process that plays a part in an engine: the one that asks for it, EngineCore, and each worker. The
-adapter marks its engines with an environment variable that holds its own process id, so that
+adapter marks its engines with an environment variable that holds its own process' name, so that
 `install` can tell an engine process of ours from a stranger's and from the asking process itself.
 
 An engine process that outlives its parent keeps its memory and its side-channel port for ever:
@@ -26,13 +26,11 @@ import multiprocessing
 import os
 import signal
 
+from baton.domain.process_names import ASKER_VARIABLE, process_name
 from baton.engine.vllm import step_budget
 from baton.engine.vllm.step_budget import DECODE_STEP_TOKENS_VARIABLE
 
 logger = logging.getLogger(__name__)
-
-ADAPTER_PID_VARIABLE = "BATON_ENGINE_PARENT_PID"
-"""Set in the environment of engine processes: the id of the process whose engine they are."""
 
 _PR_SET_PDEATHSIG = 1
 """Source: prctl(2)."""
@@ -40,8 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 def install() -> None:
     """Make this process an engine's of ours; nothing at all outside baton's engines."""
-    adapter_pid = os.environ.get(ADAPTER_PID_VARIABLE)
-    if adapter_pid is None or adapter_pid == str(os.getpid()):
+    if os.environ.get(ASKER_VARIABLE) in {None, process_name()}:
         return
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid:

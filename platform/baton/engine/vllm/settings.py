@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from baton.domain.addresses import address_text
 from baton.domain.fleet import Role
-from baton.engine.vllm.plugin import ADAPTER_PID_VARIABLE
+from baton.domain.process_names import ASKER_VARIABLE, process_name
 from baton.engine.vllm.step_budget import DECODE_STEP_TOKENS_VARIABLE
 from baton.engine.vllm.transfer_keys import (
     CONNECTOR,
@@ -194,15 +194,13 @@ def replay_endpoint(kv_events_endpoint: str) -> str:
     return f"{kv_events_endpoint}-replay"
 
 
-def engine_environment(
-    settings: VllmEngineSettings, adapter_pid: int, folder: Path
-) -> dict[str, str]:
+def engine_environment(settings: VllmEngineSettings, folder: Path) -> dict[str, str]:
     """The variables that make an engine's processes ours and tell them what has no argument.
 
     Its sockets are in `folder`: vLLM leaves them behind when it is killed.
     """
     environment = {
-        ADAPTER_PID_VARIABLE: str(adapter_pid),
+        ASKER_VARIABLE: process_name(),
         # Forking a process with threads (Ray, gRPC) is unsafe; also, a forked child would believe
         # that its plugins are loaded and outlive its parent.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",

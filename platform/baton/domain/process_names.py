@@ -1,0 +1,16 @@
+"""Which process asked for an engine: told to all that are part of it, on whatever node they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+ASKER_VARIABLE: Final = "BATON_ENGINE_ASKED_BY"
+"""Set in the environment of engine processes: the name of the process whose engine they are."""
+_NAMESPACE: Final = Path("/proc/self/ns/pid")
+
+
+def process_name() -> str:
+    """Of this process, unlike that of any other: pods have ids of processes of their own."""
+    return f"{os.uname().nodename}:{_NAMESPACE.stat().st_ino}:{os.getpid()}"
