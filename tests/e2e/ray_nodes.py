@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -22,8 +23,9 @@ from tests.e2e.deployments import alive, descendants
 from tests.fakes.free_ports import free_port
 from tests.fakes.scaled_deadline import ScaledDeadline
 
-HEAD, WORKER = "127.0.0.1", "127.0.0.2"
+HEAD, WORKER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 _RAY = Path(sys.executable).with_name("ray")
+_REPOSITORY = Path(__file__).resolve().parents[2]
 _UP_S = 90.0
 
 
@@ -52,9 +54,19 @@ def two_nodes() -> Iterator[Nodes]:
 
 
 @contextlib.contextmanager
+def three_nodes(*, gpus: int, path: Path) -> Iterator[Nodes]:
+    """A head and two workers that say to have GPUs, with a folder to import from."""
+    own = {"PYTHONPATH": os.pathsep.join((str(path), str(_REPOSITORY)))}
+    # Asked for CPUs, vLLM would look at no other platform; where no GPU is, baton asks for them.
+    own["VLLM_TARGET_DEVICE"] = "cuda"
+    with _cluster(HEAD, "4", WORKER, THIRD, token=True, gpus=gpus, own=own) as found:
+        yield found
+
+
+@contextlib.contextmanager
 def open_node() -> Iterator[Nodes]:
     """One node that others could reach, and that asks nobody for a token."""
-    with _cluster(_reachable_address(), "4", None, token=False) as found:
+    with _cluster(_reachable_address(), "4", token=False) as found:
         yield found
 
 
@@ -65,7 +77,14 @@ def _reachable_address() -> str:
 
 
 @contextlib.contextmanager
-def _cluster(head: str, head_cpus: str, worker: str | None, *, token: bool) -> Iterator[Nodes]:
+def _cluster(
+    head: str,
+    head_cpus: str,
+    *workers: str,
+    token: bool,
+    gpus: int = 0,
+    own: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Nodes]:
     """Nodes that are ended, with what they started, at the end."""
     with (
         # Sockets lie below it: a short path.
@@ -74,7 +93,7 @@ def _cluster(head: str, head_cpus: str, worker: str | None, *, token: bool) -> I
     ):
         folder, address, rest = Path(name), f"{head}:{free_port()}", free_port()
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "BATON_"))}
-        environment = {**kept, "RAY_USAGE_STATS_ENABLED": "0", "NO_COLOR": "1"}
+        environment = {**kept, "RAY_USAGE_STATS_ENABLED": "0", "NO_COLOR": "1", **own}
         environment |= _token(folder / "token") if token else {"RAY_AUTH_MODE": "disabled"}
         commands: list[tuple[str, ...]] = [
             (
@@ -83,13 +102,13 @@ def _cluster(head: str, head_cpus: str, worker: str | None, *, token: bool) -> I
                 *("--dashboard-port", str(rest), "--temp-dir", str(folder / "r")),
             )
         ]
-        if worker is not None:
+        for worker in workers:
             here = ("--node-ip-address", worker, "--num-cpus", "4")
             commands.append(("--address", address, *here))
         started: list[subprocess.Popen[bytes]] = []
         for words in commands:
             log = folder / f"{len(started)}.log"
-            process = _started(words, log, environment)
+            process = _started((*words, "--num-gpus", str(gpus)), log, environment)
             ends.callback(_ended, process)
             _await_runtime(process, log)
             started.append(process)

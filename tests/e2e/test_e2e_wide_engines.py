@@ -1,0 +1,124 @@
+"""An engine of two workers on two nodes, which Ray starts: as on GPUs, computed by CPUs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.deployments import alive
+from tests.e2e.ray_nodes import Nodes, three_nodes
+from tests.e2e.test_e2e_existing_cluster import Operator
+from tests.fakes.cpu_platform import announce
+from tests.fakes.scaled_deadline import ScaledDeadline, slowness
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1200)]
+_CONFIG = """
+version: 1
+model:
+  source: tiny
+  max_len: 2048
+  engine: {dtype: float32, block_size: 32, kv_cache: 64MiB, extra: {enforce_eager: true}}
+pools:
+  prefill: {role: prefill, resources: {cpus: 1, gpus: 1}}
+  decode:
+    role: decode
+    parallel: {tp: 2}
+    resources: {cpus: 2, gpus: 2}
+    placement: {strategy: strict_spread}
+router: {disaggregate: always}
+admission: {timeouts: {first_token: 60s, resume: 120s}}
+transfer:
+  deadline: 10s
+  probe: {deadline: 10s}
+  # As engines on CPUs have it: these would take every core for polling, and fight for each.
+  env:
+    BATON_NIXL_PROGRESS_DELAY_US: "1000"
+    VLLM_CPU_OMP_THREADS_BIND: nobind
+    OMP_NUM_THREADS: "1"
+"""
+_PROMPT = "Tell me of the two nodes that had one engine between them. " * 4
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    folder = tmp_path_factory.mktemp("wide")
+    announce(folder)
+    (folder / "wide.yaml").write_text(_CONFIG)
+    with three_nodes(gpus=1, path=folder) as nodes:
+        operator = Operator(nodes)
+        operator.options = ("-c", str(folder / "wide.yaml"), *operator.options[2:])
+        operator.asks("up", *operator.options, "--timeout", "600s", within_s=700)
+        yield operator
+        operator.asks("down", "--timeout", "90s")
+        deadline = ScaledDeadline(60)
+        while _workers(nodes):
+            assert not deadline.passed()
+        assert nodes.all_run()
+
+
+def test_each_worker_is_on_its_node_and_pulls_its_part(operator: Operator) -> None:
+    assert [len(on_node) for on_node in _workers(operator.nodes)] == [1, 1]
+    before = _decode(operator)
+    assert _text(operator, 8)
+    deadline = ScaledDeadline(60)
+    while (after := _decode(operator))["pulls"] == before["pulls"]:  # it tells now and then
+        assert not deadline.passed(), operator.asks("explain", "route")
+    assert after["pulls"] - before["pulls"] == 2
+    assert after["moved_bytes"] > before["moved_bytes"]
+
+
+def test_a_worker_that_is_killed_ends_its_engine_and_streams_go_on(operator: Operator) -> None:
+    gone, undisturbed = _decode(operator)["replica_id"], _text(operator, 600)
+    began, texts = threading.Event(), []
+    asking = threading.Thread(target=lambda: texts.append(_text(operator, 600, began)))
+    asking.start()
+    assert began.wait(120 * slowness())
+    (doomed,), (other,) = _workers(operator.nodes)
+    doomed.kill()
+    asking.join(300 * slowness())
+    assert texts == [undisturbed], "the other pool's engine has one worker"
+    assert not alive([other], 60 * slowness())
+    deadline = ScaledDeadline(300)
+    while _decode(operator).get("replica_id", gone) == gone:
+        assert not deadline.passed()
+    assert len(_workers(operator.nodes)) == 2
+    assert _text(operator, 8)
+
+
+def _workers(nodes: Nodes) -> list[list[psutil.Process]]:
+    """The engines' workers, by the node that they are on."""
+    found = []
+    for node in nodes.processes:
+        below = node.children(recursive=True) if node.name() == "raylet" else []
+        found.append([one for one in below if "RayWorkerProc" in " ".join(one.cmdline())])
+    return [on_node for on_node in found if on_node]
+
+
+def _decode(operator: Operator) -> dict[str, Any]:
+    """The replica that decodes, as the ingress sees it; empty while there is none."""
+    rows = operator.asks("status")["ingresses"][0]["replicas"]
+    found: dict[str, Any] = next((row for row in rows if row["pool"] == "decode"), {})
+    return found
+
+
+def _text(operator: Operator, max_tokens: int, began: threading.Event | None = None) -> str:
+    body = {"model": "tiny", "prompt": _PROMPT, "max_tokens": max_tokens, "stream": True}
+    body |= {"temperature": 0, "ignore_eos": True}
+    url, text, last = f"http://127.0.0.1:{operator.port}/v1/completions", "", ""
+    with httpx.stream("POST", url, json=body, timeout=120.0 * slowness()) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                text += event["choices"][0]["text"]
+                if began is not None:
+                    began.set()
+            last = line or last
+    assert last == "data: [DONE]"
+    return text
