@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -34,7 +34,12 @@ class Scripted:
     asked: list[tuple[LogOrder, bool]] = field(default_factory=list)
 
     def logs(
-        self, order: LogOrder, *, follow: bool, address: str | None = None
+        self,
+        order: LogOrder,
+        *,
+        follow: bool,
+        progress: Callable[[str], None],
+        address: str | None = None,
     ) -> Iterator[LogLine | None]:
         self.asked.append((order, follow))
         return iter(self.lines)
@@ -91,7 +96,12 @@ def test_nothing_that_fits_is_said_and_prints_nothing() -> None:
 def test_without_a_deployment_there_is_a_next_step() -> None:
     class Nothing(Scripted):
         def logs(
-            self, order: LogOrder, *, follow: bool, address: str | None = None
+            self,
+            order: LogOrder,
+            *,
+            follow: bool,
+            progress: Callable[[str], None],
+            address: str | None = None,
         ) -> Iterator[LogLine | None]:
             raise NotRunning("nothing runs here", "start it")
 

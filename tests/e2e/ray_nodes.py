@@ -104,7 +104,9 @@ def _cluster(
         ]
         for worker in workers:
             here = ("--node-ip-address", worker, "--num-cpus", "4")
-            commands.append(("--address", address, *here))
+            # Logs of its own, as another machine would have.
+            own = ("--temp-dir", str(folder / "w"))
+            commands.append(("--address", address, *here, *own))
         started: list[subprocess.Popen[bytes]] = []
         for words in commands:
             log = folder / f"{len(started)}.log"

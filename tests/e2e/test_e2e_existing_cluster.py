@@ -10,72 +10,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from baton.serving.front import ask_haproxy, direct_server_is_up
-from tests.e2e.deployments import CONFIGS
+from tests.e2e.operators import UP_S, VERB_S, Operator
 from tests.e2e.ray_nodes import WORKER, Nodes, open_node, two_nodes
-from tests.fakes.free_ports import free_port
 from tests.fakes.scaled_deadline import ScaledDeadline, slowness
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-_VERB_S = 120.0
-_UP_S = 300.0
-
-
-class Operator:
-    """Who gives commands from a shell in which `RAY_ADDRESS` names the cluster."""
-
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
-        self.port = free_port()
-        sets = (f"server.port={self.port}", "observability.metrics.port=0")
-        words = (word for one in sets for word in ("--set", one))
-        self.options = ("-c", str(CONFIGS / "sim.yaml"), *words)
-        self._environment = {**nodes.environment, "RAY_ADDRESS": nodes.address}
-
-    def says(self, *words: str, within_s: float = _VERB_S) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "baton.cli.main", *words],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=within_s * slowness(),
-            check=False,
-        )
-
-    def asks(self, *words: str, within_s: float = _VERB_S) -> Any:  # noqa: ANN401 - as it prints
-        done = self.says(*words, "--output", "json", within_s=within_s)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def fails(self, *words: str) -> str:
-        done = self.says(*words)
-        assert done.returncode in {1, 3, 4}, done.stdout
-        assert "Traceback" not in done.stderr
-        return done.stderr
-
-    def up(self) -> Any:  # noqa: ANN401 - as it prints
-        return self.asks("up", *self.options, within_s=_UP_S)
-
-    def stream(self, max_tokens: int = 8, began: threading.Event | None = None) -> int:
-        """How many tokens came of a stream that had its usual end."""
-        body = {"model": "tiny", "prompt": "hello there", "max_tokens": max_tokens, "stream": True}
-        url, tokens, last = f"http://127.0.0.1:{self.port}/v1/completions", 0, ""
-        with httpx.stream("POST", url, json=body, timeout=120.0 * slowness()) as answer:
-            assert answer.status_code == 200
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    tokens += 1
-                    if began is not None:
-                        began.set()
-                last = line or last
-        assert last == "data: [DONE]"
-        return tokens
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +75,18 @@ def test_every_verb_finds_it_by_the_address_that_ray_itself_goes_by(operator: Op
     assert operator.asks("history")["generation"] >= 0
     assert "tenants" in operator.asks("usage")
     assert operator.says("top", "--once").returncode == 0
-    logged = operator.says("logs", "-n", "200")
-    assert (logged.returncode, "replica_started" in logged.stdout) == (0, True)
     assert operator.says("explain", "scale").returncode == 0
     examined = operator.asks("doctor")
     assert not [check for check in examined["checks"] if check["verdict"] == "FAIL"]
+
+
+def test_logs_of_all_nodes_are_shown_with_the_node(operator: Operator) -> None:
+    logged = operator.says("logs", "-n", "200", "--output", "json")
+    assert (logged.returncode, logged.stderr) == (0, "")
+    lines = [json.loads(line) for line in logged.stdout.splitlines()]
+    nodes = {line["event"]: line["node"] for line in lines if line.get("event")}
+    assert nodes["replica_started"] == WORKER
+    assert nodes["ingress_started"] != WORKER
 
 
 def test_a_pool_is_scaled_and_a_configuration_applied_while_a_stream_flows(
@@ -204,11 +156,11 @@ def test_an_open_cluster_is_served_on_where_the_file_says_that_this_is_meant(
             env=nodes.environment,
             capture_output=True,
             text=True,
-            timeout=_VERB_S * slowness(),
+            timeout=VERB_S * slowness(),
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        deadline = ScaledDeadline(_UP_S)
+        deadline = ScaledDeadline(UP_S)
         while not _serves(operator):
             assert not deadline.passed(), operator.says("status").stdout
             time.sleep(1.0)

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from baton.cli.options import Address, Json, Output, seam_of, wanted_format
-from baton.cli.output import OutputFormat, Paint, painted, reported_errors
+from baton.cli.output import OutputFormat, Paint, ProgressLines, painted, reported_errors
 from baton.cli.seam import LogLine
 
 _NAME_WIDTH = 22
+_NODE_WIDTH = 15
 _PAINTS = {
     "debug": Paint.PALE,
     "warning": Paint.DOUBT,
@@ -63,9 +64,9 @@ def logs(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Show what the processes of the deployment have logged.
 
-    Events of all of them in the order of their time, from the files on this machine; JSON is one
-    object a line. Not seen: what 'baton up' itself prints, and what 'observability.logs.level'
-    keeps from being written.
+    Events of all of them in the order of their time, from the files on this machine; on a Ray
+    cluster that ran before, from those of all its nodes. JSON is one object a line. Not seen:
+    what 'baton up' itself prints, and what 'observability.logs.level' keeps from being written.
     """
     as_lines = wanted_format(output, as_json=as_json) is OutputFormat.JSON
     with reported_errors():
@@ -81,7 +82,11 @@ def logs(  # noqa: PLR0913 - each is an option
             others=others,
             last=last or None,
         )
-        lines = seam_of(context).commands().logs(order, follow=follow, address=address)
+        lines = (
+            seam_of(context)
+            .commands()
+            .logs(order, follow=follow, progress=ProgressLines(), address=address)
+        )
         _print(lines, as_json=as_lines)
 
 
@@ -105,6 +110,8 @@ def readable(line: LogLine) -> Iterator[str]:
     told: dict[str, Any] = line.report()
     when = str(told.pop("at") or "")[11:23].ljust(12)
     source = str(told.pop("source")).ljust(_NAME_WIDTH)
+    if (node := told.pop("node", None)) is not None:
+        source = f"{str(node).ljust(_NODE_WIDTH)} {source}"
     if "text" in told:
         yield f"{when} {'':7} {source} {told['text']}"
         return

@@ -25,7 +25,10 @@ class LogLine(Protocol):
     """One line that was logged."""
 
     def report(self) -> dict[str, object]:
-        """Its fields: `at`, `source`, and `level` and `event` or, of other lines, `text`."""
+        """Its fields: `at`, `source`, and `level` and `event` or, of other lines, `text`.
+
+        Besides, `node`, where it is of a cluster with several.
+        """
         ...
 
 
@@ -183,9 +186,11 @@ class Commands(Protocol):
         ...
 
     def logs(
-        self, order: LogOrder, *, follow: bool, address: str | None = None
+        self, order: LogOrder, *, follow: bool, progress: Progress, address: str | None = None
     ) -> Iterable[LogLine | None]:
-        """What was logged here, and with `follow` what will be; None for nothing new for a moment.
+        """What was logged, and with `follow` what will be; None for nothing new for a moment.
+
+        `progress` hears of nodes whose lines are missing.
 
         Raises:
             NotRunning: there is no deployment here, or there are several and none was named.

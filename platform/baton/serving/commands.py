@@ -39,8 +39,8 @@ from baton.serving.deployment import LocalDeployment, Progress, say_where_to_loo
 from baton.serving.doctor import examined
 from baton.serving.existing_cluster import (
     deploy_there,
+    logs_there,
     named_cluster,
-    session_logs,
     take_down,
     where_it_runs,
 )
@@ -56,6 +56,8 @@ from baton.serving.upgrade import upgrade as upgraded
 Report = Mapping[str, object]
 _DEMO_START_S = 600.0
 _POLL_S = 0.2
+_NODES_POLL_S = 1.0
+"""Between looks at the logs of all nodes of a cluster."""
 _END_S = 60.0
 """For the process that holds a deployment to end what it started, once it gives up."""
 
@@ -145,14 +147,23 @@ def doctor(config: LoadedConfig | None, *, address: str | None, progress: Progre
     return examined(None if config is None else config.config, address=address, progress=progress)
 
 
-def logs(order: LogOrder, *, follow: bool, address: str | None = None) -> Iterator[LogLine | None]:
-    """What was logged here, and with `follow` what will be; None for nothing new for a moment."""
+def logs(
+    order: LogOrder, *, follow: bool, progress: Progress, address: str | None = None
+) -> Iterator[LogLine | None]:
+    """What was logged, and with `follow` what will be; None for nothing new for a moment.
+
+    Of a deployment that this machine holds, on this machine; of another, on all nodes that answer.
+    """
     state = state_of(address)
-    if state is None:
-        files, alive = LogFiles(session_logs(meant(address))), _always
-    else:
-        files, alive = LogFiles(Path(state.run_dir) / "session_latest" / "logs"), state.is_alive
-    return followed(files, order, alive=alive) if follow else printed(files, order)
+    if state is not None:
+        files = LogFiles(Path(state.run_dir) / "session_latest" / "logs")
+        yield from followed(files, order, alive=state.is_alive) if follow else printed(files, order)
+        return
+    with logs_there(meant(address), progress) as there:
+        if follow:
+            yield from followed(there, order, alive=_always, pause_s=_NODES_POLL_S)
+        else:
+            yield from printed(there, order)
 
 
 def _always() -> bool:

@@ -39,8 +39,9 @@ from baton.serving.deployment import (
 )
 from baton.serving.live_config import WHERE, load, save
 from baton.serving.names import APP, INGRESS
+from baton.serving.node_logs import NodeLogs, RayReaders
 from baton.serving.preflight import check_cluster
-from baton.serving.ray_context import control_store, logs_folder
+from baton.serving.ray_context import control_store
 from baton.serving.serve_control import find_controller
 
 _LOGGER = logging.getLogger(__name__)
@@ -127,20 +128,15 @@ def take_down(address: str, *, timeout_s: float) -> str:
     return str(where.get("endpoint", address))
 
 
-def session_logs(address: str) -> Path:
-    """Where the node of this machine that belongs to the cluster keeps what its processes log.
+@contextlib.contextmanager
+def logs_there(address: str, tell: Progress) -> Iterator[NodeLogs]:
+    """What is logged on all nodes of the cluster; `tell` hears of those that do not answer.
 
     Raises:
-        NotRunning: no node of that cluster is on this machine.
+        ClusterFailed: the cluster cannot be joined.
     """
     with _driver(address, {}):
-        folder = logs_folder()
-    if not folder.is_dir():
-        raise NotRunning(
-            f"no node of the Ray cluster at {address} keeps logs on this machine",
-            "run it on a node of the cluster, or look with 'ray logs cluster'",
-        )
-    return folder
+        yield NodeLogs(RayReaders(), tell)
 
 
 def where_clients_come() -> Mapping[str, object]:

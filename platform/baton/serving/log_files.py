@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from baton.serving.names import APP, CONTROLLER, INGRESS
 
@@ -37,7 +38,7 @@ _HEAD_BYTES = 256 * 1024
 _TAIL_BYTES = 8 * 1024 * 1024
 """What is read at most of a file that was written before: some 20,000 events."""
 _POLL_S = 0.3
-_OURS = frozenset({"at", "level", "source", "event", "text"})
+_OURS = frozenset({"at", "level", "node", "source", "event", "text"})
 """Names in a report that a field of the event's own does not take."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -76,12 +77,16 @@ class LogLine:
     source: str
     text: str
     """As it stands in the file."""
+    node: str = ""
+    """Where it was read, if on a cluster of several nodes."""
 
     def report(self) -> dict[str, object]:
         """As one plain object; a link's own `source` is its `event_source`."""
+        where = {"node": self.node} if self.node else {}
         if not self.event:
-            return {"at": self.at or None, "source": self.source, "text": self.text}
-        head = {"at": self.at, "level": self.level, "source": self.source, "event": self.event}
+            return {"at": self.at or None, **where, "source": self.source, "text": self.text}
+        head = {"at": self.at, "level": self.level, **where}
+        head |= {"source": self.source, "event": self.event}
         return head | {
             f"event_{name}" if name in _OURS else name: value for name, value in self.fields.items()
         }
@@ -132,14 +137,22 @@ class LogFiles:
                 known.name = (_introduced(path) or known).name
 
 
+class Lines(Protocol):
+    """Where new lines come from."""
+
+    def read(self, order: LogOrder) -> list[LogLine]:
+        """New lines, in the order of their time; all of them the first time."""
+        ...
+
+
 def followed(
-    files: LogFiles, order: LogOrder, *, alive: Callable[[], bool], pause_s: float = _POLL_S
+    files: Lines, order: LogOrder, *, alive: Callable[[], bool], pause_s: float = _POLL_S
 ) -> Iterator[LogLine | None]:
     """What is there, then what comes, until the deployment has ended; None for nothing new.
 
     The pauses are this function's: each None comes after one.
     """
-    yield from _last(files.read(order), order)
+    yield from last_lines(files.read(order), order)
     while True:
         goes_on = alive()
         lines = files.read(order)
@@ -151,12 +164,13 @@ def followed(
             yield None
 
 
-def printed(files: LogFiles, order: LogOrder) -> Iterator[LogLine]:
+def printed(files: Lines, order: LogOrder) -> Iterator[LogLine]:
     """What is there."""
-    yield from _last(files.read(order), order)
+    yield from last_lines(files.read(order), order)
 
 
-def _last(lines: list[LogLine], order: LogOrder) -> list[LogLine]:
+def last_lines(lines: list[LogLine], order: LogOrder) -> list[LogLine]:
+    """The newest, as many as somebody wants."""
     return lines if order.last is None else lines[len(lines) - min(order.last, len(lines)) :]
 
 
