@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -27,6 +28,8 @@ HEAD, WORKER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 _RAY = Path(sys.executable).with_name("ray")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _UP_S = 90.0
+_FAKE_HEAD = "f" * 51 + "00000"
+"""What the provider for tests calls the head. Source: Ray 2.60, `FAKE_HEAD_NODE_ID`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,51 @@ def open_node() -> Iterator[Nodes]:
         yield found
 
 
+@contextlib.contextmanager
+def growing_node(types: Mapping[str, Mapping[str, object]], *, v2: bool) -> Iterator[Nodes]:
+    """A head without CPUs whose autoscaler starts nodes of these types, on this machine.
+
+    Not `ray.cluster_utils.AutoscalingCluster`: that begins with `ray stop --force`.
+    """
+    with _cluster(_reachable_address(), "0", token=True, types=types, v2=v2) as found:
+        yield found
+
+
+def _autoscaling(types: Mapping[str, Mapping[str, object]], head: str) -> dict[str, object]:
+    """The configuration of an autoscaler with Ray's own provider for tests."""
+    commands = ("setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
+    return {
+        "cluster_name": "growing",
+        "max_workers": 8,
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": 10,
+        "docker": {},
+        "auth": {},
+        "provider": {
+            "type": "external",
+            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "disable_launch_config_check": True,
+            "disable_node_updaters": True,
+            "use_node_id_as_ip": True,
+            "launch_multiple": True,
+            "head_node_id": _FAKE_HEAD,
+            "gcs_address": head,
+        },
+        "available_node_types": {
+            **types,
+            "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+        },
+        "head_node_type": "ray.head.default",
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        "rsync_exclude": [],
+        "rsync_filter": [],
+        "initialization_commands": [],
+        **{f"{command}_commands": [] for command in commands},
+    }
+
+
 def _reachable_address() -> str:
     rows = [row for rows in psutil.net_if_addrs().values() for row in rows]
     ours = [row.address for row in rows if row.family is socket.AF_INET]
@@ -84,6 +132,8 @@ def _cluster(
     token: bool,
     gpus: int = 0,
     own: Mapping[str, str] = MappingProxyType({}),
+    types: Mapping[str, Mapping[str, object]] | None = None,
+    v2: bool = False,
 ) -> Iterator[Nodes]:
     """Nodes that are ended, with what they started, at the end."""
     with (
@@ -102,11 +152,20 @@ def _cluster(
                 *("--dashboard-port", str(rest), "--temp-dir", str(folder / "r")),
             )
         ]
+        if types is not None:
+            file = folder / "autoscaling.yaml"
+            file.write_text(json.dumps(_autoscaling(types, address)))
+            commands[0] += ("--autoscaling-config", str(file))
+            environment |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+            if v2:
+                environment |= {"RAY_enable_autoscaler_v2": "1"}
+                environment |= {"RAY_CLOUD_INSTANCE_ID": _FAKE_HEAD}
+                environment |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": _FAKE_HEAD}
         for worker in workers:
             here = ("--node-ip-address", worker, "--num-cpus", "4")
             # Logs of its own, as another machine would have.
-            own = ("--temp-dir", str(folder / "w"))
-            commands.append(("--address", address, *here, *own))
+            apart = ("--temp-dir", str(folder / str(len(commands))))
+            commands.append(("--address", address, *here, *apart))
         started: list[subprocess.Popen[bytes]] = []
         for words in commands:
             log = folder / f"{len(started)}.log"

@@ -220,8 +220,24 @@ def deploy(config: DeploymentConfig, progress: Progress) -> None:
     )
 
 
-def await_application(until_s: float, timeout_s: float, progress: Progress) -> None:
+def _no_nodes() -> str:
+    return ""
+
+
+def await_application(
+    until_s: float,
+    timeout_s: float,
+    progress: Progress,
+    *,
+    nodes: Callable[[], str] = _no_nodes,
+) -> None:
     """Wait until Serve says that every replica is ready.
+
+    Args:
+        until_s: When to give up, as `time.monotonic` has it.
+        timeout_s: How long that is, for the error.
+        progress: Is told what is ready, and what waits.
+        nodes: Says which nodes are waited for; empty for none.
 
     Raises:
         EngineStartFailed: one could not be started.
@@ -229,7 +245,7 @@ def await_application(until_s: float, timeout_s: float, progress: Progress) -> N
     """
     from ray import serve
 
-    told, waiting = "", list[str]()
+    told, awaited, waiting = "", "", list[str]()
     while time.monotonic() < until_s:
         application = serve.status().applications.get(APP)
         if application is not None:
@@ -245,13 +261,17 @@ def await_application(until_s: float, timeout_s: float, progress: Progress) -> N
                 told = line
             if state == "RUNNING":
                 return
+            if (line := nodes()) != awaited:
+                awaited = line
+                if line:
+                    progress(line)
             waiting = [s.message for s in application.deployments.values() if s.message]
             if state in {"DEPLOY_FAILED", "UNHEALTHY"}:
                 raise EngineStartFailed(
                     telling_line(waiting) or "the deployment failed", "correct the configuration"
                 )
         time.sleep(_POLL_S)
-    said = " ".join(dict.fromkeys(" ".join(waiting).split("\n")))
+    said = awaited or " ".join(dict.fromkeys(" ".join(waiting).split("\n")))
     raise late("the replicas were not ready", timeout_s, said)
 
 

@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from baton.config.schema import DeploymentConfig, FrontKind
@@ -37,10 +38,12 @@ from baton.serving.deployment import (
     late,
     say_where_to_look,
 )
+from baton.serving.growth import amounts, waiting_line
 from baton.serving.live_config import WHERE, load, save
 from baton.serving.names import APP, INGRESS
 from baton.serving.node_logs import NodeLogs, RayReaders
 from baton.serving.preflight import check_cluster
+from baton.serving.ray_autoscaler import beyond_autoscaler, growth, waiting_replicas
 from baton.serving.ray_context import control_store
 from baton.serving.serve_control import find_controller
 
@@ -86,14 +89,16 @@ def deploy_there(
     variables = _serve_variables(config)
     with _driver(address, variables):
         _check_nobody(address)
-        check_cluster(config, warn=progress, shared=True)
+        grows = growth()
+        check_cluster(config, warn=progress, shared=True, growth=grows)
         started = not _serve_runs()
         try:
             _start_serve(config, address, variables, progress)
             url = _endpoint()
             deploy(config, progress)
             save(WHERE, json.dumps({"endpoint": url, "started_serve": started}).encode())
-            await_application(until_s, timeout_s, progress)
+            nodes = (lambda: "") if grows is None else partial(_awaited_nodes, config)
+            await_application(until_s, timeout_s, progress, nodes=nodes)
             _await_ingresses(until_s, timeout_s, progress)
         except BaseException:
             progress("taking away again what was begun")
@@ -257,6 +262,22 @@ def _endpoint() -> str:
     if is_any(host):
         host = control_store().rpartition(":")[0].strip("[]")
     return endpoint("http", host, port)
+
+
+def _awaited_nodes(config: DeploymentConfig) -> str:
+    """Which replicas wait for nodes, and what the autoscaler says that it has none for."""
+    from ray import exceptions
+
+    try:
+        line = waiting_line(config, waiting_replicas())
+        beyond = beyond_autoscaler() if line else ()
+    except (exceptions.RayError, ImportError, AttributeError) as error:
+        _LOGGER.debug("Ray does not say what waits: %s", error)  # it is only said, not acted on
+        return ""
+    if not beyond:
+        return line
+    what = "; ".join(amounts(needs) for needs in beyond)
+    return f"{line}; the autoscaler of the cluster has no nodes at present for {what}"
 
 
 def _await_ingresses(until_s: float, timeout_s: float, progress: Progress) -> None:

@@ -22,6 +22,7 @@ from baton.domain.model_sources import TINY, in_object_store, is_path
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.engine.gpus import old_driver
 from baton.runtime.key_files import load_ring
+from baton.serving.growth import Growth, beyond_growth
 from baton.serving.preflight_facts import (
     ClusterFacts,
     MachineFacts,
@@ -93,6 +94,7 @@ def check_cluster(
     *,
     warn: Callable[[str], None] | None = None,
     shared: bool = False,
+    growth: Growth | None = None,
 ) -> None:
     """Check that the cluster this process is connected to can run the configuration.
 
@@ -100,6 +102,7 @@ def check_cluster(
         config: What is to run.
         warn: Is told what merely may stand in the way.
         shared: Whether others use the cluster, so that only what is free counts.
+        growth: What it may grow to; None where nobody starts nodes.
 
     Raises:
         CannotStart: with everything that stands in the way.
@@ -107,7 +110,7 @@ def check_cluster(
     store = control_store()
     door = "guarded" if is_loopback_address(store) else ray_door(store)
     facts = cluster_facts(PACKAGES)
-    found = judge_cluster(config, with_what_is_free(facts) if shared else facts)
+    found = judge_cluster(config, with_what_is_free(facts) if shared else facts, growth)
     closed, opened = door_findings(store, door, allowed=config.cluster.allow_open)
     _judge(
         replace(found, errors=(*found.errors, *closed), warnings=(*found.warnings, *opened)),
@@ -174,10 +177,18 @@ def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
     )
 
 
-def judge_cluster(config: DeploymentConfig, facts: ClusterFacts) -> Findings:
-    """Everything that is wrong with running `config` on a running cluster."""
+def judge_cluster(
+    config: DeploymentConfig, facts: ClusterFacts, growth: Growth | None = None
+) -> Findings:
+    """Everything that is wrong with running `config` on a running cluster.
+
+    Where an autoscaler starts nodes, what is missing is waited for, and only what never comes is
+    wrong.
+    """
     versions = cluster_version_findings(config, facts.versions)
-    return Findings(errors=(*versions, *missing_nodes(config, facts)))
+    if growth is None:
+        return Findings(errors=(*versions, *missing_nodes(config, facts)))
+    return Findings(errors=(*versions, *beyond_growth(config, growth)))
 
 
 def missing_nodes(config: DeploymentConfig, facts: ClusterFacts) -> tuple[str, ...]:
