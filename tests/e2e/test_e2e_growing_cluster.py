@@ -35,6 +35,7 @@ def test_nodes_come_for_replicas_and_what_no_node_can_run_is_refused_at_once(
     operator = Operator(nodes)
     for sets, said in (
         ("pools.decode.resources.cpus=3", "a replica needs a node with 3 CPUs, and no node"),
+        ("tenants.acme.keys_file=/no/such/keys", "/no/such/keys: cannot be read: No such file"),
         ("pools.decode.replicas.start=6", "has 6 with all the nodes that its autoscaler may start"),
     ):
         asked = ("--set", "pools.decode.replicas.max=6", "--set", sets)

@@ -20,7 +20,6 @@ from baton.serving.preflight import (
     judge_cluster,
     judge_machine,
     memory_findings,
-    model_findings,
     node_version_findings,
     replica_bytes,
 )
@@ -32,6 +31,7 @@ from baton.serving.preflight_facts import (
     installed_versions,
     port_listener,
 )
+from baton.serving.preflight_models import source_findings
 
 GIB = 1024**3
 GOOD = MachineFacts(
@@ -92,20 +92,20 @@ def test_the_listener_of_a_port_is_found() -> None:
 
 def test_a_model_path_that_is_not_there_is_told(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
-    (line,) = model_findings(config(tmp_path, f"model.source={missing}"))
+    (line,) = source_findings(config(tmp_path, f"model.source={missing}").models)
     assert str(missing) in line
     assert "does not exist" in line
 
 
 def test_a_model_path_that_is_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").touch()
-    (line,) = model_findings(config(tmp_path, f"model.source={tmp_path / 'weights.bin'}"))
+    (line,) = source_findings(config(tmp_path, f"model.source={tmp_path / 'weights.bin'}").models)
     assert "is not a directory" in line
 
 
 @pytest.mark.parametrize("source", ["meta-llama/Llama-3.1-8B-Instruct", "tiny"])
 def test_hub_ids_are_not_taken_for_paths(tmp_path: Path, source: str) -> None:
-    assert model_findings(config(tmp_path, f"model.source={source}")) == ()
+    assert source_findings(config(tmp_path, f"model.source={source}").models) == ()
 
 
 def test_too_little_memory_names_each_share(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from baton.serving.preflight import (
     key_findings,
     keyless_findings,
     memory_findings,
-    model_findings,
 )
+from baton.serving.preflight_models import source_findings
 
 _OTHERS = 0o077
 _NO_CONFIG = "no configuration was given; name one with -c FILE"
@@ -68,7 +68,7 @@ def check_model(config: DeploymentConfig | None) -> Check:
     topic = Topic(name="model", why="engines end at once when there are no weights")
     if config is None:
         return topic.skipped(_NO_CONFIG)
-    if findings := model_findings(config):
+    if findings := source_findings(config.models):
         return topic.said(findings)
     return topic.passed(", ".join(f"{n}: {m.source}" for n, m in config.models.items()))
 

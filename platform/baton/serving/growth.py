@@ -107,6 +107,12 @@ def _needs_by_node(config: DeploymentConfig, name: str) -> tuple[Resources, ...]
     return (needs,)
 
 
+def may_host(config: DeploymentConfig, name: str, kind: NodeKind) -> bool:
+    """Whether a replica of a pool, or a part of one, may be on such a node when nobody else is."""
+    parts = _needs_by_node(config, name)
+    return any(_fits(needs, config.pools[name], kind) for needs in parts)
+
+
 def _fits(needs: Resources, pool: PoolConfig, kind: NodeKind) -> bool:
     return selects(pool.placement.labels, kind.labels) and all(
         kind.resources.get(resource, 0.0) + _ROUNDING >= amount

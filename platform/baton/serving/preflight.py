@@ -5,10 +5,9 @@ Checks are pure functions of gathered facts; `check_machine` and `check_cluster`
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from baton.config.api_arguments import SINCE
@@ -18,11 +17,11 @@ from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
 from baton.config.selectors import selects
 from baton.domain.addresses import address_text, is_loopback, is_loopback_address
 from baton.domain.errors import CannotStart, ConfigInvalid
-from baton.domain.model_sources import TINY, in_object_store, is_path
 from baton.domain.tenant import DEFAULT_TENANT
 from baton.engine.gpus import old_driver
 from baton.runtime.key_files import load_ring
 from baton.serving.growth import Growth, beyond_growth
+from baton.serving.named_files import file_findings, node_files
 from baton.serving.preflight_facts import (
     ClusterFacts,
     MachineFacts,
@@ -33,6 +32,7 @@ from baton.serving.preflight_facts import (
     machine_facts,
     with_what_is_free,
 )
+from baton.serving.preflight_models import source_findings
 from baton.serving.preflight_security import door_findings, open_findings, tls_findings
 from baton.serving.ray_context import control_store
 from baton.serving.ray_door import ray_door
@@ -50,8 +50,6 @@ VLLM_REPLICA_BYTES = int(1.5 * _GIB)
 1.5 to 2.5 GB resident."""
 SIM_REPLICA_BYTES = int(0.15 * _GIB)
 """A replica with a simulated engine. Source: 80 MB private for an empty replica, Ray 2.60."""
-_STREAMERS = {"s3": "s3", "gs": "gcs", "az": "azure"}
-"""Extras of the package that streams weights, by scheme."""
 _DEFAULT_CPU_KV_BYTES = 4 * _GIB
 """What vLLM takes for KV blocks on the CPU when nothing is said."""
 
@@ -112,10 +110,12 @@ def check_cluster(
     facts = cluster_facts(PACKAGES)
     found = judge_cluster(config, with_what_is_free(facts) if shared else facts, growth)
     closed, opened = door_findings(store, door, allowed=config.cluster.allow_open)
-    _judge(
-        replace(found, errors=(*found.errors, *closed), warnings=(*found.warnings, *opened)),
-        warn,
-    )
+    # Of a cluster of baton's own, who reads files is on this machine, which was looked at; and a
+    # node with another baton may not understand the question.
+    ask = shared and not found.errors
+    missing, differing = file_findings(node_files(config)) if ask else ((), ())
+    errors = (*found.errors, *closed, *missing)
+    _judge(Findings(errors=errors, warnings=(*found.warnings, *opened, *differing)), warn)
 
 
 def await_nodes(
@@ -158,7 +158,7 @@ def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
     return Findings(
         errors=(
             *port_findings(config.server.host, config.server.port, facts),
-            *model_findings(config),
+            *source_findings(config.models),
             *missing,
             *argument_findings(config, facts.versions),
             # Where other nodes may come, what this one lacks is waited for: see `await_nodes`.
@@ -246,35 +246,6 @@ def _whose(listener: PortListener | None) -> str:
     if listener.pid is None:
         return "the port is in use by another user's process"
     return f"the port is in use by {listener.program} (pid {listener.pid})"
-
-
-def _without_streamer(model: str, source: str) -> list[str]:
-    """Stores of objects are read by a package that vLLM does not bring."""
-    if importlib.util.find_spec("runai_model_streamer") is not None:
-        return []
-    store = source.partition("://")[0]
-    return [
-        f"models.{model}.source: {source} is read by a package that is not installed;"
-        f" pip install 'runai-model-streamer[{_STREAMERS[store.lower()]}]' on every node"
-    ]
-
-
-def model_findings(config: DeploymentConfig) -> tuple[str, ...]:
-    """Models that are named by a path where there is none. Hub ids are not looked up."""
-    findings = []
-    for name, model in config.models.items():
-        source = model.source
-        path = Path(source).expanduser()
-        if in_object_store(source):
-            findings += _without_streamer(name, source)
-        if source == TINY or path.is_dir() or not is_path(source):
-            continue
-        what = "is not a directory" if path.exists() else "does not exist"
-        findings.append(
-            f"models.{name}.source: {source} {what}; "
-            "give the directory of a model, or its id on the hub"
-        )
-    return tuple(findings)
 
 
 def package_findings(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import psutil
 
@@ -17,6 +18,7 @@ from baton.engine.gpus import count_gpus, driver_cuda
 from baton.serving.data_path import port_is_free
 from baton.serving.versions import PACKAGES
 
+_Answer = TypeVar("_Answer")
 _NODE_ANSWER_S = 60.0
 """A node may have to start a worker process first."""
 
@@ -116,30 +118,50 @@ def cluster_facts(packages: Sequence[str]) -> ClusterFacts:
         ClusterFailed: a node cannot run baton.
     """
     import ray
+
+    asked = {str(node["NodeID"]): (tuple(packages),) for node in ray.nodes() if node["Alive"]}
+    return replace(cluster_room(), versions=ask_nodes(installed_versions, asked))
+
+
+def ask_nodes(
+    call: Callable[..., _Answer], arguments: Mapping[str, tuple[object, ...]]
+) -> Mapping[str, _Answer]:
+    """What a call gives on each of these nodes, by their names; all are asked at once.
+
+    Args:
+        call: What each is to do, in a process of its own.
+        arguments: Of the call, by the id of the node.
+
+    Raises:
+        TimeoutError: a node did not answer.
+        ClusterFailed: a node cannot run baton.
+    """
+    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    ask = ray.remote(num_cpus=0)(installed_versions)
+    ask = ray.remote(num_cpus=0)(call)
     questions = {
         f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})": ask.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(tuple(packages))
-        for node in alive
+        ).remote(*arguments[node["NodeID"]])
+        for node in ray.nodes()
+        if node["NodeID"] in arguments
     }
-    answers = {name: _told(name, ref) for name, ref in questions.items()}
-    return replace(cluster_room(), versions=answers)
+    until_s = time.monotonic() + _NODE_ANSWER_S
+    return {name: _told(name, ref, until_s) for name, ref in questions.items()}
 
 
-def _told(node: str, ref: object) -> Mapping[str, str | None]:
-    """What a node answers that was asked for its versions.
+def _told(node: str, ref: object, until_s: float) -> Any:  # noqa: ANN401 - as the node has it
+    """What a node answers.
 
     Raises:
+        TimeoutError: it did not until then.
         ClusterFailed: it cannot run anything of ours.
     """
     import ray
 
     try:
-        found: Mapping[str, str | None] = ray.get(ref, timeout=_NODE_ANSWER_S)
+        return ray.get(ref, timeout=max(0.0, until_s - time.monotonic()))
     except ray.exceptions.GetTimeoutError as error:
         raise TimeoutError(f"node {node} did not answer") from error
     except ray.exceptions.RayError as error:
@@ -148,7 +170,6 @@ def _told(node: str, ref: object) -> Mapping[str, str | None]:
             f"node {node} cannot run baton: {why}",
             "install the same baton there, for the Python that Ray runs on",
         ) from error
-    return found
 
 
 def cluster_room() -> ClusterFacts:
