@@ -622,21 +622,21 @@ def model(rest: str, base: str = LEAST) -> str:
             "pools.main.resources.accelerator: got 'H100' without GPUs, wanted gpus: 1",
         ),
         (
-            main_pool("replicas: {max: 2}") + "transfer: {side_channel: {port_base: 65535}}",
-            "65535",
-            "transfer.side_channel.port_base: got 65535 for 2 engine workers, a port for each, "
-            "wanted at most 65534",
+            main_pool("replicas: {max: 2}") + "transfer: {side_channel: {port_base: 64537}}",
+            "64537",
+            "transfer.side_channel.port_base: got 64537 for 2 engine workers and 1000 ports in "
+            "all, wanted at most 64536",
         ),
         (
             main_pool("replicas: {max: 10000}, parallel: {tp: 8}"),
             "",
-            "transfer.side_channel.port_base: got 20000 for 80000 engine workers, a port for each, "
-            "wanted fewer replicas or workers",
+            "transfer.side_channel.port_base: got 20000 for 80000 engine workers and 80000 ports "
+            "in all, wanted fewer replicas or workers",
         ),
         (
-            main_pool("replicas: {max: 2}") + "server: {port: 20001}",
-            "20001",
-            "server.port: got 20001, which is one of the side channel's (20000 and up)",
+            main_pool("replicas: {max: 2}") + "server: {port: 20999}",
+            "20999",
+            "server.port: got 20999, which is one of the side channel's (20000 to 20999)",
         ),
         (
             with_key("transfer", "{side_channel: {bind: '::'}}"),
@@ -780,8 +780,8 @@ def test_keys_that_contradict_each_other_are_found(
 @pytest.mark.parametrize(
     "text",
     [
-        main_pool("replicas: {max: 2}") + "transfer: {side_channel: {port_base: 65534}}",
-        main_pool("replicas: {max: 2}") + "server: {port: 20002}",
+        main_pool("replicas: {max: 2}") + "transfer: {side_channel: {port_base: 64536}}",
+        main_pool("replicas: {max: 2}") + "server: {port: 21000}",
         with_key("transfer", "{side_channel: {bind: 10.0.0.1}}"),
         with_key("transfer", "{deadline: 5s, lease: 5s}"),
         with_key("admission", "{max_prompt_tokens: 4095}"),

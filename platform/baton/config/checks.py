@@ -19,6 +19,7 @@ from baton.config.checks_sim import check_sim
 from baton.config.gpu_parts import shares_gpu
 from baton.config.leaves import did_you_mean
 from baton.config.schema import (
+    SIDE_CHANNEL_PORTS,
     EngineConfig,
     EngineKind,
     IngressCounts,
@@ -375,13 +376,16 @@ def _ports(seen: Seen) -> Iterator[Finding]:
     base = side_channel.port_base
     engines = sum(pool.replicas.max * pool.parallel.workers for pool in seen.pools().values())
     path = ("transfer", "side_channel", "port_base")
-    if base + engines - 1 > _LAST_PORT:
-        most = _LAST_PORT - engines + 1
+    ports = max(engines, SIDE_CHANNEL_PORTS)
+    if base + ports - 1 > _LAST_PORT:
+        most = _LAST_PORT - ports + 1
         wanted = f"at most {most}" if most >= 1 else "fewer replicas or workers"
-        what = f"got {base} for {engines} engine workers, a port for each, wanted {wanted}"
+        what = f"got {base} for {engines} engine workers and {ports} ports in all, wanted {wanted}"
         yield seen.wrong(path, what)
-    elif server is not None and base <= server.port < base + engines:
-        what = f"got {server.port}, which is one of the side channel's ({base} and up)"
+    elif server is not None and base <= server.port < base + ports:
+        what = (
+            f"got {server.port}, which is one of the side channel's ({base} to {base + ports - 1})"
+        )
         yield seen.wrong(("server", "port"), f"{what}, wanted another")
 
 

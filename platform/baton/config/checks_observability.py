@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from baton.config.addresses import host_wanted, is_host
-from baton.config.schema import ServerConfig, SideChannel
+from baton.config.schema import SIDE_CHANNEL_PORTS, ServerConfig, SideChannel
 from baton.config.schema_observability import ObservabilityConfig
 from baton.config.seen import Seen
 from baton.config.tree import Finding
@@ -63,8 +63,9 @@ def _port(seen: Seen, host: str, port: int) -> Iterator[Finding]:
         return
     base = side_channel.port_base
     engines = sum(pool.replicas.max * pool.parallel.workers for pool in seen.pools().values())
-    if base <= port < base + engines:
-        what = f"got {port}, which is one of the side channel's ({base} and up), wanted another"
+    last = base + max(engines, SIDE_CHANNEL_PORTS) - 1
+    if base <= port <= last:
+        what = f"got {port}, which is one of the side channel's ({base} to {last}), wanted another"
         yield seen.wrong(path, what)
 
 

@@ -306,6 +306,10 @@ class PoolConfig:
     """Environment variables of this pool's engine processes, on top of `transfer.env`."""
 
 
+SIDE_CHANNEL_PORTS = 1_000
+"""From `port_base` on: many, for each rests an hour after its engine. Ray Serve's are at 21000."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideChannel:
     """Where engines meet before they move KV blocks."""
@@ -314,7 +318,8 @@ class SideChannel:
     """An IP address; a network as `10.1.0.0/16`: each node's own address in it; or `private`: the
     address under which the node is known to the cluster."""
     port_base: Annotated[int, Port] = 20000
-    """Engines count their ports up from here."""
+    """The first of 1,000 ports. Each engine worker of a node has one, and a restarted one another.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
