@@ -526,6 +526,27 @@ PAIRS = (
         ("tests/control/test_pairs.py",),
     ),
     Mutation(
+        "no replica is replaced for its agent where many look broken",
+        "platform/baton/policy/broken_agents.py",
+        "if not suspects or len(suspects) > max(1.0, targets * rules.most_fraction):",
+        "if not suspects:",
+        ("tests/policy/test_broken_agents.py", "tests/control/test_agent_watch.py"),
+    ),
+    Mutation(
+        "no replica is replaced for its agent on the word of a source that serves nobody else",
+        "platform/baton/policy/broken_agents.py",
+        "if served_others_at_s.get(pair.source_id, never) > pair.failing_since_s",
+        "if served_others_at_s is not None",
+        ("tests/policy/test_broken_agents.py", "tests/control/test_agent_watch.py"),
+    ),
+    Mutation(
+        "one replica at a time is replaced for its agent",
+        "platform/baton/policy/broken_agents.py",
+        "if since_last_s is not None and since_last_s < rules.pause_s:",
+        "if False:",
+        ("tests/policy/test_broken_agents.py", "tests/control/test_agent_watch.py"),
+    ),
+    Mutation(
         "no transfer over a pair in quarantine",
         "platform/baton/policy/links.py",
         "if link.state is LinkState.QUARANTINED:\n            return None",

@@ -13,6 +13,7 @@ from baton.domain.commands import (
     CheckSideChannel,
     Command,
     ReleaseLease,
+    ReportBrokenAgent,
     SubmitLeg,
 )
 from baton.domain.events import LegFailed, SideChannelChecked
@@ -53,6 +54,8 @@ class PairWorld:
         self.aborts: dict[str, str] = {}
         """Legs whose abort is not confirmed yet, and where they ran."""
         self.held: dict[str, str] = {}
+        self.reported: list[str] = []
+        """Targets that were told that their agents are broken."""
         self.prompts: list[tuple[int, ...]] = []
         self.begun: list[tuple[float, Ends]] = []
 
@@ -115,6 +118,9 @@ class PairWorld:
                     assert command.via_replica_id != command.lease.replica_id
                     assert command.via_replica_id in self.fleet
                     self.held.pop(command.lease.leg_id, None)
+                case ReportBrokenAgent():
+                    assert command.replica_id in self.fleet
+                    self.reported.append(command.replica_id)
                 case _:
                     raise AssertionError(f"a prober does not order {command}")
         self.prober.check_integrity()

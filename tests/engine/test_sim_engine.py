@@ -341,6 +341,17 @@ async def test_a_released_lease_lets_a_waiting_leg_start() -> None:
         assert prefill.tokens("w") == wanted(prompt=PROMPT[::-1])
 
 
+async def test_a_broken_agent_pulls_nothing_and_still_answers_others() -> None:
+    async with running_two() as (prefill, decode):
+        ticket = await prefilled(prefill)
+        engine_of(decode).break_agent()
+        assert await decode.run(leg("d", LegKind.DECODE, ticket=ticket)) == wanted()
+        assert decode.engine.load().transfers.failures == 1
+        assert decode.engine.load().transfers.pulls == 0
+        await decode.engine.check_side_channel("p0", prefill.facts.side_channel, DEADLINE_S)
+        await prefill.engine.check_side_channel("d0", decode.facts.side_channel, DEADLINE_S)
+
+
 async def test_a_source_that_is_gone_means_recomputing() -> None:
     async with running_two() as (prefill, decode):
         ticket = await prefilled(prefill)

@@ -115,6 +115,10 @@ class LiveIngress:
             replica_id, lambda replica, own: replica.check_side_channel(own, source_id, address)
         )
 
+    def report_broken_agent(self, replica_id: str, why: str) -> None:
+        del why  # a simulated replica asks for none
+        self._tell(replica_id, lambda replica, _: replica.agent_broken())
+
     def _tell(self, replica_id: str, what: Callable[[VirtualReplica, Session], None]) -> bool:
         found = self._sessions.get(replica_id)
         if found is None:

@@ -48,6 +48,7 @@ class Outside:
         self.released: list[tuple[str, Ticket]] = []
         self.synced: list[str] = []
         self.checked: list[tuple[str, str, str]] = []
+        self.reported: list[tuple[str, str]] = []
         self.checking = asyncio.Event()
         self.delivered: list[Delivery] = []
         self.failed: dict[str, BatonError] = {}
@@ -73,6 +74,9 @@ class Outside:
     def check_side_channel(self, replica_id: str, source_id: str, address: str) -> None:
         self.checked.append((replica_id, source_id, address))
         self.checking.set()
+
+    def report_broken_agent(self, replica_id: str, why: str) -> None:
+        self.reported.append((replica_id, why))
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         self.delivered.extend(deliveries)

@@ -123,6 +123,7 @@ from_coordinator = st.one_of(
     st.just(frames.CoordinatorBeat()),
     st.just(frames.SyncCache()),
     st.builds(frames.CheckSideChannel, names, names),
+    st.builds(frames.AgentBroken, st.text(max_size=50)),
     goodbyes,
 )
 from_replica = st.one_of(

@@ -59,6 +59,22 @@ async def test_links_that_cannot_be_are_held_back_and_the_replica_stays(wrong: L
         assert client.joined_ids == {"decode-1"}
 
 
+# ---------------------------------------------------------------------- broken agents
+
+
+async def test_a_replica_keeps_why_its_agent_is_broken_and_says_it_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with hosting() as (host, _), joined(host) as (client, log):
+        client.report_broken_agent("decode-1", "it pulls from nobody")
+        client.report_broken_agent("decode-1", "x" * 10_000)
+        client.check_side_channel("decode-1", "p0", "host:1")
+        await log.wait(SideChannelChecked)  # it was asked after that
+        assert host.broken_agent == "it pulls from nobody"
+        assert client.counters.bad_frames == 0
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == ["agent_broken"]
+
+
 # ---------------------------------------------------------------------- side channels
 
 

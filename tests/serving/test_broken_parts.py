@@ -177,6 +177,27 @@ async def test_a_replica_that_drains_for_it_stays_broken_though_it_answers_again
         await client.close()
 
 
+async def test_serve_hears_of_an_agent_that_pulls_from_nobody_once_nothing_runs() -> None:
+    engine = ScriptedEngine()
+    async with hosting(engine) as (host, _):
+        log = EventLog()
+        client = LinkClient("ingress-1", log, options=FAST)
+        client.connect("decode-1", host.address)
+        await log.wait_joined()
+        assert client.submit("decode-1", make_leg("leg-1", max_tokens=1)) is None
+        await engine.watch.until(lambda: "leg-1" in engine.running)
+        body = Body(host, own_side_channel(engine, engine.facts))
+        await body.check_health()  # type: ignore[misc]
+        host.agent_broken("it pulls from nobody")
+        await body.check_health()  # type: ignore[misc]
+        engine.step_all()
+        async with asyncio.timeout(5):
+            await host.drained.wait()
+        with pytest.raises(Broken, match="it pulls from nobody"):
+            await body.check_health()  # type: ignore[misc]
+        await client.close()
+
+
 async def test_serve_hears_of_an_engine_that_died() -> None:
     engine = ScriptedEngine()
     async with hosting(engine) as (host, _):

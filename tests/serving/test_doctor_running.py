@@ -100,6 +100,14 @@ def test_a_side_channel_that_does_not_answer_is_told_apart_from_other_failures()
     assert "replace them" in found.fix
 
 
+def test_a_replica_that_can_pull_from_nobody_is_named_once_for_all_ingresses() -> None:
+    ill = INGRESS | {"broken_agents": {"decode-1": "its transfer agent is broken"}}
+    found = check("transfer agents", running(ingresses=[ill, ill]))
+    assert found.verdict is Verdict.FAIL
+    assert found.found == "decode-1: its transfer agent is broken"
+    assert "replaced by itself" in found.fix
+
+
 def test_pulls_that_came_after_their_lease_are_told_with_where_and_what_to_do() -> None:
     late = INGRESS | {"replicas": [VIEW | {"void_pulls": 3}]}
     found = check("leases", running(ingresses=[late, late]))

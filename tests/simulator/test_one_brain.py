@@ -21,6 +21,7 @@ from baton.domain.commands import (
     FailRequest,
     RecordRequest,
     ReleaseLease,
+    ReportBrokenAgent,
     SubmitLeg,
     SyncCache,
 )
@@ -88,6 +89,8 @@ def gist(command: Command) -> object:
             return command
         case ReleaseLease():
             return command.lease.ticket, command.via_replica_id
+        case ReportBrokenAgent():
+            return command.replica_id
         case FailRequest():
             return command.request_id, type(command.error), command.error.args[0]
         case RecordRequest():

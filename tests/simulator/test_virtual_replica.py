@@ -66,6 +66,7 @@ class Stage:
             timeline=self.line,
             transfers=Transfers(self.line, share=True),
             reporting=Reporting(),
+            replace=lambda _: None,
         )
         self.ear = Ear()
         self.source, self.own_source = self._replica("p", settings)

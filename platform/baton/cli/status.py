@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -100,6 +101,8 @@ def readable(report: Report) -> Report:
         }
         for ingress in ingresses
     ]
+    if broken := {name: why for one in ingresses for name, why in _broken_agents(one).items()}:
+        shown["broken_agents"] = broken
     if failures := [text for one in ingresses if (text := _policy_failure(one))]:
         shown["placement_failures"] = failures
     return shown
@@ -190,6 +193,10 @@ def _class(one: Told) -> dict[str, object]:
         "window": share_text(one["window_attainment"]),
         "goodput": f"{one['goodput_per_s']:g} of {one['requests_per_s']:g}/s",
     }
+
+
+def _broken_agents(ingress: Told) -> Mapping[str, str]:
+    return ingress.get("broken_agents") or {}
 
 
 def _views(ingresses: list[Told]) -> dict[str, list[Told]]:

@@ -294,6 +294,10 @@ class Coordinator:
         """How far each replica is trusted."""
         return {one: self._health.circuit(one, now_s) for one in self._fleet.ids}
 
+    def broken_agents(self) -> Mapping[str, str]:
+        """Replicas that can pull from nobody though their sources serve others, and why."""
+        return self._prober.broken_agents()
+
     def take_notices(self) -> tuple[PairNotice, ...]:
         """What an operator should hear of pairs of replicas, since this was last called."""
         return self._prober.take_notices()

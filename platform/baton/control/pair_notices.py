@@ -20,13 +20,17 @@ class PairNoticeKind(StrEnum):
     """From every replica that might fetch from it: its listener is gone, whatever its health says.
     """
     SOURCE_REACHABLE = "source reachable again"
+    AGENT_BROKEN = "agent broken"
+    """A target pulls from nobody, though its sources answer it and serve others."""
+    AGENT_WELL = "agent well again"
 
 
 class PairNotice(NamedTuple):
     """One change."""
 
     kind: PairNoticeKind
-    source_id: str
+    source_id: str | None
+    """None when it is about the target."""
     target_id: str | None
     """None when it is about the source."""
     why: str
@@ -80,6 +84,11 @@ class PairNotices:
             why = f"none of {len(pairs)} replicas reaches it; the last said: {why}"
             kind = PairNoticeKind.SOURCE_UNREACHABLE
             self._kept.append(PairNotice(kind, source_id, None, why, now_s))
+
+    def note_agent(self, target_id: str, why: str, now_s: float) -> None:
+        """A target's agent is taken for broken now; no `why`: it is not any more."""
+        kind = PairNoticeKind.AGENT_BROKEN if why else PairNoticeKind.AGENT_WELL
+        self._kept.append(PairNotice(kind, None, target_id, why, now_s))
 
     def leave(self, replica_id: str) -> None:
         """A replica is gone; of its next life nothing has been said yet."""

@@ -39,6 +39,8 @@ class Pair:
         "source",
         "target",
         "unreachable",
+        "void_pulls",
+        "void_since_s",
     )
 
     def __init__(self, source: ReplicaFacts, target: ReplicaFacts, *, drawn: bool = True) -> None:
@@ -56,6 +58,10 @@ class Pair:
         """In a row."""
         self.unreachable = False
         """Whether the last check that could tell said that the source does not answer."""
+        self.void_pulls = 0
+        """Probes in a row whose pull failed though the source's side channel had answered."""
+        self.void_since_s = float("-inf")
+        """When the first of them did."""
         self.quarantine_said = False
         self.ended_at_s = float("-inf")
 
@@ -93,6 +99,14 @@ class PairSchedule:
     def from_source(self, source_id: str) -> Collection[Pair]:
         """Every pair with this source."""
         return self._by_source.get(source_id, {}).values()
+
+    def into_target(self, target_id: str) -> Collection[Pair]:
+        """Every pair with this target."""
+        return self._by_target.get(target_id, {}).values()
+
+    def targets(self) -> int:
+        """How many replicas are the target of a pair."""
+        return len(self._by_target)
 
     def join(self, facts: ReplicaFacts) -> None:
         """Add a replica's pairs with those that are there, to be checked at once."""

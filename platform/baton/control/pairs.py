@@ -8,7 +8,8 @@ prove the pair. Each prompt is random, so no prefix cache hides the transfer; a 
 the prompt itself after all did not get the block, and the probe has failed.
 
 A probe ends once, with one of three verdicts. FAILED quarantines the link; it is probed again after
-1 s, 2 s, 4 s, ... 30 s until a whole probe goes well. OK ends a quarantine if it was whole. UNCLEAR
+1 s, 2 s, 4 s, ... 30 s until a whole probe goes well; where the pull itself failed, `agent_watch`
+sees whether the target is at fault. OK ends a quarantine if it was whole. UNCLEAR
 changes nothing: what fails before the pull is due, or for want of a free place, says something of
 one replica's load but nothing of the pair, and an overload must not take links away.
 
@@ -20,11 +21,13 @@ deadline, and a lease is released when its pull did not happen.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 from typing import ClassVar
 
+from baton.control.agent_watch import AgentWatch
 from baton.control.deadlines import Deadlines
 from baton.control.fleet_table import FleetTable
 from baton.control.legs import LegBook
@@ -37,6 +40,7 @@ from baton.domain.events import LegFailed, SideChannelChecked
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.handoff import LegFailure, LegKind, LegOutput
 from baton.domain.request import FinishReason
+from baton.policy.broken_agents import AgentRules
 from baton.policy.links import LinkBook, LinkState
 
 PROBE_PREFIX = "probe-"
@@ -121,6 +125,7 @@ class PairProber:
         self._by_pair: dict[Pair, Probe] = {}
         self._deadlines = Deadlines()
         self._notices = PairNotices(self._schedule)
+        self._agents = AgentWatch(self._schedule, links, self._notices, AgentRules())
         self._probes_begun = 0
         self.ignored_events = 0
         """Answers that no probe waits for; late ones mostly."""
@@ -230,6 +235,10 @@ class PairProber:
         """What has changed since this was last called, at most the last 256."""
         return self._notices.take()
 
+    def broken_agents(self) -> Mapping[str, str]:
+        """Targets whose transfer agents are taken for broken, and why."""
+        return self._agents.suspects
+
     def running(self) -> int:
         """Probes under way."""
         return len(self._probes)
@@ -253,6 +262,7 @@ class PairProber:
                 self._legs.give_up(probe, now_s)
                 self._forget(probe)
         self._notices.leave(replica_id)
+        self._agents.leave(replica_id, now_s)
 
     def _go_on(self, now_s: float) -> list[Command]:
         while len(self._probes) < self._options.max_running:
@@ -362,12 +372,17 @@ class PairProber:
                 pair.failures = 0
                 if probe.whole:
                     pair.moved, pair.doubted = True, False
+                    self._agents.pulled(pair, now_s)
                 elif pair.doubted:
                     retry_s = self._options.retry_s
             case _Verdict.FAILED:
                 self._links.probe_failed(*ends, now_s, why)
                 pair.failures += 1
                 retry_s = self._pause_s(pair)
+                if probe.step is ProbeStep.PULL:
+                    self._legs.commands += self._agents.not_pulled(pair, now_s)
+                else:
+                    pair.void_pulls = 0  # a source that does not answer is no witness
             case _Verdict.UNCLEAR:
                 self._links.probe_unclear(*ends, now_s, why)
         self._say_state(pair, now_s)

@@ -52,6 +52,13 @@ class CheckSideChannel(Value, kw_only=True):
     address: str
 
 
+class ReportBrokenAgent(Value, kw_only=True):
+    """Tell a replica that it can pull from nobody, though others can: it is to be replaced."""
+
+    replica_id: str
+    why: str
+
+
 class Delivery(Value, kw_only=False):
     """Tokens for one client stream."""
 
@@ -149,6 +156,7 @@ Command = (
     | ReleaseLease
     | SyncCache
     | CheckSideChannel
+    | ReportBrokenAgent
     | Deliver
     | FailRequest
     | RecordRequest

@@ -23,6 +23,7 @@ from baton.domain.commands import (
     FailRequest,
     RecordRequest,
     ReleaseLease,
+    ReportBrokenAgent,
     SubmitLeg,
     SyncCache,
 )
@@ -162,6 +163,8 @@ class Driver:
                 self._link.check_side_channel(
                     command.replica_id, command.source_id, command.address
                 )
+            case ReportBrokenAgent():
+                self._link.report_broken_agent(command.replica_id, command.why)
             case FailRequest():
                 self._frontend.fail(command.request_id, command.error)
             case RecordRequest():

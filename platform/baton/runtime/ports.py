@@ -121,6 +121,10 @@ class ReplicaLink(Protocol):
         """Have `replica_id` check that it could pull from `source_id`; best effort."""
         ...
 
+    def report_broken_agent(self, replica_id: str, why: str) -> None:
+        """Tell `replica_id` that its transfer agent is broken; best effort."""
+        ...
+
 
 class Frontend(Protocol):
     """The client side: whoever turned an HTTP request into tokens and streams tokens back."""

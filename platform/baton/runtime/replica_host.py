@@ -79,6 +79,8 @@ class ReplicaHost:
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[BatonError] = self._loop.create_future()
         """Done, with the reason as its result, when the engine has died."""
+        self.broken_agent = ""
+        """Why the engine's transfer agent is broken, as coordinators say; empty while it is not."""
         self._engine = engine
         self._bind = bind
         self._options = options or HostOptions()
@@ -299,6 +301,13 @@ class ReplicaHost:
     def check_side_channel(self, source_id: str, address: str) -> bool:
         """Have the engine check another replica; False when too many checks wait."""
         return self._checks is not None and self._checks.ask(source_id, address)
+
+    def agent_broken(self, why: str) -> None:
+        """Keep why this replica is to be replaced; it is said once."""
+        if not self.broken_agent:
+            self.broken_agent = why
+            told = {"replica_id": self._replica_id, "why": why}
+            log_event(_LOG, logging.ERROR, "agent_broken", told)
 
     # ------------------------------------------------------------------ pumps
 

@@ -43,6 +43,7 @@ _NAMES = (
     "pools",
     "pairs",
     "side channels",
+    "transfer agents",
     "leases",
     "configuration",
     "metrics",
@@ -152,6 +153,7 @@ def running_checks(running: RunningNow) -> Iterator[Check]:
     yield check_pools(told)
     yield check_pairs(running.links)
     yield check_side_channels(running.links)
+    yield check_agents(told)
     yield check_leases(told)
     yield check_generation(told)
     yield check_metrics(running, told)
@@ -273,6 +275,23 @@ def check_side_channels(links: tuple[Told, ...] | Unknown) -> Check:
             "replace them (their processes live, their listener does not), or open their ports",
         )
     return topic.passed("every source answers" if links else "nothing is handed off here")
+
+
+def check_agents(told: Told) -> Check:
+    """Whether every engine can fetch from those that serve others."""
+    topic = Topic(name="transfer agents", why="an engine that fetches from nobody computes it all")
+    broken = {
+        f"{replica_id}: {why}"
+        for one in _ingresses(told)
+        for replica_id, why in (one.get("broken_agents") or {}).items()
+    }
+    if broken:
+        return topic.failed(
+            _few(sorted(broken)),
+            "wait a minute, for it is replaced by itself; where several are broken at once none"
+            " is: look for what they have in common (driver, network cards, UCX's settings)",
+        )
+    return topic.passed("every target fetches, or its sources are at fault")
 
 
 def check_leases(told: Told) -> Check:

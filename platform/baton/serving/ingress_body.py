@@ -62,6 +62,12 @@ from baton.telemetry.recorders import Recorders
 from baton.telemetry.records import RecordBook, Story, story
 
 _LOGGER = logging.getLogger(__name__)
+_BAD_NOTICES = frozenset(
+    {
+        *(PairNoticeKind.QUARANTINED, PairNoticeKind.SOURCE_UNREACHABLE),
+        PairNoticeKind.AGENT_BROKEN,
+    }
+)
 _FIRST_REPLICA_S = 1800.0
 
 
@@ -230,6 +236,7 @@ class IngressBody:
                 replica_id: self._link.refusals.get(replica_id, "connecting")
                 for replica_id in sorted(self._unjoined)
             },
+            "broken_agents": dict(self._coordinator.broken_agents()),
             "in_flight": phases,
             "ended": self._records.totals(),
             "traces": [tracer.counts.told() for tracer in self._tracers],
@@ -402,8 +409,7 @@ class IngressBody:
         """Log what became of pairs of replicas."""
         for notice in self._coordinator.take_notices():
             fields = {"source": notice.source_id, "target": notice.target_id, "why": notice.why}
-            bad = notice.kind in {PairNoticeKind.QUARANTINED, PairNoticeKind.SOURCE_UNREACHABLE}
-            level = logging.WARNING if bad else logging.INFO
+            level = logging.WARNING if notice.kind in _BAD_NOTICES else logging.INFO
             log_event(_LOGGER, level, str(notice.kind).replace(" ", "_"), fields)
 
 

@@ -139,13 +139,14 @@ class EngineReplica:
 
         Raises:
             EngineDied: its engine is dead.
-            Broken: its engine lives, and no other engine can fetch blocks from it any more.
+            Broken: its engine lives, and no other engine can fetch blocks from it any more, or it
+                from any other.
         """
         host = self._started()
         if host.failed.done():
             raise host.failed.result()
         # For good, as draining is: a replica that drains and lives on would do nothing for ever.
-        if trouble := self._side_channel.give_up():
+        if trouble := host.broken_agent or self._side_channel.give_up():
             host.drain(deadline_s=self._config.admission.timeouts.total_s)
             if host.drained.is_set():
                 raise Broken(f"replica {self._facts.replica_id}", trouble)
@@ -218,6 +219,7 @@ class EngineReplica:
         return {
             "facts": asdict(host.facts or self._facts),
             "pool_role": str(self._facts.role),
+            "broken_agent": host.broken_agent,
             "live_legs": host.live_legs,
             "leases": host.leases,
             "coordinators": host.coordinators,

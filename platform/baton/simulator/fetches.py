@@ -20,6 +20,8 @@ class Fetches:
         self._wires = wires
         self._world = world
         self._renews = False
+        self.agent_broken = False
+        """Whether every pull fails that begins from now on."""
 
     def carry_out(self, order: Order) -> None:
         """Do one thing that the engine has ordered."""
@@ -99,7 +101,7 @@ class Fetches:
             replica.pulled(ticket.engine_id)
 
         # Memory is read, whoever's blocks are in it: a lease that is over does not show before.
-        if ticket.address not in world.by_address:
+        if self.agent_broken or ticket.address not in world.by_address:
             world.timeline.after(0.0, failed)
             return
         world.transfers.begin(

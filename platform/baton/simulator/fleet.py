@@ -67,7 +67,10 @@ class VirtualFleet:
             timeline=self.timeline,
             transfers=Transfers(self.timeline, share=self._options.share_bandwidth),
             reporting=self._options.reporting,
+            replace=self._replace,
         )
+        self.on_broken: Callable[[str], None] = self.retire
+        """Called with the id of a replica that says that it is broken."""
         self._keep_records = keep_records
         self._lives = count()
         self._watchers: list[Callable[[RequestRecord], None]] = []
@@ -184,6 +187,9 @@ class VirtualFleet:
         expect(not len(self._world.transfers), "blocks are on the way")
 
     # ------------------------------------------------------------------ the works
+    def _replace(self, replica_id: str) -> None:
+        self.on_broken(replica_id)
+
     def _latency_s(self) -> float:
         spread = self._options.latency_spread
         return self._options.latency_s * self._random.uniform(1 - spread, 1 + spread)

@@ -17,6 +17,7 @@ from baton.domain.commands import (
     FailRequest,
     RecordRequest,
     ReleaseLease,
+    ReportBrokenAgent,
     RequestRecord,
     SubmitLeg,
     SyncCache,
@@ -103,6 +104,8 @@ class VirtualIngress:
                     command.replica_id,
                     lambda replica, own: replica.check_side_channel(own, *asked),
                 )
+            case ReportBrokenAgent():
+                self._tell(command.replica_id, lambda replica, _: replica.agent_broken())
             case FailRequest():
                 pass  # the record says the same
             case _:

@@ -212,6 +212,11 @@ class VirtualReplica:
         )
         self._say(session, checked, late_s=self._wires.setup_s)
 
+    def agent_broken(self) -> None:
+        """A coordinator says that this replica is to be replaced: tell who does that, once."""
+        if self.alive and not self.draining and not self.freezer.holds(self.agent_broken):
+            self._world.replace(self.facts.replica_id)
+
     def _hears(self, session: Session, again: Action) -> bool:
         """Whether what a coordinator says is heard now; a frozen replica hears it `again` later."""
         if not self.alive or self.freezer.holds(again):
@@ -222,6 +227,10 @@ class VirtualReplica:
     def freeze(self) -> None:
         """Do and say nothing until it thaws."""
         self.freezer.frozen = True
+
+    def break_agent(self) -> None:
+        """Fail every pull from now on, and answer those who ask as before."""
+        self._fetches.agent_broken = True
 
     def break_off(self) -> None:
         """Coordinators have waited for a frozen replica for long enough: it is lost to them."""

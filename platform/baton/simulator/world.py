@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,6 +47,8 @@ class World:
     timeline: Timeline
     transfers: Transfers
     reporting: Reporting
+    replace: Callable[[str], None]
+    """Have another replica take the place of this one, by its id."""
     by_address: dict[str, Member] = field(default_factory=dict)
     """Those that live, by their side channels."""
     next_happening_at_s: float = float("inf")

@@ -363,6 +363,12 @@ LINK_QUARANTINED = _gauge(
     Label.SOURCE,
     Label.TARGET,
 )
+AGENT_BROKEN = _gauge(
+    _IN,
+    "baton_agent_broken",
+    "1 for each replica whose pulls fail from all sources though they serve others.",
+    Label.TARGET,
+)
 BROKEN_HANDOFFS = _counter(
     _IN, "baton_broken_handoffs_total", "Handoffs that did not arrive, by pair's target.",
     Label.TARGET,

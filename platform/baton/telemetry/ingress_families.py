@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from itertools import chain
 from typing import NamedTuple
 
@@ -147,6 +147,8 @@ class IngressCollector:
             found.add(c.LINK_PAIRS, states[state], state)
         for target_id, broken in self._broken.totals(counts):
             found.add(c.BROKEN_HANDOFFS, broken, target_id)
+        for target_id in nsmallest(c.MOST_VALUES, self._coordinator.broken_agents()):
+            found.add(c.AGENT_BROKEN, 1, target_id)
         told = {one[:2] for one in nlargest(c.MOST_VALUES, counts, key=_noteworthy)}
         for row in links.rows(now_s, told):
             pair = row.source_id, row.target_id

@@ -92,6 +92,7 @@ class SimEngine:
         self._thawed.set()
         self._wire = Wire(settings)
         self._transfer_factor = 1.0
+        self._agent_broken = False
 
     # ------------------------------------------------------------------ the port
     async def start(self) -> ReplicaFacts:
@@ -250,6 +251,10 @@ class SimEngine:
         """Make every pull into this engine that starts from now on take `factor` times as long."""
         self._transfer_factor = factor
 
+    def break_agent(self) -> None:
+        """Fail every pull into this engine from now on, and answer those who ask as before."""
+        self._agent_broken = True
+
     # ------------------------------------------------------------------ life
     async def _live(self, core: SimCore) -> None:
         try:
@@ -349,9 +354,10 @@ class SimEngine:
         moved_bytes = order.blocks * self._settings.kv_block_bytes
         moving = self._wire.moving(moved_bytes, slowdown=self._transfer_factor)
         begun_at_s = now_s()
-        kept, why = False, ""
+        kept, why = False, "the transfer agent of this engine is broken"
         try:
-            kept = await pull(self._client(order.ticket), moving)
+            if not self._agent_broken:
+                kept, why = await pull(self._client(order.ticket), moving), ""
         except PullFailedError as error:
             why = str(error)
         await self._thawed.wait()

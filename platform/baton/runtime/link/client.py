@@ -152,6 +152,12 @@ class LinkClient:
         if connection is not None:
             connection.check_side_channel(source_id, address)
 
+    def report_broken_agent(self, replica_id: str, why: str) -> None:
+        """Tell `replica_id` that its transfer agent is broken; best effort."""
+        connection = self._connections.get(replica_id)
+        if connection is not None:
+            connection.report_broken_agent(why)
+
     # ------------------------------------------------------------------ time
 
     def _tick(self) -> None:

@@ -24,6 +24,7 @@ from baton.runtime.link.frames import (
     PROTOCOL,
     Abort,
     Aborted,
+    AgentBroken,
     CacheUpdate,
     CheckSideChannel,
     CoordinatorBeat,
@@ -92,6 +93,7 @@ _KINDS: Final[Mapping[type, bytes]] = {
     CoordinatorBeat: b"c",
     SyncCache: b"Y",
     CheckSideChannel: b"K",
+    AgentBroken: b"B",
     Goodbye: b"G",
     Welcome: b"W",
     Step: b"T",
@@ -114,7 +116,14 @@ _FROM_COORDINATOR: Final[
     Mapping[
         bytes,
         msgspec.msgpack.Decoder[
-            Hello | Abort | Release | CoordinatorBeat | SyncCache | CheckSideChannel | Goodbye
+            Hello
+            | Abort
+            | Release
+            | CoordinatorBeat
+            | SyncCache
+            | CheckSideChannel
+            | AgentBroken
+            | Goodbye
         ],
     ]
 ] = {
@@ -124,6 +133,7 @@ _FROM_COORDINATOR: Final[
     _KINDS[CoordinatorBeat]: msgspec.msgpack.Decoder(CoordinatorBeat),
     _KINDS[SyncCache]: msgspec.msgpack.Decoder(SyncCache),
     _KINDS[CheckSideChannel]: msgspec.msgpack.Decoder(CheckSideChannel),
+    _KINDS[AgentBroken]: msgspec.msgpack.Decoder(AgentBroken),
     _KINDS[Goodbye]: msgspec.msgpack.Decoder(Goodbye),
 }
 _FROM_REPLICA: Final[Mapping[bytes, msgspec.msgpack.Decoder[FromReplica]]] = {

@@ -154,8 +154,13 @@ class ReplicaConnection:
         """Have the replica check that it could pull from another; lost when the queue is full."""
         self._send_or_drop(frames.CheckSideChannel(source_id, address))
 
+    def report_broken_agent(self, why: str) -> None:
+        """Tell the replica that its agent is broken; lost when the queue is full."""
+        self._send_or_drop(frames.AgentBroken(why[: frames.MAX_WHY_CHARS]))
+
     def _send_or_drop(
-        self, frame: frames.Release | frames.SyncCache | frames.CheckSideChannel
+        self,
+        frame: frames.Release | frames.SyncCache | frames.CheckSideChannel | frames.AgentBroken,
     ) -> None:
         if self._state is not _State.JOINED:
             return

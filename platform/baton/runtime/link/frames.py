@@ -17,7 +17,7 @@ from baton.domain import cache
 from baton.domain.fleet import LinkTotals, Load, LossReason, ReplicaFacts, Role
 from baton.domain.handoff import Leg, LegFailure, LegOutput, Ticket
 
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 """Changes whenever a frame changes its meaning or shape."""
 
 MAX_ID_CHARS: Final = 512
@@ -134,6 +134,12 @@ class CheckSideChannel(msgspec.Struct, array_like=True, frozen=True, forbid_unkn
     address: Name
 
 
+class AgentBroken(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Coordinator: you pull from nobody though others do, and are to be replaced."""
+
+    why: Why
+
+
 class ReplicaBeat(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Replica: I live, and this is my load."""
 
@@ -211,7 +217,15 @@ class SideChannelChecked(msgspec.Struct, array_like=True, frozen=True, forbid_un
 
 
 FromCoordinator = (
-    Hello | Submit | Abort | Release | CoordinatorBeat | SyncCache | CheckSideChannel | Goodbye
+    Hello
+    | Submit
+    | Abort
+    | Release
+    | CoordinatorBeat
+    | SyncCache
+    | CheckSideChannel
+    | AgentBroken
+    | Goodbye
 )
 FromReplica = (
     Welcome

@@ -52,3 +52,7 @@ class LinkHandler(Protocol):
         False when that will not be done: too much is asked already.
         """
         ...
+
+    def agent_broken(self, why: str) -> None:
+        """A coordinator says that the engine pulls from nobody, though its sources serve others."""
+        ...

@@ -366,6 +366,7 @@ class LinkServer:
         | frames.CoordinatorBeat
         | frames.SyncCache
         | frames.CheckSideChannel
+        | frames.AgentBroken
         | frames.Goodbye,
     ) -> None:
         match frame:
@@ -382,6 +383,8 @@ class LinkServer:
                 self._handler.sync_cache(at_once=False)
             case frames.CheckSideChannel(source_id, address):
                 self._on_check(session, source_id, address)
+            case frames.AgentBroken(why):
+                self._handler.agent_broken(why)
             case frames.Goodbye():
                 self._end(session)
                 self._orphan(session)

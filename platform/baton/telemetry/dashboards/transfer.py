@@ -86,6 +86,17 @@ def _arrive() -> Iterator[Panel]:
         height=6,
     )
     yield Panel(
+        title="Replicas that cannot pull",
+        when_empty="none",
+        about="Their pulls fail from all sources, which serve others: their transfer agents are"
+        " broken. They are replaced, unless many look so at once.",
+        shape=Shape.TABLE,
+        runbook="BatonAgentBroken",
+        queries=(Query(expr=largest(series(c.AGENT_BROKEN), "target") > 0, legend="cannot pull"),),
+        unit=Unit.COUNT,
+        height=6,
+    )
+    yield Panel(
         title="Failed pulls",
         about="By the replica that blocks were pulled from; its requests were computed again"
         " elsewhere. One source: that replica or its network. All: the fabric.",

@@ -12,6 +12,7 @@ from typing import Final
 from baton.domain.demand import AdmissionOutcome
 from baton.domain.handoff import HandoffMode
 from baton.telemetry.catalogue import (
+    AGENT_BROKEN,
     EXPIRED_LEASES,
     HELD_REQUESTS,
     LINK_QUARANTINED,
@@ -130,6 +131,16 @@ def _handoffs() -> Iterator[Rule]:
         summary="pairs of replicas of {{ $labels.job }} cannot hand requests over: {{ $value }}",
         description="Probing or pulling over that many pairs fails, so they are not used: others"
         " are, or prompts are computed where they are decoded.",
+    )
+    broken = grouped("max", series(AGENT_BROKEN), Label.TARGET)
+    yield Alert(
+        name="BatonAgentBroken",
+        severity=Severity.TICKET,
+        expr=f"{broken} > 0",
+        for_="5m",
+        summary="replica {{ $labels.target }} of {{ $labels.job }} cannot pull from any other",
+        description="Its pulls fail from every source, though they answer it and serve others. It"
+        " should have been replaced within a minute: see why it was not.",
     )
     failed = grouped("sum", f"increase({series(PULL_FAILURES, '10m')})", Label.POOL)
     pulled = grouped("sum", f"increase({series(PULLS, '10m')})", Label.POOL)

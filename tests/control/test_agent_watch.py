@@ -1,0 +1,122 @@
+"""A target that pulls from nobody is told so, and no other is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.control.pair_notices import PairNoticeKind
+from baton.domain.fleet import Role
+from baton.domain.handoff import LegKind
+from baton.policy.broken_agents import AgentRules
+from baton.policy.links import LinkState
+from tests.control.pair_world import Ends, PairWorld
+
+RULES = AgentRules()
+ENOUGH_S = 200.0
+"""For whole probes of every pair, and for the pauses between those that fail."""
+
+Verdict = Callable[[Ends], bool]
+
+
+def live(at: PairWorld, seconds: float, *, arrives: Verdict, answers: Verdict) -> None:
+    """Let probes go on: whether a source answers, and whether blocks arrive, by pair."""
+    until_s = at.now_s + seconds
+    while at.now_s < until_s:
+        while at.checks or at.running:
+            while at.checks:
+                ends = at.checks[0]
+                at.answer(ok=answers(ends), ends=ends)
+            for leg_id, command in tuple(at.running.items()):
+                is_pull = command.leg.kind is LegKind.DECODE
+                ends = (command.leg.source_id or "", command.replica_id)
+                at.finish(leg_id, cached_tokens=0 if is_pull and not arrives(ends) else 16)
+        at.wait(0.5)
+
+
+def everybody(_: Ends) -> bool:
+    return True
+
+
+def not_into(*targets: str) -> Verdict:
+    return lambda ends: ends[1] not in targets
+
+
+def fleet(prefill: int, decode: int) -> PairWorld:
+    at = PairWorld()
+    at.pd(prefill, decode)
+    at.probe_all_well()
+    at.prober.take_notices()
+    return at
+
+
+def agents(at: PairWorld) -> list[tuple[PairNoticeKind, str | None]]:
+    kinds = {PairNoticeKind.AGENT_BROKEN, PairNoticeKind.AGENT_WELL}
+    return [(one.kind, one.target_id) for one in at.prober.take_notices() if one.kind in kinds]
+
+
+def test_a_target_that_pulls_from_nobody_is_told_and_no_other_is() -> None:
+    at = fleet(2, 4)
+    live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
+    assert set(at.reported) == {"d1"}
+    assert set(at.prober.broken_agents()) == {"d1"}
+    assert agents(at) == [(PairNoticeKind.AGENT_BROKEN, "d1")]
+
+
+def test_it_is_told_where_it_was_broken_from_its_start() -> None:
+    at = PairWorld()
+    at.pd(1, 2)
+    live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
+    assert set(at.reported) == {"d1"}
+
+
+def test_a_source_that_hands_nothing_out_makes_no_target_a_suspect() -> None:
+    at = fleet(3, 3)
+    live(at, ENOUGH_S, arrives=lambda ends: ends[0] != "p0", answers=everybody)
+    assert not at.reported
+    assert at.links.state("p0", "d0") is LinkState.QUARANTINED
+
+
+def test_a_target_whose_sources_do_not_answer_it_is_no_suspect() -> None:
+    at = fleet(2, 4)
+    live(at, ENOUGH_S, arrives=not_into("d1"), answers=not_into("d1"))
+    assert not at.reported
+    assert not at.prober.broken_agents()
+
+
+def test_where_no_target_pulls_none_is_told() -> None:
+    at = fleet(2, 4)
+    live(at, ENOUGH_S, arrives=lambda _: False, answers=everybody)
+    assert not at.reported
+
+
+def test_where_half_of_the_targets_pull_from_nobody_they_are_said_and_not_told() -> None:
+    at = fleet(2, 4)
+    live(at, ENOUGH_S, arrives=not_into("d0"), answers=everybody)
+    at.lose("d0")
+    at.reported.clear()
+    at.join("d0", Role.DECODE)
+    live(at, RULES.pause_s, arrives=not_into("d1", "d2"), answers=everybody)
+    assert not at.reported
+    assert set(at.prober.broken_agents()) == {"d1", "d2"}
+
+
+def test_one_that_pulls_again_is_no_suspect_any_more() -> None:
+    at = fleet(2, 4)
+    live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
+    at.prober.take_notices()
+    live(at, ENOUGH_S, arrives=everybody, answers=everybody)
+    assert not at.prober.broken_agents()
+    assert agents(at) == [(PairNoticeKind.AGENT_WELL, "d1")]
+
+
+def test_after_one_was_replaced_the_next_waits_its_turn() -> None:
+    at = fleet(2, 8)
+    live(at, ENOUGH_S, arrives=not_into("d1"), answers=everybody)
+    at.lose("d1")
+    assert not at.prober.broken_agents()
+    at.reported.clear()
+    live(at, RULES.pause_s / 2, arrives=not_into("d2"), answers=everybody)
+    assert set(at.prober.broken_agents()) == {"d2"}
+    assert not at.reported
+    live(at, RULES.pause_s, arrives=not_into("d2"), answers=everybody)
+    assert set(at.reported) == {"d2"}
