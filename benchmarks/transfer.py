@@ -30,7 +30,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from baton.transfer.transport import read_transports, transport_environment
+from baton.runtime.rank_transports import read_transports
+from baton.transfer.transport import transport_environment
 from benchmarks._figures import rounded
 from benchmarks._provenance import ROOT, provenance
 from benchmarks._transfer_contenders import (

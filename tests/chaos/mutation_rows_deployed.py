@@ -44,6 +44,20 @@ DEPLOYMENT = (
         ("tests/serving/test_cluster_state.py",),
     ),
     Mutation(
+        "the port of a side channel rests after its engine",
+        f"{_SERVING}/ports.py",
+        "return rested_s >= REST_S",
+        "return True",
+        ("tests/serving/test_ports.py",),
+    ),
+    Mutation(
+        "a worker that says nothing has no RDMA",
+        "platform/baton/transfer/peers.py",
+        "if self._unanswered >= _TRIES:",
+        "if False:",
+        ("tests/transfer/test_peers.py",),
+    ),
+    Mutation(
         "a dead side channel has its replica replaced",
         f"{_SERVING}/own_side_channel.py",
         'return self._why if self._failures >= self._timing.failures else ""',

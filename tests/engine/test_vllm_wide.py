@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,13 @@ from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.value import evolve
 from tests.contracts.engine_contract import Listener, running_pair
 from tests.engine.test_vllm_features import leg
-from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, tiny_model
+from tests.engine.vllm_engines import (
+    VllmEngine,
+    checking_engine,
+    engine_settings,
+    peering,
+    tiny_model,
+)
 
 pytestmark = [
     pytest.mark.real,
@@ -61,6 +68,29 @@ async def test_what_one_worker_or_two_hand_over_goes_on_as_in_one_engine(
         # One transfer for each pair of workers that share heads; together they are every block.
         assert (moved.pulls, moved.failures, moved.void_pulls) == (2, 0, 0)
         assert moved.moved_bytes == blocks * facts.kv_block_bytes
+
+
+async def test_every_worker_says_what_carries_its_pulls(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    wide = replace(
+        engine_settings(model, Role.DECODE),
+        tensor_parallel=2,
+        dtype="float32",
+        extra={"distributed_executor_backend": "mp"},
+    )
+    decode, peers = peering(wide)
+    async with running_pair(split(model, Role.PREFILL, 2), decode) as pair:
+        source = pair.prefill.facts
+        await pair.prefill.run(evolve(leg("handed"), leg_id="p", kind=LegKind.PREFILL))
+        ticket = pair.prefill.outputs("p")[-1].ticket
+        await pair.decode.run(evolve(leg("handed"), kind=LegKind.DECODE, ticket=ticket))
+        async with asyncio.timeout(60):
+            while not peers.transport(source.replica_id):
+                await decode.check_side_channel(source.replica_id, source.side_channel, 20.0)
+                await asyncio.sleep(0.5)  # UCX's log comes out once a second
+        assert [rank.rank for rank in peers.ranks()] == [0, 1]
+        assert {rank.node for rank in peers.ranks()} == {socket.gethostname()}
+        assert all(rank.found for rank in peers.ranks())
 
 
 async def test_a_wide_engine_of_which_one_worker_is_killed_ends_as_a_whole(tmp_path: Path) -> None:

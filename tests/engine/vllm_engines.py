@@ -92,9 +92,17 @@ def checking_engine(
 
 def peering_engine(settings: VllmEngineSettings) -> VllmEngine:
     """An engine that checks side channels and reads its transports, wired as a replica's is."""
-    peers = Peers(settings.replica_id, side_channel(settings))
+    return peering(settings)[0]
+
+
+def peering(settings: VllmEngineSettings) -> tuple[VllmEngine, Peers]:
+    """Such an engine, and what it knows of others."""
+    workers = settings.tensor_parallel * settings.pipeline_parallel
+    peers = Peers(settings.replica_id, side_channel(settings), workers=workers)
     settings = replace(settings, env={**peers.environment(), **settings.env})
-    return VllmEngine(settings, check=peers.check, transport=peers.transport)
+    engine = VllmEngine(settings, check=peers.check, transport=peers.transport)
+    peers.ask_ranks = engine.rank_transports
+    return engine, peers
 
 
 @cache

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from baton.domain.errors import RdmaMissing, TransferFailed
+from baton.runtime.rank_transports import RankTransports, own_transports
+from baton.transfer import peers as peers_module
 from baton.transfer.peers import Peers
 from baton.transfer.transport import transport_environment
 from tests.fakes.side_channel import HOST, answer, listening, say
@@ -24,6 +26,36 @@ TCP_BETWEEN = choice(zero_copy("tcp/eth0"), reach="inter-node")
 
 def folder(peers: Peers) -> Path:
     return Path(peers.environment()["UCX_LOG_FILE"]).parent
+
+
+class Workers:
+    """The workers of an engine, asked as through vLLM."""
+
+    def __init__(self, peers: Peers, count: int = 1) -> None:
+        self._folder = folder(peers)
+        self._environment = peers.environment()
+        self.said: dict[int, RankTransports] = {}
+        self.silent: set[int] = set()
+        self.asked = 0
+        peers.ask_ranks = self
+        for rank in range(count):
+            self.say(rank, "")
+
+    def say(self, rank: int, log: str) -> None:
+        """What UCX has logged in a worker, on a node of its own."""
+        logged(self._folder, log, f"ucx.host.{17 + rank}")
+        found = own_transports(self._environment, 17 + rank)
+        self.said[rank] = RankTransports(rank=rank, node=f"node-{rank}", found=found)
+
+    async def __call__(self) -> tuple[RankTransports, ...]:
+        self.asked += 1
+        return tuple(said for rank, said in self.said.items() if rank not in self.silent)
+
+
+@pytest.fixture(autouse=True)
+def _asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_module, "_SOON_S", 0.0)
+    monkeypatch.setattr(peers_module, "_LATER_S", 0.0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -55,7 +87,7 @@ def test_an_engines_environment_has_ucx_tell_its_choices_there() -> None:
 
 async def test_a_transport_is_known_after_a_check_and_not_before() -> None:
     peers = Peers("d-1", OWN)
-    logged(folder(peers), CMA)
+    Workers(peers).say(0, CMA)
     async with listening(answer()) as source:
         assert peers.transport("p-1") == ""
         await peers.check("p-1", source.address, SOON_S)
@@ -65,17 +97,18 @@ async def test_a_transport_is_known_after_a_check_and_not_before() -> None:
 
 async def test_a_transport_that_was_chosen_since_is_known_after_the_next_check() -> None:
     peers = Peers("d-1", OWN)
+    workers = Workers(peers)
     async with listening(answer()) as source:
         await peers.check("p-1", source.address, SOON_S)
         assert peers.transport("p-1") == ""
-        logged(folder(peers), CMA)
+        workers.say(0, CMA)
         await peers.check("p-1", source.address, SOON_S)
     assert peers.transport("p-1") == "cma"
 
 
 async def test_sources_on_this_node_and_on_others_are_told_apart_by_their_address() -> None:
     peers = Peers("d-1", OWN)
-    logged(folder(peers), CMA + TCP_BETWEEN)
+    Workers(peers).say(0, CMA + TCP_BETWEEN)
     async with listening(answer()) as near, listening(answer(), "::1") as far:
         await peers.check("near", near.address, SOON_S)
         await peers.check("far", far.address, SOON_S)
@@ -84,7 +117,7 @@ async def test_sources_on_this_node_and_on_others_are_told_apart_by_their_addres
 
 async def test_tcp_is_refused_where_rdma_is_required_and_still_told() -> None:
     peers = Peers("d-1", OWN, require_rdma=True)
-    logged(folder(peers), TCP)
+    Workers(peers).say(0, TCP)
     async with listening(answer()) as source:
         with pytest.raises(RdmaMissing, match="carried by tcp") as caught:
             await peers.check("p-1", source.address, SOON_S)
@@ -94,7 +127,7 @@ async def test_tcp_is_refused_where_rdma_is_required_and_still_told() -> None:
 
 async def test_tcp_will_do_where_rdma_is_not_required() -> None:
     peers = Peers("d-1", OWN)
-    logged(folder(peers), TCP)
+    Workers(peers).say(0, TCP)
     async with listening(answer()) as source:
         await peers.check("p-1", source.address, SOON_S)
     assert peers.transport("p-1") == "tcp"
@@ -102,8 +135,74 @@ async def test_tcp_will_do_where_rdma_is_not_required() -> None:
 
 async def test_a_pair_over_which_nothing_was_pulled_yet_passes_where_rdma_is_required() -> None:
     peers = Peers("d-1", OWN, require_rdma=True)
+    Workers(peers)
+    async with listening(answer()) as source:
+        for _ in range(5):
+            await peers.check("p-1", source.address, SOON_S)
+
+
+async def test_every_worker_counts_and_the_one_without_rdma_is_named_with_its_node() -> None:
+    peers = Peers("d-1", OWN, workers=2, require_rdma=True)
+    workers = Workers(peers, 2)
+    workers.say(0, CMA)
     async with listening(answer()) as source:
         await peers.check("p-1", source.address, SOON_S)
+        assert peers.transport("p-1") == "", "one of them has not pulled yet"
+        workers.say(1, TCP)
+        with pytest.raises(RdmaMissing, match=r"carried by tcp.*rank 1 on node-1"):
+            await peers.check("p-1", source.address, SOON_S)
+    assert peers.transport("p-1") == "cma+tcp"
+    assert [rank.rank for rank in peers.ranks()] == [0, 1]
+
+
+async def test_a_worker_that_never_answers_is_not_taken_for_one_that_has_rdma() -> None:
+    peers = Peers("d-1", OWN, workers=3, require_rdma=True)
+    workers = Workers(peers, 3)
+    workers.say(0, CMA)
+    workers.silent = {1, 2}
+    async with listening(answer()) as source:
+        for _ in range(2):
+            await peers.check("p-1", source.address, SOON_S)
+        with pytest.raises(RdmaMissing, match="ranks 1, 2 of 3 do not say"):
+            await peers.check("p-1", source.address, SOON_S)
+        assert peers.transport("p-1") == ""
+        workers.silent = set()
+        await peers.check("p-1", source.address, SOON_S)
+
+
+async def test_what_a_worker_said_holds_while_it_is_too_busy_to_answer() -> None:
+    peers = Peers("d-1", OWN, require_rdma=True)
+    workers = Workers(peers)
+    workers.say(0, CMA)
+    async with listening(answer()) as source:
+        await peers.check("p-1", source.address, SOON_S)
+        workers.silent = {0}
+        for _ in range(5):
+            await peers.check("p-1", source.address, SOON_S)
+    assert peers.transport("p-1") == "cma"
+
+
+async def test_workers_are_asked_seldom_once_they_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers_module, "_LATER_S", 3600.0)
+    peers = Peers("d-1", OWN)
+    workers = Workers(peers)
+    async with listening(answer()) as source:
+        for _ in range(3):
+            await peers.check("p-1", source.address, SOON_S)
+        workers.say(0, CMA)
+        for _ in range(5):
+            await peers.check("p-1", source.address, SOON_S)
+    assert workers.asked == 4
+
+
+async def test_an_engine_that_asks_its_own_side_channel_leaves_its_workers_alone() -> None:
+    async with listening(answer("a1")) as own:
+        peers = Peers("d-1", own.address)
+        workers = Workers(peers)
+        await peers.check("d-1", own.address, SOON_S)
+    assert workers.asked == 0
 
 
 async def test_a_source_that_does_not_answer_rightly_is_no_less_refused() -> None:

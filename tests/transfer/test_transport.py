@@ -7,18 +7,22 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from baton.domain.errors import RdmaMissing
+from baton.runtime.rank_transports import (
+    RankTransports,
+    Reach,
+    Transports,
+    own_transports,
+    read_transports,
+)
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from baton.transfer.transport import (
-    Reach,
     check_rdma,
     is_rdma,
-    read_transports,
     transport_environment,
     transport_towards,
 )
@@ -28,6 +32,25 @@ from benchmarks._transfer_pair import Agents, Pair, Pull
 from tests.fakes.ucx_lines import choice, logged, zero_copy
 
 SAME, OTHER = Reach.SAME_NODE, Reach.OTHER_NODE
+RAIL = "rc_mlx5"
+
+
+def ranks(*found: Transports | None) -> list[RankTransports]:
+    """Workers of an engine, each on a node of its own."""
+    return [RankTransports(rank=n, node=f"node-{n}", found=one) for n, one in enumerate(found)]
+
+
+def towards(*found: Transports | None, same_host: bool, workers: int | None = None) -> str:
+    return transport_towards(
+        ranks(*found), workers=workers or max(1, len(found)), same_host=same_host
+    )
+
+
+def check(transport: str) -> None:
+    found = {OTHER: frozenset({transport})} if transport else {}
+    check_rdma("p-1", ranks(found), same_host=False)
+
+
 PULL = Pull(pieces=16, piece_bytes=65536, scattered=True, hot_polling=False)
 
 
@@ -81,45 +104,91 @@ def test_warnings_and_broken_bytes_in_between_do_no_harm(tmp_path: Path) -> None
 def test_nothing_is_known_before_the_first_pull(tmp_path: Path) -> None:
     assert read_transports(tmp_path) == {}
     assert read_transports(tmp_path / "gone") == {}
-    assert transport_towards({}, same_host=True) == transport_towards({}, same_host=False) == ""
+    assert towards({}, same_host=True) == towards({}, same_host=False) == ""
+    assert towards(same_host=True) == ""
 
 
 def test_a_peer_has_the_transport_of_its_reach() -> None:
-    found = {SAME: frozenset({"cuda_ipc"}), OTHER: frozenset({"rc_mlx5"})}
-    assert transport_towards(found, same_host=True) == "cuda_ipc"
-    assert transport_towards(found, same_host=False) == "rc_mlx5"
+    found = {SAME: frozenset({"cuda_ipc"}), OTHER: frozenset({RAIL})}
+    assert towards(found, same_host=True) == "cuda_ipc"
+    assert towards(found, same_host=False) == RAIL
 
 
 def test_a_peer_in_another_container_is_on_this_node_when_no_other_was_reached() -> None:
-    assert transport_towards({SAME: frozenset({"cma"})}, same_host=False) == "cma"
+    assert towards({SAME: frozenset({"cma"})}, same_host=False) == "cma"
 
 
 def test_a_peer_on_this_host_is_not_given_the_transport_of_others() -> None:
-    assert transport_towards({OTHER: frozenset({"rc_mlx5"})}, same_host=True) == ""
+    assert towards({OTHER: frozenset({RAIL})}, same_host=True) == ""
 
 
 def test_where_peers_differ_the_transport_of_one_is_not_known() -> None:
-    found = {OTHER: frozenset({"rc_mlx5", "tcp"})}
-    assert transport_towards(found, same_host=False) == ""
+    found = {OTHER: frozenset({RAIL, "tcp"})}
+    assert towards(found, same_host=False) == ""
+
+
+def test_an_engine_pulls_by_what_all_of_its_workers_pull_by() -> None:
+    rail, tcp = {OTHER: frozenset({RAIL})}, {OTHER: frozenset({"tcp"})}
+    assert towards(rail, rail, same_host=False) == RAIL
+    assert towards(rail, tcp, same_host=False) == "rc_mlx5+tcp"
+
+
+@pytest.mark.parametrize("other", [None, {}, {OTHER: frozenset({RAIL, "tcp"})}])
+def test_a_worker_that_cannot_tell_makes_the_transport_unknown(other: Transports | None) -> None:
+    assert towards({OTHER: frozenset({RAIL})}, other, same_host=False) == ""
+
+
+def test_a_worker_that_says_nothing_makes_the_transport_unknown() -> None:
+    assert towards({OTHER: frozenset({RAIL})}, same_host=False, workers=2) == ""
+
+
+def test_a_worker_without_rdma_is_named_with_its_node() -> None:
+    found = ranks({OTHER: frozenset({RAIL})}, {OTHER: frozenset({"tcp"})})
+    with pytest.raises(RdmaMissing, match=r"carried by tcp.*: rank 1 on node-1;"):
+        check_rdma("p-1", found, same_host=False)
+
+
+def test_a_worker_whose_log_cannot_be_read_has_no_rdma() -> None:
+    with pytest.raises(RdmaMissing, match=r"rank 1 on node-1 cannot be read"):
+        check_rdma("p-1", ranks({}, None), same_host=False)
+
+
+def test_a_process_reads_its_own_log_and_no_other(tmp_path: Path) -> None:
+    logged(tmp_path, choice(zero_copy("cma/memory")), "ucx.host.1")
+    logged(tmp_path, choice(zero_copy("tcp/lo")), "ucx.host.11")
+    environment = transport_environment(tmp_path)
+    assert own_transports(environment, 1) == {SAME: frozenset({"cma"})}
+    assert own_transports(environment, 2) == {}
+
+
+@pytest.mark.parametrize(
+    "changed", [{"UCX_LOG_FILE": "/var/log/mine"}, {"UCX_LOG_FILE": ""}, {"UCX_PROTO_INFO": None}]
+)
+def test_a_process_whose_log_goes_elsewhere_knows_nothing(
+    tmp_path: Path, changed: dict[str, str | None]
+) -> None:
+    given = transport_environment(tmp_path) | changed
+    environment = {name: value for name, value in given.items() if value is not None}
+    assert own_transports(environment, 1) is None
 
 
 @pytest.mark.parametrize("transport", ["rc_mlx5", "dc_mlx5", "rc_verbs", "srd", "dc_mlx5+rc_mlx5"])
 def test_network_cards_that_move_data_themselves_are_rdma(transport: str) -> None:
     assert is_rdma(transport)
-    check_rdma("p-1", transport)
+    check(transport)
 
 
 @pytest.mark.parametrize("transport", ["cuda_ipc", "cma", "", "cuda_ipc+rc_mlx5", "sysv"])
 def test_a_deployment_that_requires_rdma_lets_nodes_use_their_own_memory(transport: str) -> None:
     assert not is_rdma(transport)
-    check_rdma("p-1", transport)
+    check(transport)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "rc_mlx5+tcp", "something_new"])
 def test_a_deployment_that_requires_rdma_refuses_everything_else(transport: str) -> None:
     assert not is_rdma(transport)
     with pytest.raises(RdmaMissing, match=f"carried by {transport}".replace("+", r"\+")) as caught:
-        check_rdma("p-1", transport)
+        check(transport)
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
     assert (again.replica_id, str(again)) == ("p-1", str(caught.value))
 
@@ -141,7 +210,7 @@ def test_what_is_read_about_two_agents_is_what_they_were_forced_to_use(
         assert what_comes(tmp_path) == {SAME: {transport}}
 
 
-def what_comes(folder: Path) -> Mapping[Reach, frozenset[str]]:
+def what_comes(folder: Path) -> Transports:
     """What is read as soon as there is something, while the agents live."""
     give_up_s = time.monotonic() + 10
     while not (found := read_transports(folder)) and time.monotonic() < give_up_s:

@@ -151,15 +151,22 @@ def _vllm_engine(
 
     settings = vllm_settings(config, site)
     assert settings.nixl is not None, "every engine of a deployment may hand blocks over"
-    peers = Peers(site.replica_id, settings.nixl.address, require_rdma=config.transfer.require_rdma)
+    peers = Peers(
+        site.replica_id,
+        settings.nixl.address,
+        workers=config.pools[site.pool].parallel.workers,
+        require_rdma=config.transfer.require_rdma,
+    )
     settings = replace(settings, env={**peers.environment(), **settings.env})
     told = None
     if series is not None:
         told = VllmSeries()
         series.register(told)
-    return VllmEngine(
+    engine = VllmEngine(
         settings, check=peers.check, transport=peers.transport, series=told, adapters=adapters
     )
+    peers.ask_ranks = engine.rank_transports
+    return engine
 
 
 def vllm_settings(config: DeploymentConfig, site: ReplicaSite) -> VllmEngineSettings:

@@ -20,7 +20,7 @@ import re
 
 from baton.domain.process_names import ASKER_VARIABLE, process_name
 from baton.transfer.nixl_binding import AgentConfig, Binding
-from baton.transfer.ucx_log import FLUSH_VARIABLE, flush_from_first_agent
+from baton.transfer.ucx_log import FLUSH_VARIABLE, flush_from_first_agent, keep_log_here
 
 PROGRESS_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
 """The pause in microseconds; unset leaves NIXL as it is."""
@@ -47,6 +47,8 @@ def install() -> None:
         raise ValueError(f"{PROGRESS_DELAY_VARIABLE}: got {delay_us!r}, wanted microseconds, 1 up")
     if flush_s is not None and not _POSITIVE.fullmatch(flush_s):
         raise ValueError(f"{FLUSH_VARIABLE}: got {flush_s!r}, wanted seconds above 0")
+    if flush_s is not None:
+        keep_log_here(os.environ)  # before UCX is loaded
     binding: Binding = importlib.import_module("nixl._api").nixlBind
     if delay_us is not None:
         slow_down(binding, int(delay_us))

@@ -8,21 +8,39 @@ agent, for only then is UCX there, and only in the processes that use it.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import os
 import re
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
+from baton.runtime.rank_transports import LOG_VARIABLE, log_name
+from baton.runtime.scratch import scratch_folder
 from baton.transfer.nixl_binding import AgentConfig, Binding
 
 FLUSH_VARIABLE = "BATON_UCX_FLUSH_S"
 """Seconds between two looks at UCX's log buffer; unset leaves it alone."""
 
 _LIBRARY = re.compile(r"(/\S*/libucs[-.]\S*)$", re.MULTILINE)
+
+
+def keep_log_here(environment: MutableMapping[str, str]) -> None:
+    """Where the folder of UCX's log is another node's, make one on this node and log there.
+
+    To be called before UCX is loaded, which opens its log then. The folder goes with this process;
+    that of one that is killed goes with the run directory, where there is one.
+    """
+    log = Path(environment.get(LOG_VARIABLE, ""))
+    if log.name != log_name() or log.parent.is_dir():
+        return
+    folder = scratch_folder("baton-ucx-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    environment[LOG_VARIABLE] = str(folder / log_name())
 
 
 def flush_from_first_agent(binding: Binding, interval_s: float) -> None:

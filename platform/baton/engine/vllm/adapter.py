@@ -57,6 +57,7 @@ from baton.engine.vllm.core_outputs import CoreOutputs
 from baton.engine.vllm.facts import engine_config, replica_facts, start_failure
 from baton.engine.vllm.kv_events import subscribe
 from baton.engine.vllm.legs import LiveLegs
+from baton.engine.vllm.rank_reports import ask_ranks
 from baton.engine.vllm.refusals import first_line
 from baton.engine.vllm.resume_checks import asks_whether_it_takes_up
 from baton.engine.vllm.series import VllmSeries
@@ -71,6 +72,7 @@ from baton.engine.vllm.tickets import UnusableTicket
 from baton.engine.vllm.wire import EngineWire, release_request
 from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.log_events import log_event
+from baton.runtime.rank_transports import RankTransports
 from baton.runtime.scratch import scratch_folder
 
 logger = logging.getLogger(__name__)
@@ -347,6 +349,10 @@ class VllmEngine:
             raise TransferFailed(source_id, "this engine has no NIXL")
         if self._check is not None:
             await self._check(source_id, address, deadline_s)
+
+    async def rank_transports(self) -> tuple[RankTransports, ...]:
+        """What each worker says of what carries its pulls; those that do not answer are missing."""
+        return () if self._client is None or self._closed else await ask_ranks(self._core)
 
     def load(self) -> Load:
         """The current load; cheap, never blocks."""

@@ -15,7 +15,7 @@ choice at the parent's death instead. Two traps:
 
 On the same occasion the process learns to take up resumed legs (see `resume`), to say what is wrong
 with requests that it refuses (see `refusals`), and to keep steps short that streams wait for (see
-`step_budget`).
+`step_budget`). Its workers say what carries their pulls (see `rank_reports`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import os
 import signal
 
 from baton.domain.process_names import ASKER_VARIABLE, process_name
-from baton.engine.vllm import step_budget
+from baton.engine.vllm import rank_reports, step_budget
 from baton.engine.vllm.step_budget import DECODE_STEP_TOKENS_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ def install() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid:
         die_with_parent(parent.pid)
+    rank_reports.install()
     take_up_resumed_legs()
     say_why_requests_are_refused()
     decode_step_tokens = os.environ.get(DECODE_STEP_TOKENS_VARIABLE)

@@ -1,0 +1,64 @@
+"""What workers say of their pulls: gathered through vLLM, and understood or passed over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from baton.engine.vllm.rank_reports import TRANSPORTS_CALL, ask_ranks, heard, install, said_of
+from baton.runtime.rank_transports import RankTransports, Reach
+from baton.transfer.transport import transport_environment
+from tests.fakes.ucx_lines import choice, logged, zero_copy
+
+
+class Core:
+    """Says what it is told to."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.called: list[str] = []
+
+    async def call_utility_async(self, method: str, *args: object) -> object:
+        assert not args
+        self.called.append(method)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_a_worker_says_its_rank_its_node_and_what_its_own_log_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in transport_environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    logged(tmp_path, choice(zero_copy("cma/memory")), f"ucx.h.{os.getpid()}")
+    rank, node, found = said_of(3)
+    assert (rank, found) == (3, {"intra-node": ["cma"]})
+    assert node
+    monkeypatch.delenv("UCX_LOG_FILE")
+    assert said_of(3)[2] is None
+
+
+def test_what_workers_say_comes_through() -> None:
+    assert heard([[0, "a", {"inter-node": ["tcp"]}], [1, "b", None]]) == (
+        RankTransports(rank=0, node="a", found={Reach.OTHER_NODE: frozenset({"tcp"})}),
+        RankTransports(rank=1, node="b", found=None),
+    )
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 3, [[0, "a"]], [[0, "a", {"elsewhere": ["tcp"]}]], RuntimeError("it is dead")]
+)
+async def test_what_is_no_answer_is_none(answer: object) -> None:
+    core = Core(answer)
+    assert await ask_ranks(core) == ()
+    assert core.called == [TRANSPORTS_CALL]
+
+
+def test_workers_of_this_vllm_learn_to_answer() -> None:
+    install()
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    assert hasattr(WorkerBase, TRANSPORTS_CALL)
