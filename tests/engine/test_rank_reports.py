@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,3 +63,27 @@ def test_workers_of_this_vllm_learn_to_answer() -> None:
     from vllm.v1.worker.worker_base import WorkerBase
 
     assert hasattr(WorkerBase, TRANSPORTS_CALL)
+
+
+def worker_config(backend: str | None) -> SimpleNamespace:
+    return SimpleNamespace(parallel_config=SimpleNamespace(distributed_executor_backend=backend))
+
+
+@pytest.mark.parametrize(("backend", "chosen"), [("ray", [3]), ("mp", []), (None, [])])
+def test_a_worker_of_rays_chooses_the_card_of_its_gpu_as_vllms_own_do(
+    monkeypatch: pytest.MonkeyPatch, backend: str | None, chosen: list[int]
+) -> None:
+    from baton.engine.vllm import connector
+
+    asked: list[int] = []
+    monkeypatch.setattr(connector, "get_world_group", lambda: SimpleNamespace(local_rank=3))
+    monkeypatch.setattr(connector, "set_worker_net_device", lambda rank, _: asked.append(rank))
+    connector.choose_own_card(worker_config(backend))
+    assert asked == chosen
+
+
+def test_vllm_knows_the_variables_that_give_each_gpu_its_card() -> None:
+    import vllm.envs
+
+    for name in ("VLLM_GPU_NIC_PCIE_MAPPING", "VLLM_NIC_SELECTION_VARS"):
+        assert name in vllm.envs.environment_variables

@@ -27,6 +27,7 @@ from baton.serving.doctor_facts import (
     answers_health,
     file_fact,
     port_facts,
+    rdma_cards,
     secret_files,
     within,
 )
@@ -92,6 +93,44 @@ def check(name: str, machine: MachineNow, config: DeploymentConfig | None = None
 
 def test_a_good_machine_passes_every_check(config: DeploymentConfig) -> None:
     assert {one.verdict for one in all_checks(GOOD, config)} == {Verdict.PASS}
+
+
+CARDS = replace(GOOD, cards=("mlx5_0", "mlx5_1"))
+WIDE = ("pools.decode.parallel.tp=2", "pools.decode.resources.gpus=2")
+
+
+def test_workers_that_share_one_of_several_cards_are_told_of(tmp_path: Path) -> None:
+    one = loaded(tmp_path, *WIDE, "transfer.env.UCX_NET_DEVICES=mlx5_0:1")
+    found = check("network cards", CARDS, one)
+    assert found.verdict is Verdict.WARN
+    assert "workers of decode use mlx5_0:1, one of 2 cards here (mlx5_0, mlx5_1)" in found.found
+    assert "VLLM_GPU_NIC_PCIE_MAPPING" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("cards", "value"), [(2, "mlx5_0:1,mlx5_1:1"), (2, "all"), (1, "mlx5_0:1"), (2, None)]
+)
+def test_workers_that_may_use_every_card_are_not(
+    tmp_path: Path, cards: int, value: str | None
+) -> None:
+    sets = [] if value is None else [f"transfer.env.UCX_NET_DEVICES={value}"]
+    machine = replace(CARDS, cards=CARDS.cards[:cards])
+    found = check("network cards", machine, loaded(tmp_path, *WIDE, *sets))
+    assert found.verdict is Verdict.PASS
+
+
+def test_half_of_a_mapping_of_cards_is_told_of(tmp_path: Path) -> None:
+    half = loaded(tmp_path, "pools.decode.env.VLLM_GPU_NIC_PCIE_MAPPING=01:00.0=02:00.0")
+    found = check("network cards", GOOD, half)
+    assert found.verdict is Verdict.FAIL
+    assert "VLLM_NIC_SELECTION_VARS" in found.found
+
+
+def test_cards_are_those_that_the_kernel_lists(tmp_path: Path) -> None:
+    assert rdma_cards(tmp_path / "none") == ()
+    for name in ("mlx5_1", "mlx5_0"):
+        (tmp_path / name).mkdir()
+    assert rdma_cards(tmp_path) == ("mlx5_0", "mlx5_1")
 
 
 def test_without_a_configuration_its_checks_are_skipped_and_say_how_to_name_one() -> None:

@@ -17,6 +17,9 @@ from baton.serving.preflight import (
 from baton.serving.preflight_models import source_findings
 
 _OTHERS = 0o077
+_CARDS = "UCX_NET_DEVICES"
+_CARD_MAPPING = "VLLM_GPU_NIC_PCIE_MAPPING"
+_CARD_VARIABLES = "VLLM_NIC_SELECTION_VARS"
 _NO_CONFIG = "no configuration was given; name one with -c FILE"
 
 
@@ -26,6 +29,7 @@ def config_checks(
     """Whether it can run this configuration; `runs_at` is the endpoint of what runs here."""
     yield check_memory(machine, config, runs_at=runs_at)
     yield check_gpus(machine, config, runs_at=runs_at)
+    yield check_cards(machine, config)
     yield check_model(config)
     yield check_ports(machine, config, runs_at=runs_at)
     yield check_secrets(machine, config)
@@ -61,6 +65,38 @@ def check_gpus(
     if findings := gpu_findings(config, machine.gpus):
         return topic.said(findings)
     return topic.passed(f"{machine.gpus} here, enough for what starts at once")
+
+
+def check_cards(machine: MachineNow, config: DeploymentConfig | None) -> Check:
+    """Whether several workers have to share one of several network cards."""
+    topic = Topic(name="network cards", why="eight GPUs that share one card pull at an eighth each")
+    if config is None:
+        return topic.skipped(_NO_CONFIG)
+    halves, shared = [], []
+    for name, pool in config.pools.items():
+        environment = {**config.transfer.env, **pool.env}
+        mapped = [key in environment for key in (_CARD_MAPPING, _CARD_VARIABLES)]
+        if any(mapped) and not all(mapped):
+            halves.append(name)
+        devices = environment.get(_CARDS)
+        workers = pool.parallel.workers * pool.replicas.max
+        one = isinstance(devices, str) and devices not in {"", "all"} and "," not in devices
+        if one and len(machine.cards) > 1 and workers > 1 and pool.resources.gpus:
+            shared.append(f"{workers} workers of {name} use {devices}")
+    if halves:
+        return topic.failed(
+            f"{', '.join(halves)}: only one of {_CARD_MAPPING} and {_CARD_VARIABLES} is set, and"
+            " workers end without the other",
+            "set both, in transfer.env or the pool's env; see docs/operations/transfer.md",
+        )
+    if shared:
+        return topic.warned(
+            f"{'; '.join(shared)}, one of {len(machine.cards)} cards here"
+            f" ({', '.join(machine.cards)})",
+            f"leave {_CARDS} out, and UCX takes those near each GPU; or give each GPU its own with"
+            f" {_CARD_MAPPING} and {_CARD_VARIABLES}; see docs/operations/transfer.md",
+        )
+    return topic.passed(f"{len(machine.cards)} for RDMA here; no worker is tied to another's")
 
 
 def check_model(config: DeploymentConfig | None) -> Check:

@@ -142,6 +142,8 @@ class MachineNow:
     """Why HAProxy cannot carry the tokens; None when it can."""
     clock_kept: bool | Unknown
     """Whether something keeps the clock right."""
+    cards: tuple[str, ...] = ()
+    """Network cards that can do RDMA, by the names that UCX_NET_DEVICES takes."""
     ports: tuple[PortFact, ...] = ()
     secrets: tuple[FileFact, ...] = ()
 
@@ -169,6 +171,7 @@ def machine_now(config: DeploymentConfig | None, progress: Progress) -> MachineN
             _HAPROXY_S, "HAProxy", lambda: choose_data_path(os.environ).warning
         ),
         clock_kept=within(_FACT_S, "the clock", _clock_kept),
+        cards=rdma_cards(Path("/sys/class/infiniband")),
         ports=() if config is None else port_facts(config),
         secrets=() if config is None else secret_files(config),
     )  # fmt: skip
@@ -298,6 +301,14 @@ def _cannot_compile() -> str:
     except CannotCompileError as error:
         return str(error)
     return ""
+
+
+def rdma_cards(folder: Path) -> tuple[str, ...]:
+    """The network cards that the kernel lists there; none where there is no such folder."""
+    try:
+        return tuple(sorted(card.name for card in folder.iterdir()))
+    except OSError:
+        return ()
 
 
 def _descriptors() -> Descriptors:

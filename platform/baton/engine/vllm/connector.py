@@ -41,8 +41,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+from vllm.distributed.parallel_state import get_world_group
 from vllm.utils.network_utils import make_zmq_path
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.executor.vllm_net_devices import set_worker_net_device
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
@@ -222,6 +224,7 @@ class SourcedWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM is n
     def __init__(
         self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
     ) -> None:
+        choose_own_card(vllm_config)
         super().__init__(vllm_config, engine_id, kv_cache_config)
         settings = vllm_config.kv_transfer_config
         self.xfer_stats = SourcedStats()
@@ -312,6 +315,20 @@ class SourcedWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM is n
         """The engine that a request's blocks are fetched from; empty when it is not known."""
         meta = self._recving_metadata.get(request_id)
         return "" if meta is None or meta.remote is None else str(meta.remote.engine_id)
+
+
+def choose_own_card(config: VllmConfig) -> None:
+    """Have this worker's agent use the card that `VLLM_GPU_NIC_PCIE_MAPPING` has for its GPU.
+
+    vLLM does that in workers that it starts as processes, and not in those that Ray starts, which
+    the workers of an engine with several GPUs are. UCX reads the variable with the first agent.
+
+    Raises:
+        RuntimeError: the mapping does not have this GPU, or names a card that is not here.
+        ValueError: it cannot be read.
+    """
+    if config.parallel_config.distributed_executor_backend == "ray":
+        set_worker_net_device(get_world_group().local_rank, config)
 
 
 def prefix_to_fetch(params: Mapping[str, Any] | None, tokens: int) -> int | None:
