@@ -71,6 +71,7 @@ EVERYTHING: Tree = {
     },
     "transfer": {"env": {"x": "1"}},
     "server": {"replicas": {"max": 3}},
+    "cluster": {"model_cache": {"size": "1TiB", "storage_class": "fast"}},
     "security": {"tls": {"cert_file": "a.pem", "key_file": "b.pem"}},
     "observability": {
         "token_file": "token",
@@ -174,18 +175,24 @@ _SAID: Mapping[str, tuple[object, ...]] = {
     "key_file": ("c.pem",),
     "client_ca_file": ("c.pem",),
     "routes": (["chat", "health"],),
+    "path": ("/data/models",),
+    "claim": ("models",),
+    "storage_class": ("slow",),
 }
 """What may be written to a key of this name, where its kind of value does not say it, or where not
 any other value would change anything."""
 
+_NO_CLAIM: Tree = {"size": None, "storage_class": None}
 _WITH: Mapping[Path, Tree] = {
     ("models", "*", "engine", "kind"): {"engine": {"sim": {}, "extra": {}}},
     ("pools", "*", "engine", "kind"): {"engine": {"sim": {}, "extra": {}}},
     ("pools", "*", "resources", "gpus"): {"parallel": {"tp": 1}},
     ("pools", "*", "parallel", "tp"): {"resources": {"gpus": 4}},
     ("pools", "*", "parallel", "pp"): {"resources": {"gpus": 4}},
+    ("cluster", "model_cache", "path"): _NO_CLAIM,
+    ("cluster", "model_cache", "claim"): _NO_CLAIM,
 }
-"""What has to change in the same model or pool."""
+"""What has to change in the same model, pool or section."""
 
 ONE_VALUE = frozenset({("version",), ("transfer", "connector")})
 """Keys that have one value only."""

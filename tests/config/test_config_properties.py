@@ -131,6 +131,15 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (SideChannel, "bind"): st.sampled_from(["private", "10.1.2.3", "fd00::1", "10.1.0.0/16"]),
     (ClusterConfig, "node_address"): st.sampled_from(["127.0.0.1", "10.1.2.3", "fd00::1"]),
     (ClusterConfig, "address"): st.sampled_from([None, "auto", "10.1.2.3:6379", "[fd00::1]:6379"]),
+    (ClusterConfig, "model_cache"): st.sampled_from(
+        [
+            {},
+            {"path": "/m"},
+            {"claim": "m"},
+            {"size": "1TiB"},
+            {"size": "1TiB", "storage_class": "s"},
+        ]
+    ),
     (SideChannel, "port_base"): st.integers(20_000, 40_000),
     (Parallel, "tp"): st.integers(1, 16),
     (Parallel, "pp"): st.integers(1, 16),

@@ -64,6 +64,23 @@ def test_a_node_that_ray_would_call_by_another_name_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("cache", "finding"),
+    [
+        ("path: /a, claim: b", "cluster.model_cache: got path and claim, wanted one of them"),
+        ("claim: b, size: 1TiB", "cluster.model_cache: got claim and size, wanted one of them"),
+        ("path: models", "cluster.model_cache.path: got 'models', wanted a whole path"),
+        ("claim: My_Claim", "cluster.model_cache.claim: got 'My_Claim', wanted a name of"),
+        ("storage_class: fast", "cluster.model_cache.storage_class: has no effect without size"),
+    ],
+)
+def test_models_are_kept_in_one_place_that_all_nodes_find(
+    refuse: Refuse, cache: str, finding: str
+) -> None:
+    (found,) = refuse(f"{LEAST}cluster: {{model_cache: {{{cache}}}}}\n")
+    assert finding in found
+
+
+@pytest.mark.parametrize(
     "key", ["server: {host", "observability: {metrics: {host", "cluster: {node_address",
             "transfer: {side_channel: {bind"]
 )  # fmt: skip

@@ -127,3 +127,29 @@ def test_engines_get_rdma_where_the_values_require_it(example: Path) -> None:
     made = rendered(example, {"transfer": {"require_rdma": True}})
     assert "rdma/hca" in json.dumps(group(made, "decode"))
     assert "rdma/hca" not in json.dumps(group(made, "ingress"))
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        {"path": "/data/models"},
+        {"claim": "weights"},
+        {"size": "500GiB", "storage_class": "shared"},
+    ],
+    ids=lambda cache: next(iter(cache)),
+)
+def test_pods_keep_models_where_the_values_say(
+    example: Path, tmp_path: Path, cache: Object
+) -> None:
+    ours = rendered(example, {"cluster": {"model_cache": cache}})
+    sets = [f"cluster.model_cache.{key}={value}" for key, value in cache.items()]
+    for name, text in of_kuberay(*sets).items():
+        (tmp_path / name).write_text(text)
+    theirs = python_checks.objects(tmp_path)
+    for name in ("ingress", "prefill", "decode"):
+        assert group(ours, name)["template"] == group(theirs, name)["template"]
+    claims = [
+        [one for one in made if one["kind"] == "PersistentVolumeClaim"] for made in (ours, theirs)
+    ]
+    assert claims[0] == claims[1]
+    assert bool(claims[0]) == ("size" in cache)

@@ -20,7 +20,9 @@ TOOLS = ROOT / ".tools"
 _OWN = TOOLS / "manifests" / "bin"
 _NODE = TOOLS / "node"
 KUBERNETES = "1.32"
-_CORE = frozenset({"Service", "PodDisruptionBudget", "NetworkPolicy", "PodTemplate"})
+_CORE = frozenset(
+    {"Service", "PodDisruptionBudget", "NetworkPolicy", "PersistentVolumeClaim", "PodTemplate"}
+)
 _WATCHED = {"PodMonitor": "v1", "PrometheusRule": "v1", "ScrapeConfig": "v1alpha1"}
 _LIMIT_S = 120.0
 

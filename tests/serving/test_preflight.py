@@ -285,3 +285,18 @@ def test_versions_are_read_without_importing() -> None:
         "pytest": pytest.__version__,
         "no-such-package": None,
     }
+
+
+def test_weights_pass_through_the_memory_of_each_host_on_their_way_to_gpus(
+    tmp_path: Path,
+) -> None:
+    gpu = ("pools.decode.resources.gpus=1", "model.source=Qwen/Qwen3-0.6B")
+    small = config(tmp_path, *gpu)
+    one = replica_bytes(small, small.pools["decode"])
+    large = config(tmp_path, *gpu, "model.source=meta-llama/Llama-3.1-70B-Instruct")
+    pool = large.pools["decode"]
+    # Files are of 5 GB at most; all of the small model is in one.
+    assert replica_bytes(large, pool) - one == pytest.approx(5e9 - 2 * 0.6e9, rel=0.1)
+    assert replica_bytes(large, pool, hosts=2) - replica_bytes(large, pool) == 5_000_000_000
+    more = config(tmp_path, *gpu, "pools.decode.engine.offload.host_memory=8GiB")
+    assert replica_bytes(more, more.pools["decode"]) - one == 8 * GIB

@@ -217,7 +217,7 @@ REFUSED: Mapping[str, str] = {
     "h11_max_header_count": _NO_SERVER,
     "h11_max_incomplete_event_size": _NO_SERVER,
     "headless": "an ingress is an API server; remove it",
-    "hf_token": "a secret may not stand in a configuration; set HF_TOKEN on the nodes",
+    "hf_token": "a secret may not stand in a configuration; set HF_TOKEN where 'baton up' runs",
     "mm_processor_cache_gb": "baton keeps it at 0, for engines do not share what it leaves out",
     "root_path": "routes are served under their own paths; have the proxy take the prefix off",
     "skip_tokenizer_init": "prompts are tokenized by the API server; remove it",

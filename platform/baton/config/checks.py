@@ -5,6 +5,7 @@ Each check looks only at sections without findings of their own, so that nothing
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from baton.config.addresses import host_wanted, ip_network, is_host, needs_zone
@@ -31,7 +32,7 @@ from baton.config.schema import (
     TransferConfig,
 )
 from baton.config.schema_allow import AllowConfig
-from baton.config.schema_cluster import ClusterConfig
+from baton.config.schema_cluster import ClusterConfig, ModelCache
 from baton.config.schema_routing import Policy, RouterConfig
 from baton.config.schema_service import AdmissionConfig, Timeouts
 from baton.config.seen import Seen
@@ -77,6 +78,8 @@ OWN_NAMES = frozenset({"ingress", "controller"})
 """What baton's own deployments and their nodes are called."""
 
 _LAST_PORT = 65535
+_OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+"""Source: Kubernetes' documentation, "Object Names and IDs", of DNS subdomains."""
 
 
 def check(root: Section, builder: Builder) -> Iterator[Finding]:
@@ -335,11 +338,37 @@ def _endpoint(seen: Seen) -> Iterator[Finding]:
     cluster = seen.get(ClusterConfig, "cluster")
     if cluster is not None and (trouble := _node_trouble(cluster.node_address)):
         yield seen.wrong(("cluster", "node_address"), trouble)
+    yield from _model_cache(seen)
     if cluster is not None and cluster.address is not None and cluster.address != AUTO:
         try:
             parse_address(cluster.address)
         except ValueError as error:
             yield seen.wrong(("cluster", "address"), str(error))
+
+
+def _model_cache(seen: Seen) -> Iterator[Finding]:
+    """One place, which is the same whoever looks for it."""
+    path = ("cluster", "model_cache")
+    cache = seen.get(ModelCache, *path)
+    if cache is None:
+        return
+    said = {"path": cache.path, "claim": cache.claim, "size": cache.size_bytes}
+    given = [key for key, value in said.items() if value is not None]
+    if len(given) > 1:
+        yield seen.wrong(path, f"got {' and '.join(given)}, wanted one of them")
+    if cache.path is not None and not cache.path.startswith(("/", "~/")):
+        what = (
+            f"got {cache.path!r}, wanted a whole path, from / or ~/ on: nodes have no folder else"
+        )
+        yield seen.wrong((*path, "path"), what)
+    for key, name in (("claim", cache.claim), ("storage_class", cache.storage_class)):
+        if name is not None and not _OBJECT_NAME.fullmatch(name):
+            what = (
+                f"got {name!r}, wanted a name of Kubernetes': lower-case letters, digits, '-', '.'"
+            )
+            yield seen.wrong((*path, key), what)
+    if cache.storage_class is not None and cache.size_bytes is None:
+        yield seen.wrong((*path, "storage_class"), "has no effect without size, remove it")
 
 
 def _bind_trouble(bind: str) -> str | None:

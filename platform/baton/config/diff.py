@@ -121,6 +121,10 @@ _ROWS: tuple[_Row, ...] = (
     # The controller keeps as many ingresses as there may be.
     _Row("server.replicas.*", Reload.RESTART, (Part.INGRESS, Part.CONTROLLER)),
     _Row("server.**", Reload.RESTART, _FRONTS),
+    # Engines and API servers look for their models there when they start.
+    _Row("cluster.model_cache.path", Reload.ROLLING, _DATA_PATH),
+    # Of pods, which are made anew.
+    _Row("cluster.model_cache.*", Reload.RESTART, _DATA_PATH),
     # Both stay on the node that it says.
     _Row("cluster.**", Reload.RESTART, (Part.INGRESS, Part.CONTROLLER)),
     _Row("observability.**", Reload.RESTART, _ALL),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from baton.config.schema import DeploymentConfig, EngineKind, ModelConfig, PoolConfig
 from baton.domain.errors import UnknownModel
-from baton.domain.model_sources import TINY
+from baton.domain.model_sources import TINY, hub_id
 from baton.perf.hardware import BYTES, Dtype
 from baton.perf.known_models import dtype_hint, shape_of
 
@@ -25,7 +25,8 @@ def start_deadline_s(pool: PoolConfig, model: ModelConfig) -> float:
         return pool.engine.start_deadline_s
     if pool.engine.kind is EngineKind.SIM:
         return _LEAST_S
-    return _LEAST_S + weights_bytes(model.source) / _BYTES_PER_S
+    known_bytes = weights_bytes(model.source)
+    return _LEAST_S + (_UNKNOWN_BYTES if known_bytes is None else known_bytes) / _BYTES_PER_S
 
 
 def deployment_deadline_s(config: DeploymentConfig) -> float:
@@ -34,8 +35,11 @@ def deployment_deadline_s(config: DeploymentConfig) -> float:
     return max(_LEAST_S, *each)
 
 
-def weights_bytes(source: str) -> float:
-    """Size of a model's weights: of its files where they are here, else of its published shape."""
+def weights_bytes(source: str) -> float | None:
+    """Size of a model's weights: of its files where they are here, else of its published shape.
+
+    None where nobody knows.
+    """
     folder = Path(source).expanduser()
     if folder.is_dir():
         found = (file for pattern in _FILES for file in folder.glob(pattern))
@@ -43,6 +47,7 @@ def weights_bytes(source: str) -> float:
     if source == TINY:
         return 0.0
     try:
+        source = hub_id(source)
         return shape_of(source).parameters * BYTES[dtype_hint(source) or Dtype.BF16]
     except UnknownModel:
-        return _UNKNOWN_BYTES
+        return None

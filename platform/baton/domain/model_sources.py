@@ -26,6 +26,11 @@ def is_path(source: str) -> bool:
     return source.startswith((".", "/", "~")) or ("://" not in source and source.count("/") > 1)
 
 
+def is_on_hub(source: str) -> bool:
+    """Whether a model has to be fetched from a hub, unless a folder here is called so."""
+    return source != TINY and not in_object_store(source) and not is_path(source)
+
+
 def trouble(source: str) -> str | None:
     """Why no engine could load a model from there; None where one may."""
     wanted = "wanted an id on the hub, a folder, or a place in s3://, gs:// or az://"

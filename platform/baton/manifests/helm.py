@@ -22,7 +22,7 @@ from baton.config.render import plain
 from baton.config.schema import DeploymentConfig
 from baton.manifests.adapted import Adapted, Plain
 from baton.manifests.environment import ray_variables
-from baton.manifests.images import MODELS, image_of
+from baton.manifests.images import image_of
 from baton.manifests.kuberay import AUTOSCALER, RAY_VERSION
 from baton.manifests.monitoring import monitors, rule_groups
 from baton.manifests.networking import policy, services
@@ -33,6 +33,7 @@ from baton.manifests.pods import (
     RDMA_RESOURCE,
     memory_of,
     mib_text,
+    models_folder,
 )
 from baton.manifests.settings import ManifestSettings
 from baton.manifests.shapes import (
@@ -109,7 +110,14 @@ def values(deployment: Adapted, settings: ManifestSettings) -> Plain:
         "console": deployment.has_token,
         "monitoring": True,
         "redis": {},
-        "models": {"claim": ""},
+        "models": {
+            "claim": "",
+            "room": {
+                group.name: mib_text(group.models_bytes)
+                for group in pool_groups(config, settings)
+                if group.models_bytes
+            },
+        },
         "gpu": {"perNode": settings.gpus_per_node, "nodeSelector": {}, "tolerations": []},
         "rdma": {"enabled": config.transfer.require_rdma, "resource": RDMA_RESOURCE},
         "memory": {
@@ -122,7 +130,7 @@ def values(deployment: Adapted, settings: ManifestSettings) -> Plain:
         "autoscaler": AUTOSCALER,
         "podSecurityContext": POD_SECURITY,
         "probe": {"command": RAYLET_LIVES},
-        "environment": ray_variables(config) | {"HF_HOME": MODELS},
+        "environment": ray_variables(config) | {"HF_HOME": models_folder(config)},
     }
 
 
@@ -143,7 +151,7 @@ def values_schema() -> Plain:
                 "console": {"type": "boolean"},
                 "monitoring": {"type": "boolean"},
                 "redis": {"type": "object"},
-                "models": _closed({"claim": text}),
+                "models": _closed({"claim": text, "room": texts}),
                 "gpu": _closed(
                     {
                         "perNode": {"type": "integer", "minimum": 1},

@@ -9,7 +9,13 @@ from baton.manifests.adapted import EVERYWHERE, Adapted, Plain
 from baton.manifests.monitoring import monitors, rule_file
 from baton.manifests.networking import budgets, metadata, policy, services
 from baton.manifests.pod_limits import check_pods
-from baton.manifests.pods import Pods, engine_probes, front_probes, head_probes
+from baton.manifests.pods import (
+    Pods,
+    engine_probes,
+    front_probes,
+    head_probes,
+    model_claim,
+)
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import ManifestSettings
 from baton.manifests.shapes import NodeGroup, front_group, head_group, pool_groups
@@ -46,7 +52,7 @@ def texts_by_file(
         CannotExport: pods cannot give what the configuration asks for.
     """
     check_pods(deployment.config)
-    return {
+    files = {
         "rayservice.yaml": yaml_text(ray_service(deployment, settings, rdma=rdma)),
         "services.yaml": yaml_text(*services(deployment, settings)),
         "disruption.yaml": yaml_text(*budgets(deployment, settings)),
@@ -54,6 +60,16 @@ def texts_by_file(
         "monitoring.yaml": yaml_text(*monitors(deployment, settings)),
         "rules.yaml": rule_file(settings),
     }
+    cache = deployment.config.cluster.model_cache
+    if cache.size_bytes is not None:
+        claim: Plain = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": metadata(f"{settings.name}-models", settings),
+            "spec": model_claim(cache),
+        }
+        files["models.yaml"] = yaml_text(claim)
+    return files
 
 
 def ray_service(deployment: Adapted, settings: ManifestSettings, *, rdma: bool) -> Plain:

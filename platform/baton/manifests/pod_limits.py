@@ -48,7 +48,8 @@ def check_pods(config: DeploymentConfig) -> None:
     """See whether pods can give what the configuration asks for.
 
     Raises:
-        CannotExport: two would listen on one port, or a secret is in a file that no pod has.
+        CannotExport: two would listen on one port, a secret is in a file that no pod has, or nobody
+            knows where the folder of models is.
     """
     for key, port in _listening(config).items():
         for taken in TAKEN:
@@ -57,6 +58,12 @@ def check_pods(config: DeploymentConfig) -> None:
                     f"{key} is {port}, on which {taken.by} listens in the same pod",
                     "choose another port",
                 )
+    kept = config.cluster.model_cache.path
+    if kept is not None and not kept.startswith("/"):
+        raise CannotExport(
+            f"cluster.model_cache.path is {kept!r}, and pods have it from the machine below them",
+            "give the whole path, from / on",
+        )
     for path, file in secret_files(config):
         raise CannotExport(
             f"{path} is read from the file {file}, and no pod has that file",

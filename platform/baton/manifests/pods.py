@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from baton.config.schema import DeploymentConfig
+from baton.config.schema_cluster import ModelCache
 from baton.manifests.adapted import KEYS, TOKEN, Adapted, Plain
 from baton.manifests.environment import ray_variables
 from baton.manifests.images import BATON_UID, MODELS, image_of
@@ -48,6 +51,10 @@ class Pods:
     rdma: bool = False
     """Whether engines get an RDMA device."""
 
+    @property
+    def _cache(self) -> ModelCache:
+        return self.deployment.config.cluster.model_cache
+
     def template(self, group: NodeGroup, *, probes: Plain, front: bool = False) -> Plain:
         """What every pod of a group is made from."""
         engine = not front and group.name != "head"
@@ -75,7 +82,12 @@ class Pods:
             "image": image_of(self.deployment, self.settings),
             "env": environment(self.deployment, self.settings.name),
             "ports": _ports(self.deployment, group, front=front),
-            "resources": resources(group, front=front, rdma=rdma),
+            "envFrom": [
+                {"secretRef": {"name": f"{self.settings.name}-environment", "optional": True}}
+            ],
+            "resources": resources(
+                group, front=front, rdma=rdma, own_models=not is_shared(self._cache)
+            ),
             "securityContext": {
                 "allowPrivilegeEscalation": False,
                 "capabilities": capabilities,
@@ -92,17 +104,52 @@ def pod_labels(name: str, group: str) -> dict[str, str]:
 
 def environment(deployment: Adapted, name: str) -> list[Plain]:
     """Ray's and Serve's variables, where models are kept, and the hub's token if there is one."""
-    variables = ray_variables(deployment.config) | {"HF_HOME": MODELS}
+    folder = models_folder(deployment.config)
+    variables = ray_variables(deployment.config) | {"HF_HOME": folder}
     listed: list[Plain] = [{"name": key, "value": variables[key]} for key in sorted(variables)]
     of_hub = {"name": f"{name}-hub", "key": "token", "optional": True}
     return [*listed, {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": of_hub}}]
 
 
-def resources(group: NodeGroup, *, front: bool = False, rdma: bool = False) -> Plain:
-    """What a pod asks for. CPUs have no limit: an engine that is throttled is late."""
+def models_folder(config: DeploymentConfig) -> str:
+    """Where models of a hub are kept in a pod."""
+    return config.cluster.model_cache.path or MODELS
+
+
+def claim_name(cache: ModelCache, name: str) -> str | None:
+    """The claim by which pods of a deployment share their models; None where there is none."""
+    return f"{name}-models" if cache.size_bytes is not None else cache.claim
+
+
+def is_shared(cache: ModelCache) -> bool:
+    """Whether models outlive the pod that fetches them."""
+    return (cache.path, cache.claim, cache.size_bytes) != (None, None, None)
+
+
+def model_claim(cache: ModelCache) -> Plain:
+    """What is wanted of the volume that manifests bring along for models."""
+    assert cache.size_bytes is not None, "asked for where one is wanted"
+    spec: Plain = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": mib_text(math.ceil(cache.size_bytes / _MIB) * _MIB)}},
+    }
+    if cache.storage_class is not None:
+        spec["storageClassName"] = cache.storage_class
+    return spec
+
+
+def resources(
+    group: NodeGroup, *, front: bool = False, rdma: bool = False, own_models: bool = False
+) -> Plain:
+    """What a pod asks for. CPUs have no limit: an engine that is throttled is late.
+
+    With its `own_models` it goes where the disk has room for them: else it would be evicted.
+    """
     cpu = str(group.cpus) if group.cpus else str(_FRONT_CPUS) if front else _SMALL_CPU
     requests: Plain = {"cpu": cpu, "memory": memory_of(group)}
     limits: Plain = {}
+    if own_models and group.models_bytes:
+        requests["ephemeral-storage"] = mib_text(group.models_bytes)
     if group.memory_limit_bytes is not None:
         limits["memory"] = requests["memory"] = mib_text(group.memory_limit_bytes)
     if group.gpus:
@@ -115,7 +162,7 @@ def resources(group: NodeGroup, *, front: bool = False, rdma: bool = False) -> P
 def volumes(deployment: Adapted, name: str) -> list[Plain]:
     """Secrets, a place for models, and shared memory for the workers of an engine."""
     found: list[Plain] = [
-        {"name": "models", "emptyDir": {}},
+        {"name": "models", **_models(deployment.config.cluster.model_cache, name)},
         {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
     ]
     if deployment.key_files:
@@ -125,10 +172,19 @@ def volumes(deployment: Adapted, name: str) -> list[Plain]:
     return found
 
 
+def _models(cache: ModelCache, name: str) -> Plain:
+    if cache.path is not None:
+        return {"hostPath": {"path": cache.path, "type": "DirectoryOrCreate"}}
+    claim = claim_name(cache, name)
+    if claim is not None:
+        return {"persistentVolumeClaim": {"claimName": claim}}
+    return {"emptyDir": {}}
+
+
 def mounts(deployment: Adapted) -> list[Plain]:
     """Where they are."""
     found: list[Plain] = [
-        {"name": "models", "mountPath": MODELS},
+        {"name": "models", "mountPath": models_folder(deployment.config)},
         {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - of the container
     ]
     if deployment.key_files:

@@ -17,8 +17,9 @@ from typing import Final
 from baton.config.schema import DeploymentConfig
 from baton.manifests.adapted import KEYS, TOKEN, Adapted, Plain
 from baton.manifests.environment import ray_variables
-from baton.manifests.images import MODELS, image_of
+from baton.manifests.images import image_of
 from baton.manifests.pod_limits import secret_files
+from baton.manifests.pods import models_folder
 from baton.manifests.serve_config import serve_config
 from baton.manifests.settings import CannotExport, ManifestSettings
 from baton.manifests.shapes import NodeGroup, front_group, head_group, pool_groups
@@ -90,7 +91,7 @@ def _cluster(deployment: Adapted, settings: ManifestSettings) -> Plain:
             "image": image_of(deployment, settings),
             "container_name": settings.name,
             "pull_before_run": True,
-            "run_options": [_FILES, *_environment(deployment)],
+            "run_options": [_FILES, *_models(deployment.config), *_environment(deployment)],
         },
         "file_mounts": _mounted(deployment),
         "available_node_types": kinds,
@@ -98,6 +99,12 @@ def _cluster(deployment: Adapted, settings: ManifestSettings) -> Plain:
         "head_start_ray_commands": ["ray stop", _HEAD],
         "worker_start_ray_commands": ["ray stop", _WORKER],
     }
+
+
+def _models(config: DeploymentConfig) -> list[str]:
+    """Models are kept on the machine where a folder of it is named, else in the container."""
+    folder = config.cluster.model_cache.path
+    return [] if folder is None else [f"-v {shlex.quote(f'{folder}:{folder}')}"]
 
 
 def _mounted(deployment: Adapted) -> dict[str, str]:
@@ -184,6 +191,9 @@ def _machine(group: NodeGroup, accelerator: str | None) -> Machine:
 
 
 def _environment(deployment: Adapted) -> list[str]:
-    variables = ray_variables(deployment.config) | {"RAY_AUTH_MODE": "token", "HF_HOME": MODELS}
+    variables = ray_variables(deployment.config) | {
+        "RAY_AUTH_MODE": "token",
+        "HF_HOME": models_folder(deployment.config),
+    }
     # Ray puts these into the command line of a shell.
     return [f"--env {shlex.quote(f'{name}={value}')}" for name, value in sorted(variables.items())]

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from baton.config.gpu_parts import shares_gpu
-from baton.config.schema import DeploymentConfig, PoolConfig
+from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
+from baton.config.start_deadlines import weights_bytes
+from baton.domain.model_sources import is_on_hub
 from baton.manifests.settings import CannotExport, ManifestSettings
 from baton.serving.names import INGRESS
 from baton.serving.preflight import INGRESS_BYTES, RAY_BYTES, replica_bytes
@@ -41,6 +43,8 @@ class NodeGroup:
     """Nodes that one replica spans."""
     memory_bytes: int = 0
     """Main memory that one node needs at least."""
+    models_bytes: int = 0
+    """Disk that a model takes which each node fetches for itself; 0: it does not, or is unknown."""
     memory_limit_bytes: int | None = None
     """Only where the configuration says what a replica takes."""
     resources: Mapping[str, int] = field(default_factory=dict)
@@ -102,7 +106,7 @@ def pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings) 
     hosts = _hosts(name, pool, settings)
     resources, counts = pool.resources, pool.replicas
     limit = None if resources.memory_bytes is None else math.ceil(resources.memory_bytes / hosts)
-    needed = math.ceil(replica_bytes(config, pool) / hosts)
+    needed = math.ceil(replica_bytes(config, pool, hosts=hosts) / hosts)
     kind = resources.accelerator
     return NodeGroup(
         name=name,
@@ -113,11 +117,19 @@ def pool_group(config: DeploymentConfig, name: str, settings: ManifestSettings) 
         gpus=int(resources.gpus) // hosts,
         hosts=hosts,
         memory_bytes=_mib(needed) + _mib(RAY_BYTES),
+        models_bytes=_fetched_bytes(config, pool),
         memory_limit_bytes=None if limit is None else _mib(limit) + _mib(RAY_BYTES),
         # Ray finds out which GPUs a node has; its autoscaler has to be told before there is one.
         resources={} if kind is None else {f"accelerator_type:{kind}": 1},
         labels=_chosen(pool.placement.labels),
     )
+
+
+def _fetched_bytes(config: DeploymentConfig, pool: PoolConfig) -> int:
+    source = config.models[pool.model].source
+    if pool.engine.kind is EngineKind.SIM or not is_on_hub(source):
+        return 0
+    return _mib(math.ceil(weights_bytes(source) or 0))
 
 
 def _chosen(selectors: Mapping[str, str]) -> dict[str, str]:

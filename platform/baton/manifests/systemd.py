@@ -10,6 +10,7 @@ from string import Template
 from typing import Final
 
 from baton.config.load import LoadedConfig
+from baton.config.schema import DeploymentConfig
 from baton.config.schema_security import TlsConfig
 from baton.manifests.adapted import adapted, written_keys
 from baton.manifests.environment import ray_variables
@@ -53,8 +54,18 @@ def _cluster(loaded: LoadedConfig, settings: ManifestSettings) -> dict[str, str]
 def _unit(name: str, loaded: LoadedConfig) -> str:
     text = (resources.files("baton.manifests") / "templates" / "systemd" / name).read_text()
     stop_s = int(loaded.config.admission.timeouts.total_s) + _MARGIN_S
-    filled = {"stop_s": str(stop_s), "head_options": _ray_options(head_group())}
+    filled = {
+        "stop_s": str(stop_s),
+        "head_options": _ray_options(head_group()),
+        "writes": _writes(loaded.config),
+    }
     return Template(text).substitute(filled)
+
+
+def _writes(config: DeploymentConfig) -> str:
+    """A line for the folder of models, without which a unit could write nothing there."""
+    folder = config.cluster.model_cache.path
+    return "" if folder is None else f"\nReadWritePaths=-{folder}"
 
 
 def _variables(variables: Mapping[str, str]) -> str:

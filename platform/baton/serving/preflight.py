@@ -5,6 +5,7 @@ Checks are pure functions of gathered facts; `check_machine` and `check_cluster`
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from baton.config.contradictions import contradictions
 from baton.config.derive import key_files
 from baton.config.schema import DeploymentConfig, EngineKind, PoolConfig
 from baton.config.selectors import selects
+from baton.config.start_deadlines import weights_bytes
 from baton.domain.addresses import address_text, is_loopback, is_loopback_address
 from baton.domain.errors import CannotStart, ConfigInvalid
 from baton.domain.tenant import DEFAULT_TENANT
@@ -48,6 +50,10 @@ for a tokenizer and streams."""
 VLLM_REPLICA_BYTES = int(1.5 * _GIB)
 """A vLLM replica without weights and KV blocks. Source: engines with small models on the CPU are
 1.5 to 2.5 GB resident."""
+_SHARD_BYTES = 5_000_000_000
+"""Of weights on their way to GPUs: workers map one file after the other, and copy tensors out of
+it. Source: vLLM 0.32, weight_utils.py, `safetensors_weights_iterator`, which is lazy unless told
+otherwise; huggingface_hub 2.4, serialization/_base.py, `MAX_SHARD_SIZE`, by which files are cut."""
 SIM_REPLICA_BYTES = int(0.15 * _GIB)
 """A replica with a simulated engine. Source: 80 MB private for an empty replica, Ray 2.60."""
 _DEFAULT_CPU_KV_BYTES = 4 * _GIB
@@ -301,26 +307,27 @@ def memory_findings(config: DeploymentConfig, available_bytes: int) -> tuple[str
     )
 
 
-def replica_bytes(config: DeploymentConfig, pool: PoolConfig) -> int:
-    """Main memory of one replica: what the pool says, else an estimate from its parts."""
+def replica_bytes(config: DeploymentConfig, pool: PoolConfig, *, hosts: int = 1) -> int:
+    """Main memory of one replica: what the pool says, else an estimate from its parts.
+
+    On several hosts it is that of all of them; weights pass through the memory of each.
+    """
     if pool.resources.memory_bytes is not None:
         return pool.resources.memory_bytes
     if pool.engine.kind is EngineKind.SIM:
         return SIM_REPLICA_BYTES
+    known_bytes = weights_bytes(config.models[pool.model].source)
     if pool.resources.gpus > 0:
-        return VLLM_REPLICA_BYTES  # weights and KV blocks are the GPU's
+        # Weights and KV blocks are the GPUs', and come there through the host's memory.
+        passing_bytes = _SHARD_BYTES if known_bytes is None else min(known_bytes, _SHARD_BYTES)
+        offload_bytes = pool.engine.offload.host_memory_bytes or 0
+        return (
+            pool.parallel.workers * VLLM_REPLICA_BYTES
+            + hosts * math.ceil(passing_bytes)
+            + offload_bytes
+        )
     kv_bytes = pool.engine.kv_cache_bytes or _DEFAULT_CPU_KV_BYTES
-    weights_bytes = _weights_bytes(config.models[pool.model].source)
-    return VLLM_REPLICA_BYTES + pool.parallel.workers * kv_bytes + weights_bytes
-
-
-def _weights_bytes(source: str) -> int:
-    """Size of a model's weight files; 0 where they are not on this machine yet."""
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        return 0
-    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    return sum(file.stat().st_size for file in files)
+    return VLLM_REPLICA_BYTES + pool.parallel.workers * kv_bytes + math.ceil(known_bytes or 0)
 
 
 def driver_findings(config: DeploymentConfig, facts: MachineFacts) -> tuple[str, ...]:

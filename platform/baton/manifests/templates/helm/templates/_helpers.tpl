@@ -52,11 +52,24 @@ periodSeconds: 10
 timeoutSeconds: 5
 {{- end }}
 
+{{/* Where models of a hub are kept, as the configuration says it; YAML. */}}
+{{- define "baton.cache" -}}
+{{- dig "cluster" "model_cache" dict .Values.config | default dict | toYaml -}}
+{{- end }}
+
+{{/* The claim by which pods share their models; empty where they have none. */}}
+{{- define "baton.claim" -}}
+{{- $cache := include "baton.cache" . | fromYaml -}}
+{{- if $cache.size }}{{ .Release.Name }}-models{{ else }}{{ coalesce $cache.claim .Values.models.claim "" }}{{ end -}}
+{{- end }}
+
 {{/* A pod. Wants: root, group, front (bool), requests, limits (YAML texts), rdma (bool). */}}
 {{- define "baton.pod" -}}
 {{- $values := .root.Values -}}
 {{- $head := eq .group "head" -}}
 {{- $keys := include "baton.keys" .root -}}
+{{- $cache := include "baton.cache" .root | fromYaml -}}
+{{- $claim := include "baton.claim" .root -}}
 metadata:
   labels: {{- include "baton.podLabels" . | nindent 4 }}
 spec:
@@ -90,7 +103,7 @@ spec:
       env:
         {{- range $name, $value := $values.environment }}
         - name: {{ $name }}
-          value: {{ $value | quote }}
+          value: {{ eq $name "HF_HOME" | ternary (default $value $cache.path) $value | quote }}
         {{- end }}
         - name: HF_TOKEN
           valueFrom:
@@ -98,6 +111,10 @@ spec:
               name: {{ .root.Release.Name }}-hub
               key: token
               optional: true
+      envFrom:
+        - secretRef:
+            name: {{ .root.Release.Name }}-environment
+            optional: true
       ports:
         - name: metrics
           containerPort: 8080
@@ -143,7 +160,7 @@ spec:
       {{- end }}
       volumeMounts:
         - name: models
-          mountPath: /models
+          mountPath: {{ default "/models" $cache.path }}
         - name: shared-memory
           mountPath: /dev/shm
         {{- if $keys }}
@@ -158,9 +175,13 @@ spec:
         {{- end }}
   volumes:
     - name: models
-      {{- if $values.models.claim }}
+      {{- if $cache.path }}
+      hostPath:
+        path: {{ $cache.path }}
+        type: DirectoryOrCreate
+      {{- else if $claim }}
       persistentVolumeClaim:
-        claimName: {{ $values.models.claim }}
+        claimName: {{ $claim }}
       {{- else }}
       emptyDir: {}
       {{- end }}

@@ -1,0 +1,144 @@
+"""Where pods keep models of a hub, and what they ask for so that these have room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from baton.config.load import load_config
+from baton.manifests.export import Target
+from baton.manifests.settings import CannotExport
+from tests.deploy.test_rendered import config, export_of
+from tests.repo.project import ROOT
+
+_GPU = ROOT / "configs" / "gpu-example.yaml"
+_GIB = 1024**3
+
+
+def pods(*sets: str) -> list[dict[str, Any]]:
+    """Of a head, an ingress, a pool that prefills and one that decodes."""
+    text = export_of(_GPU, Target.KUBERAY, sets=list(sets))["rayservice.yaml"]
+    cluster = yaml.safe_load(text)["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [group["template"]["spec"] for group in groups]
+
+
+def models_of(pod: dict[str, Any]) -> dict[str, Any]:
+    (found,) = (volume for volume in pod["volumes"] if volume["name"] == "models")
+    return {key: value for key, value in found.items() if key != "name"}
+
+
+def folder_of(pod: dict[str, Any]) -> str:
+    (container,) = pod["containers"]
+    (mount,) = (one for one in container["volumeMounts"] if one["name"] == "models")
+    (home,) = (one["value"] for one in container["env"] if one["name"] == "HF_HOME")
+    assert mount["mountPath"] == home
+    return str(home)
+
+
+def requests_of(pod: dict[str, Any]) -> dict[str, str]:
+    (container,) = pod["containers"]
+    found: dict[str, str] = container["resources"]["requests"]
+    return found
+
+
+def mib(size: str) -> int:
+    return int(size.removesuffix("Mi"))
+
+
+def test_a_pod_that_keeps_its_own_model_goes_where_the_disk_has_room_for_it() -> None:
+    head, ingress, *engines = pods()
+    for pod in (head, ingress, *engines):
+        assert models_of(pod) == {"emptyDir": {}}
+        assert folder_of(pod) == "/models"
+    assert all("ephemeral-storage" not in requests_of(pod) for pod in (head, ingress))
+    for pod in engines:  # 8.03 thousand million parameters of two bytes
+        assert mib(requests_of(pod)["ephemeral-storage"]) == pytest.approx(
+            16.06e9 / 2**20, rel=0.01
+        )
+
+
+def test_weights_have_room_in_memory_on_their_way_to_the_gpus() -> None:
+    *_, engine = pods()
+    of_one_worker = mib(requests_of(engine)["memory"]) * 2**20
+    assert of_one_worker == pytest.approx(5e9 + 1.5 * _GIB + 0.6 * _GIB, rel=0.01)
+    *_, engine = pods("pools.decode.engine.offload.host_memory=64GiB")
+    more = mib(requests_of(engine)["memory"]) * 2**20 - of_one_worker
+    assert more == 64 * _GIB
+
+
+def test_a_claim_that_is_there_is_shared_by_all_pods() -> None:
+    for pod in pods("cluster.model_cache.claim=weights"):
+        assert models_of(pod) == {"persistentVolumeClaim": {"claimName": "weights"}}
+        assert "ephemeral-storage" not in requests_of(pod)
+
+
+def test_a_claim_of_a_size_comes_with_the_manifests() -> None:
+    sets = ["cluster.model_cache.size=500GiB", "cluster.model_cache.storage_class=shared"]
+    files = export_of(_GPU, Target.KUBERAY, sets=sets)
+    claim = yaml.safe_load(files["models.yaml"])
+    assert claim["kind"] == "PersistentVolumeClaim"
+    assert claim["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "512000Mi"}},
+        "storageClassName": "shared",
+    }
+    name = claim["metadata"]["name"]
+    assert all(
+        models_of(pod) == {"persistentVolumeClaim": {"claimName": name}} for pod in pods(*sets)
+    )
+    assert "models.yaml" in export_of(_GPU, Target.KUSTOMIZE, sets=sets)["base/kustomization.yaml"]
+    assert "models.yaml" not in export_of(_GPU)
+
+
+def test_a_folder_of_the_machines_is_the_same_in_their_pods() -> None:
+    for pod in pods("cluster.model_cache.path=/data/models"):
+        assert models_of(pod) == {"hostPath": {"path": "/data/models", "type": "DirectoryOrCreate"}}
+        assert folder_of(pod) == "/data/models"
+
+
+def test_a_folder_of_a_user_is_no_folder_of_pods(tmp_path: Path) -> None:
+    with pytest.raises(CannotExport, match="give the whole path"):
+        export_of(config(tmp_path), sets=["cluster.model_cache.path=~/models"])
+
+
+def test_machines_and_units_keep_models_in_the_folder_too() -> None:
+    said = ["cluster.model_cache.path=/data/models"]
+    cluster = export_of(_GPU, Target.RAY, sets=said)["cluster.yaml"]
+    assert "-v /data/models:/data/models" in cluster
+    units = export_of(_GPU, Target.SYSTEMD, sets=said)
+    for unit in ("baton.service", "baton-node@.service"):
+        assert "ReadWritePaths=-/data/models\n" in units[unit]
+        assert "ReadWritePaths" not in export_of(_GPU, Target.SYSTEMD)[unit]
+
+
+def test_pods_take_tokens_mirrors_and_proxies_from_secrets_alone() -> None:
+    for pod in pods():
+        (container,) = pod["containers"]
+        assert container["envFrom"] == [
+            {"secretRef": {"name": "baton-environment", "optional": True}}
+        ]
+        (token,) = (one for one in container["env"] if one["name"] == "HF_TOKEN")
+        assert token["valueFrom"]["secretKeyRef"]["name"] == "baton-hub"
+
+
+def test_the_token_of_the_shell_is_in_no_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_that_nobody_may_read")
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy:3128")
+    for target in Target:
+        text = "".join(export_of(_GPU, target).values())
+        assert "hf_that_nobody_may_read" not in text
+        assert "user:secret" not in text
+
+
+def test_the_chart_says_the_same() -> None:
+    loaded = load_config([_GPU])
+    values = yaml.safe_load(export_of(_GPU, Target.HELM)["values.yaml"])
+    wanted = {
+        name: requests_of(pod)["ephemeral-storage"]
+        for name, pod in zip(loaded.config.pools, pods()[2:], strict=True)
+    }
+    assert values["models"] == {"claim": "", "room": wanted}
