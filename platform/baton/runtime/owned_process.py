@@ -122,5 +122,8 @@ class OwnedProcess:
         self._ended.set_result(code)
         if not self._stopping:
             fields = {"program": self._program.name, "code": code, "log": str(self._program.log)}
-            log_event(_LOGGER, logging.ERROR, "program_died", fields)
+            level, event = (
+                (logging.ERROR, "program_died") if code else (logging.INFO, "program_ended")
+            )
+            log_event(_LOGGER, level, event, fields)
             self._on_end(code)

@@ -106,7 +106,7 @@ def _stream(
     times_s: list[float] = []
     asked_at_s = time.monotonic()
     with (
-        httpx.Client(base_url=deployment.state.http_url, timeout=120.0) as client,
+        httpx.Client(base_url=deployment.state.http_url, timeout=120.0, trust_env=False) as client,
         client.stream(
             "POST", "/v1/chat/completions", json=body, headers={"X-Request-Id": request_id}
         ) as response,

@@ -17,6 +17,7 @@ import httpx
 from baton.config.schema import DeploymentConfig, FrontendKind, FrontKind
 from baton.domain.addresses import host_in, is_ipv6
 from baton.domain.errors import BatonError, EngineStartFailed, NotRunning, TimedOut
+from baton.serving import hub_environment
 from baton.serving.app import build_app
 from baton.serving.built import encoded, first_built
 from baton.serving.certificates import CertificateWatch
@@ -32,6 +33,7 @@ from baton.serving.names import APP, CONTROLLER, INGRESS
 from baton.serving.packing import unpacked
 from baton.serving.preflight import await_nodes, check_cluster
 from baton.serving.serve_control import NONE_READY
+from baton.serving.start_reports import StartWatch
 
 _POLL_S = 0.5
 _NO_SERVE = "no Serve instance running"
@@ -152,7 +154,8 @@ class LocalDeployment:
         if where is None:
             return error
         said = last_error(Path(self.state.run_dir) / "session_latest" / "logs")
-        why = error.why if not said or said in error.why else f"{error.why}; last error: {said}"
+        is_known = not said or said in error.why or error.remedy in said
+        why = error.why if is_known else f"{error.why}; last error: {said}"
         return type(error)(why, f"{error.remedy}; its logs are kept in {where}")
 
     def _start(self, timeout_s: float) -> None:
@@ -209,6 +212,7 @@ def deploy(config: DeploymentConfig, progress: Progress) -> None:
 
     forget_all()
     save(BUILT, encoded(first_built(config)))
+    hub_environment.keep(os.environ)
     target = serve.RunTarget(
         build_app(config), name=APP, route_prefix="/", external_scaler_enabled=True
     )
@@ -240,13 +244,15 @@ def await_application(
         nodes: Says which nodes are waited for; empty for none.
 
     Raises:
-        EngineStartFailed: one could not be started.
+        EngineStartFailed: one could not be started, or has said that it cannot be.
         TimedOut: they were not ready in time.
     """
     from ray import serve
 
     told, awaited, waiting = "", "", list[str]()
+    starts = StartWatch(progress)
     while time.monotonic() < until_s:
+        starts.look(time.monotonic())
         application = serve.status().applications.get(APP)
         if application is not None:
             state = str(application.status.value)

@@ -251,7 +251,7 @@ def answers_health(url: str) -> str:
 def answers_at(url: str) -> str:
     """Why nothing answers HTTP there; empty when something does, whatever it says."""
     try:
-        httpx.get(url, timeout=_HTTP_S)
+        httpx.get(url, timeout=_HTTP_S, trust_env=False)
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
     return ""

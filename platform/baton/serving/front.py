@@ -23,9 +23,15 @@ _NO_SERVERS = frozenset({"FRONTEND", "BACKEND"})
 def own_client(url: str) -> httpx.Client:
     """A client for this machine's own endpoint, by which nothing secret may be sent.
 
-    It does not look at certificates: they are for the name by which clients know the endpoint.
+    It does not look at certificates: they are for the name by which clients know the endpoint. Nor
+    at the shell's proxies: they are for what is elsewhere.
     """
-    return httpx.Client(base_url=url, timeout=_OWN_S, verify=False)  # noqa: S501 - see above
+    return httpx.Client(
+        base_url=url,
+        timeout=_OWN_S,
+        verify=False,  # noqa: S501 - see above
+        trust_env=False,
+    )
 
 
 def front_is_direct(state: ClusterState) -> bool:

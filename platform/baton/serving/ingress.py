@@ -18,6 +18,7 @@ from baton.domain.commands import RecordOrder
 from baton.domain.demand import ColdStart
 from baton.domain.errors import LinkFailed
 from baton.engine.vllm.frontend_gate import AsgiApp
+from baton.serving import hub_environment
 from baton.serving.adapter_asking import administered_by
 from baton.serving.adapter_store import AdapterHolder, decoded
 from baton.serving.config_holder import ConfigHolder
@@ -25,12 +26,15 @@ from baton.serving.ingress_body import IngressBody
 from baton.serving.link_keys import link_options
 from baton.serving.live_config import Generations, LiveConfig
 from baton.serving.metadata import METRICS_ADDRESS
+from baton.serving.model_download import fetch_for_ingress
+from baton.serving.names import INGRESS
 from baton.serving.packing import packed, packed_reports
 from baton.serving.private_port import keep_port_private
 from baton.serving.quota_desk import Shares
 from baton.serving.replica_port import serve_app_at_port, serve_at_port
 from baton.serving.serve_control import call_all
 from baton.serving.several_bodies import SeveralBodies
+from baton.serving.start_reports import StartReporter
 from baton.telemetry.logs import configure_logs, log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -65,6 +69,7 @@ class Ingress:
         from baton.serving.ray_context import app_name, node_address, replica_name
 
         keep_port_private(node_address())
+        await asyncio.to_thread(hub_environment.take, self._config.cluster.model_cache.path)
         generations = Generations()
         live = await asyncio.to_thread(generations.newest, self._config)
         link = await asyncio.to_thread(link_options)
@@ -74,6 +79,8 @@ class Ingress:
             name = replica_name() if alone else f"{replica_name()}/{model}"
             return IngressBody(part, app=app_name(), coordinator_id=name, link=link)
 
+        for model in live.config.models.values():
+            await fetch_for_ingress(model, StartReporter(INGRESS, node_address()))
         self._bodies = SeveralBodies(live.config, make)
         app = await self._bodies.start(node_address())
         gates = [body.rust for body in self._bodies.bodies if body.rust is not None]

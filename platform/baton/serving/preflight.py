@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from baton.config.api_arguments import SINCE
 from baton.config.contradictions import contradictions

@@ -26,6 +26,13 @@ def node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
+def node_addresses() -> tuple[str, ...]:
+    """The addresses of all nodes that the cluster has at present."""
+    import ray
+
+    return tuple(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["Alive"])
+
+
 def control_store() -> str:
     """`host:port` of the control store of the cluster that this process is connected to."""
     import ray

@@ -24,15 +24,18 @@ from baton.runtime.known_adapters import KnownAdapters
 from baton.runtime.ports import Engine
 from baton.runtime.replica_host import HostOptions, ReplicaHost
 from baton.runtime.roles import known_role
+from baton.serving import hub_environment
 from baton.serving.access_token import TokenFile
 from baton.serving.adapter_store import AdapterHolder, decoded
-from baton.serving.engines import ReplicaSite, build_engine, devices
+from baton.serving.engines import ReplicaSite, build_engine, devices, engine_environment
 from baton.serving.link_keys import link_options
 from baton.serving.metadata import LINK_ADDRESS, METRICS_ADDRESS, REPLICA_ID
 from baton.serving.metrics_endpoint import Metrics, MetricsEndpoint
+from baton.serving.model_download import fetch_for_engine
 from baton.serving.own_side_channel import OWN_DEADLINE_S, OwnSideChannel
 from baton.serving.ports import PortReservation
 from baton.serving.private_port import keep_port_private
+from baton.serving.start_reports import StartReporter
 from baton.telemetry.logs import configure_logs, log_event
 from baton.telemetry.replica_metrics import replica_families
 
@@ -90,6 +93,10 @@ class EngineReplica:
         self._metrics: MetricsEndpoint | None = None
         host = node_address()
         keep_port_private(host)
+        await asyncio.to_thread(hub_environment.take, config.cluster.model_cache.path)
+        if config.pools[pool].engine.kind is EngineKind.VLLM:
+            seen = await asyncio.to_thread(engine_environment, config, pool)
+            await fetch_for_engine(config, pool, seen, StartReporter(pool, host))
         site = ReplicaSite(
             replica_id=f"{pool}-{replica_name()}",
             pool=pool,

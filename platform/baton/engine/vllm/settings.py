@@ -27,6 +27,14 @@ NIXL_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
 """Read by `baton.transfer.nixl_progress` in the engine process; a test holds the two together."""
 
 
+_PROXIES = tuple(
+    spelt
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+    for spelt in (name, name.lower())
+)
+"""By which a worker on another node reaches a hub; variables of the hub itself vLLM passes on."""
+
+
 class OnLoadFailure(StrEnum):
     """What an engine does when a prompt's KV blocks cannot be fetched."""
 
@@ -206,6 +214,7 @@ def engine_environment(settings: VllmEngineSettings, folder: Path) -> dict[str, 
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # Workers of a split engine may be Ray's processes, which inherit nothing by themselves.
         "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "BATON_,UCX_",
+        "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(_PROXIES),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": str(folder),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_deadline_s)),

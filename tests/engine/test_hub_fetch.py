@@ -1,0 +1,197 @@
+"""The program that fetches a model, at a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from baton.engine.hub_fetch import Order, here_bytes
+from tests.fakes.hub import REPOSITORY, SHA, TOKEN, Hub, Manners, hub_of
+from tests.fakes.scaled_deadline import ScaledDeadline
+
+pytestmark = pytest.mark.slow
+_SHARDS = ("model-1.safetensors", "model-2.safetensors")
+FILES = {
+    "config.json": b"{}",
+    "README.md": b"not read",
+    "other.bin": b"not read",
+    # The client writes 10 MiB at a time.
+    _SHARDS[0]: b"1" * 1_000_000,
+    _SHARDS[1]: b"2" * 24_000_000,
+    "model.safetensors.index.json": json.dumps(
+        {"weight_map": {str(at): name for at, name in enumerate(_SHARDS)}}
+    ).encode(),
+}
+_READ = set(FILES) - {"README.md", "other.bin"}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with hub_of(FILES) as found:
+        yield found
+
+
+class Node:
+    """Where the program is run."""
+
+    def __init__(self, hub: Hub, folder: Path) -> None:
+        self.hub = hub
+        self.folder = folder
+        self.snapshot = folder / "hub" / "models--org--small" / "snapshots" / SHA
+        self.report = folder / "report"
+
+    @contextmanager
+    def runs(
+        self, environment: Mapping[str, str] | None = None, **order: object
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        told: Any = {"repository": REPOSITORY, "revision": None, "weights": True, **order}
+        seen = {
+            "HF_HOME": str(self.folder),
+            "HF_ENDPOINT": self.hub.url,
+            "HF_HUB_DOWNLOAD_TIMEOUT": "600",
+            **(environment or {}),
+        }
+        words = [sys.executable, "-m", "baton.engine.hub_fetch"]
+        with subprocess.Popen(
+            [*words, Order(**told, report=str(self.report)).text()], env={**os.environ, **seen}
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def fetches(self, environment: Mapping[str, str] | None = None, **order: object) -> list[str]:
+        """Why it did not come, and what to do; empty where it came."""
+        with self.runs(environment, **order) as process:
+            assert process.wait() == 0
+        said = json.loads(self.report.read_text())
+        assert said["ended"]
+        return said["trouble"] or []
+
+
+@pytest.fixture
+def node(hub: Hub, tmp_path: Path) -> Node:
+    return Node(hub, tmp_path)
+
+
+def test_what_vllm_reads_comes_once_and_is_there_without_a_hub(node: Node) -> None:
+    assert node.fetches() == []
+    assert {path.name for path in node.snapshot.iterdir()} == _READ
+    assert node.fetches() == []
+    assert set(node.hub.fetched.values()) == {1}
+    assert node.fetches({"HF_HUB_OFFLINE": "1"}) == []
+    node.hub.manners = Manners(status=503)
+    assert node.fetches() == []
+
+
+def test_an_api_server_gets_no_weights(node: Node) -> None:
+    assert node.fetches(weights=False) == []
+    assert {path.name for path in node.snapshot.iterdir()} == _READ - set(_SHARDS)
+
+
+def test_weights_go_where_the_engine_looks_for_them(node: Node) -> None:
+    assert node.fetches(folder=str(node.folder / "elsewhere")) == []
+    assert not node.snapshot.exists()
+    assert len([*(node.folder / "elsewhere").glob("*/snapshots/*/*.safetensors")]) == 2
+
+
+def test_a_download_that_is_cut_goes_on(node: Node) -> None:
+    node.hub.manners = Manners(cut_once=frozenset(_SHARDS[:1]))
+    assert node.fetches() == []
+    assert (node.snapshot / _SHARDS[0]).read_bytes() == FILES[_SHARDS[0]]
+    assert node.hub.fetched[_SHARDS[0]] == 2
+
+
+def test_a_gated_model_comes_by_the_token_alone(node: Node) -> None:
+    node.hub.manners = Manners(gated=True)
+    why, remedy = node.fetches()
+    assert why == f"model org/small is gated: {node.hub.url} answered 401"
+    assert remedy.startswith(f"accept its licence at {node.hub.url}/org/small and set HF_TOKEN")
+    why, remedy = node.fetches({"HF_TOKEN": "hf_of_another"})
+    assert "answered 403" in why
+    assert "with the account of HF_TOKEN" in remedy
+    assert node.fetches({"HF_TOKEN": TOKEN}) == []
+
+
+def test_what_is_not_there_is_said_in_one_line(node: Node) -> None:
+    why, remedy = node.fetches(repository="org/none")
+    assert why == f"{node.hub.url} shows no model org/none: it answered 404"
+    assert remedy == "correct models.*.source, or set HF_TOKEN where it is private"
+    node.hub.manners = Manners(private=True)
+    assert node.fetches()[0] == f"{node.hub.url} shows no model org/small: it answered 401"
+    node.hub.manners = Manners()
+    assert node.fetches(revision="v9") == [
+        f"model org/small has no revision 'v9' on {node.hub.url}",
+        "correct models.*.revision",
+    ]
+    why, remedy = node.fetches({"HF_HUB_OFFLINE": "1", "HF_HOME": str(node.folder / "empty")})
+    assert "HF_HUB_OFFLINE is set" in why
+    assert remedy.startswith("fetch it there with 'hf download'")
+
+
+def test_a_hub_that_does_not_answer_is_said_at_once(node: Node) -> None:
+    why, remedy = node.fetches({"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert why.startswith("http://127.0.0.1:9 cannot be reached for model org/small: ConnectError")
+    assert "HF_ENDPOINT for a mirror" in remedy
+
+
+def test_what_a_mirror_asks_for_is_not_shown(node: Node) -> None:
+    why, _ = node.fetches({"HF_ENDPOINT": "http://me:my-password@127.0.0.1:9"})
+    assert why.startswith("http://127.0.0.1:9 cannot be reached")
+    assert "my-password" not in node.report.read_text()
+
+
+def test_a_model_goes_through_a_proxy_that_is_named(node: Node) -> None:
+    # The hub of this machine stands in for a proxy before another one, of which only it knows.
+    assert node.fetches({"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": node.hub.url}) == []
+    assert node.hub.fetched[_SHARDS[0]] == 1
+
+
+def test_it_says_how_far_it_is_and_what_is_half_there_goes_with_it(node: Node) -> None:
+    node.hub.manners = Manners(held={_SHARDS[1]: Event()})
+    blobs = node.snapshot.parents[1] / "blobs"
+    total = sum(len(FILES[name]) for name in _SHARDS)
+    blobs.mkdir(parents=True)
+    (blobs / "old.1234abcd.incomplete").write_bytes(b"of one that was killed")
+    os.utime(blobs / "old.1234abcd.incomplete", (0, 0))
+    with node.runs() as process:
+        deadline = ScaledDeadline(60)
+        while _said(node.report).get("done", 0) <= len(FILES[_SHARDS[0]]):
+            assert not deadline.passed(), _said(node.report)
+            time.sleep(0.05)
+        said = _said(node.report)
+        assert said["total"] == total
+        assert said["done"] < total
+        assert len([*blobs.glob("*.incomplete")]) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+    assert [*blobs.glob("*.incomplete")] == []
+
+
+def test_files_that_are_whole_and_files_on_their_way_are_counted(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "s", tmp_path / "b"
+    snapshot.mkdir()
+    blobs.mkdir()
+    sizes = {"a": 8192, "b": 16384}
+    assert here_bytes(snapshot, blobs, sizes) == 0
+    (snapshot / "a").write_bytes(bytes(8192))
+    (blobs / "b.1.incomplete").write_bytes(b"x" * 4096)
+    assert here_bytes(snapshot, blobs, sizes) == 8192 + 4096
+    os.utime(blobs / "b.1.incomplete", (0, 0))  # of a program that was killed
+    assert here_bytes(snapshot, blobs, sizes) == 8192
+
+
+def _said(report: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+    return found
