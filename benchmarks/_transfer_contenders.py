@@ -88,7 +88,7 @@ def engine_variables() -> dict[str, str]:
         role=Role.DECODE,
         nixl=Nixl(host="127.0.0.1", port=1),
     )
-    return engine_environment(settings, 0, Path(tempfile.gettempdir()))
+    return engine_environment(settings, Path(tempfile.gettempdir()))
 
 
 def engine_agents(more: Mapping[str, str]) -> Agents:

@@ -79,7 +79,11 @@ def growing_node(types: Mapping[str, Mapping[str, object]], *, v2: bool) -> Iter
 
     Not `ray.cluster_utils.AutoscalingCluster`: that begins with `ray stop --force`.
     """
-    with _cluster(_reachable_address(), "0", token=True, types=types, v2=v2) as found:
+    own = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    if v2:
+        own |= {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": _FAKE_HEAD}
+        own |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": _FAKE_HEAD}
+    with _cluster(_reachable_address(), "0", token=True, types=types, own=own) as found:
         yield found
 
 
@@ -133,7 +137,6 @@ def _cluster(
     gpus: int = 0,
     own: Mapping[str, str] = MappingProxyType({}),
     types: Mapping[str, Mapping[str, object]] | None = None,
-    v2: bool = False,
 ) -> Iterator[Nodes]:
     """Nodes that are ended, with what they started, at the end."""
     with (
@@ -156,11 +159,6 @@ def _cluster(
             file = folder / "autoscaling.yaml"
             file.write_text(json.dumps(_autoscaling(types, address)))
             commands[0] += ("--autoscaling-config", str(file))
-            environment |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-            if v2:
-                environment |= {"RAY_enable_autoscaler_v2": "1"}
-                environment |= {"RAY_CLOUD_INSTANCE_ID": _FAKE_HEAD}
-                environment |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": _FAKE_HEAD}
         for worker in workers:
             here = ("--node-ip-address", worker, "--num-cpus", "4")
             # Logs of its own, as another machine would have.

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tests.e2e.deployments import alive
+from tests.e2e.operators import Operator
 from tests.e2e.ray_nodes import Nodes, three_nodes
-from tests.e2e.test_e2e_existing_cluster import Operator
 from tests.fakes.cpu_platform import announce
 from tests.fakes.scaled_deadline import ScaledDeadline, slowness
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm.platforms.cpu import CpuPlatform
 
 
-class CpuAsRaysGpu(CpuPlatform):
+class CpuAsRaysGpu(CpuPlatform):  # type: ignore[misc]
     """Computes on CPUs; a worker takes what Ray counts as a GPU."""
 
     ray_device_key = "GPU"
