@@ -22,7 +22,7 @@ from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.rust_arguments import rust_arguments
 from baton.engine.vllm.rust_frontend import RustFrontend
 from baton.runtime.link.options import LinkOptions
-from baton.serving import ingress, ray_context, replica
+from baton.serving import hub_environment, ingress, ray_context, replica
 from baton.serving.app import controller_options, ingress_options, pool_options
 from baton.serving.config_holder import ConfigHolder
 from baton.serving.controller import ControllerBody, observatory
@@ -165,6 +165,7 @@ async def read_by_ingress(config: DeploymentConfig) -> Read:
     after, while_it_runs = recorded(config)
     FirstHalf(before)
     ingress_options(before)
+    assert before.cluster.model_cache.path is None  # as its start does: where tokenizers are kept
     async with an_ingress(before) as bodies:
         await bodies.switch_to(after)()
     return Read(frozenset(at_start), frozenset(while_it_runs))
@@ -193,6 +194,7 @@ async def read_by_replica(config: DeploymentConfig, monkeypatch: pytest.MonkeyPa
         await start_and_stop(before, monkeypatch)
     else:  # all but the start of a real engine
         host_options(before, "d")
+        assert before.cluster.model_cache.path is None  # where its model is kept
         site = ReplicaSite(
             replica_id="r", pool="d", host="127.0.0.1", reserve_ports=lambda _host, base, _n: base
         )
@@ -211,6 +213,8 @@ async def start_and_stop(config: DeploymentConfig, monkeypatch: pytest.MonkeyPat
     """A replica as Serve has it, but for what it asks Ray."""
     monkeypatch.setattr(ray_context, "node_address", lambda: "127.0.0.1")
     monkeypatch.setattr(ray_context, "replica_name", lambda: "one")
+    monkeypatch.setattr(ray_context, "control_store", lambda: "127.0.0.1:6379")
+    monkeypatch.setattr(hub_environment, "take", str)
     monkeypatch.setattr(replica, "keep_port_private", lambda _host: None)
     monkeypatch.setattr(replica, "link_options", LinkOptions)
     body = object.__new__(Replica)
