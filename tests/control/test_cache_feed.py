@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -618,3 +619,10 @@ def test_a_reader_ends_up_with_the_snapshot_and_the_bound_holds(
     apply(snapshot, script.feed.snapshot())
     assert script.known == snapshot
     assert all(len(held) <= 2 * capacity_blocks for held in snapshot.values())
+
+
+def test_groups_of_layers_that_are_not_there_are_left_out() -> None:
+    script = Script()
+    script.say(stored((1, 1)), replace(stored((2, 2)), group=1), replace(removed((1, 1)), group=1))
+    assert script.believed() == {hash_of((1, 1))}
+    assert script.feed.counters.other_groups == 2

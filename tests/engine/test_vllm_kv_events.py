@@ -92,16 +92,27 @@ def test_whole_digests_are_names_as_good_as_numbers() -> None:
     assert event.block_hashes == (b"a" * 32,)
 
 
-def test_only_the_first_group_of_a_hybrid_cache_is_told() -> None:
-    others = (
+def test_each_group_of_a_hybrid_cache_is_told_apart() -> None:
+    theirs = (
         stored([1], group_idx=1),
-        BlockRemoved(block_hashes=[1], medium="GPU", group_idx=1),
+        BlockRemoved(block_hashes=[1], medium="GPU", group_idx=2),
+        stored([2], group_idx=0),
     )
-    batch = decode_batch(message(0, *others, stored([2], group_idx=0)), "p0")
-    assert [event.block_hashes for event in batch.events if isinstance(event, BlocksStored)] == [
-        (name(2),)
+    batch = decode_batch(message(0, *theirs), "p0")
+    assert [event.group for event in batch.events if not isinstance(event, BlocksCleared)] == [
+        1,
+        2,
+        0,
     ]
-    assert len(batch.events) == 1
+
+
+def test_of_a_run_with_holes_the_blocks_keep_their_names() -> None:
+    holes = stored([1, 2], token_ids=list(range(8)), group_idx=1)
+    event, cleared = decode_batch(message(0, holes, AllBlocksCleared()), "p0").events
+    assert isinstance(event, BlocksStored)
+    assert cleared == BlocksCleared()
+    assert event.block_hashes == (name(1), name(2))
+    assert (event.token_ids, event.block_size_tokens) == ((), 0)
 
 
 def test_adapter_and_salt_are_told_apart() -> None:
@@ -177,12 +188,6 @@ def test_blocks_without_tokens_keep_their_names() -> None:
         )
         for number in (1, 2)
     )
-
-
-def test_a_run_with_holes_says_nothing_and_spoils_nothing() -> None:
-    holes = stored([1, 2], token_ids=list(range(6)))
-    batch = decode_batch(message(0, holes, AllBlocksCleared()), "p0")
-    assert batch.events == (BlocksCleared(),)
 
 
 def test_a_message_of_another_shape_is_refused() -> None:

@@ -171,6 +171,7 @@ def test_the_plugin_leaves_processes_alone_that_are_not_our_engines(
     asked: list[object] = []
     monkeypatch.setattr(plugin, "die_with_parent", asked.append)
     monkeypatch.setattr(plugin, "take_up_resumed_legs", lambda: asked.append("takes up"))
+    monkeypatch.setattr(plugin, "tell_of_cache", lambda: asked.append("tells of its cache"))
     monkeypatch.delenv(ASKER_VARIABLE, raising=False)
     plugin.install()
     monkeypatch.setenv(ASKER_VARIABLE, process_name())
@@ -180,4 +181,4 @@ def test_the_plugin_leaves_processes_alone_that_are_not_our_engines(
     # where it may have the number that the asking process has on its own.
     monkeypatch.setenv(ASKER_VARIABLE, f"elsewhere:1:{os.getpid()}")
     plugin.install()
-    assert asked == ["takes up"]
+    assert asked == ["takes up", "tells of its cache"]

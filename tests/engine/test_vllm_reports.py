@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from baton.domain.cache import CacheGroup, CacheShape, GroupNeeds
 from baton.domain.errors import EngineStartFailed, TransferFailed
 from baton.domain.fleet import Load, ReplicaFacts, Role, TransferTotals
 from baton.domain.handoff import Leg, LegFailure, LegKind, Ticket
@@ -22,6 +23,7 @@ with warnings.catch_warnings():
     from vllm.v1.metrics.stats import SchedulerIterationDetails, SchedulerStats
 
     from baton.engine.vllm.adapter import VllmEngine
+    from baton.engine.vllm.cache_report import CacheReport
     from baton.engine.vllm.facts import replica_facts, start_failure, typed_arguments
     from baton.engine.vllm.load import LoadMeter
 
@@ -39,6 +41,7 @@ def facts(
     *,
     endpoint: str | None = EVENTS,
     told: Mapping[str, object] | None = None,
+    cache: CacheReport | None = None,
 ) -> ReplicaFacts:
     """The facts of an engine that was started with `settings`, or was `told` otherwise."""
     arguments = typed_arguments(engine_arguments(settings, endpoint) | dict(told or {}))
@@ -50,7 +53,7 @@ def facts(
         get_head_size=lambda: 64,
         get_total_num_hidden_layers=lambda: 4,
     )
-    cache = SimpleNamespace(
+    options = SimpleNamespace(
         block_size=32,
         num_gpu_blocks=10,
         cache_dtype="auto",
@@ -58,13 +61,13 @@ def facts(
     )
     config = SimpleNamespace(
         model_config=model,
-        cache_config=cache,
+        cache_config=options,
         scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048),
         kv_events_config=arguments.get("kv_events_config"),
         kv_transfer_config=arguments.get("kv_transfer_config"),
         lora_config=None,
     )
-    return replica_facts(settings, config, endpoint)
+    return replica_facts(settings, config, endpoint, cache=cache or CacheReport(tells=True))
 
 
 def stats(**changes: object) -> SchedulerStats:
@@ -111,6 +114,18 @@ def test_an_engine_tells_of_its_cache_unless_it_has_none_or_was_told_otherwise()
     assert not facts(SETTINGS, told={"enable_prefix_caching": False}).cache_events
     elsewhere = {"enable_kv_cache_events": True, "endpoint": "tcp://*:5557"}
     assert not facts(SETTINGS, told={"kv_events_config": elsewhere}).cache_events
+
+
+def test_what_an_engine_says_of_its_cache_wins_over_the_models_shape() -> None:
+    shape = CacheShape((CacheGroup(GroupNeeds.LAST, 32, 4),), alignment_tokens=32)
+    room = replace(SETTINGS, host_memory_bytes=2500)
+    found = facts(room, cache=CacheReport(tells=True, shape=shape, block_bytes=1000))
+    assert (found.cache_shape, found.kv_block_bytes, found.host_blocks) == (shape, 1000, 2)
+    assert found.cache_events
+
+
+def test_events_of_which_it_is_not_known_what_they_mean_are_not_listened_to() -> None:
+    assert not facts(SETTINGS, cache=CacheReport(tells=False)).cache_events
 
 
 @pytest.mark.parametrize("host_memory_bytes", [None, 1 << 30])

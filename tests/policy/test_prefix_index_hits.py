@@ -242,3 +242,62 @@ def test_a_slot_is_not_given_out_before_all_of_it_is_swept(*, retired_during_a_s
     reported.sweep_all()
     left = 0 if retired_during_a_sweep else second
     assert all(mask == left for held in masks for _, mask in held.masks())
+
+
+# ------------------------------------------------------------------ whole prefixes
+LENGTH = 12
+HELD = st.sets(st.integers(min_value=1, max_value=LENGTH))
+
+
+def told(index: PrefixIndex, replica_id: str, ends: set[int]) -> None:
+    hashes = pack_hashes(sorted(ends))
+    change = CacheChange(CacheChangeKind.STORED, hashes)
+    assert not index.apply(replica_id, CacheUpdate(1, (change,)), 0.0)
+
+
+@given(
+    prefixes=st.lists(st.tuples(HELD, st.integers(0, 2)), min_size=1, max_size=4),
+    depths=st.lists(st.integers(min_value=0, max_value=LENGTH), max_size=4),
+    most=st.integers(min_value=0, max_value=LENGTH),
+)
+def test_of_whole_prefixes_the_longest_counts_and_of_blocks_the_leading_ones(
+    prefixes: list[tuple[set[int], int]], depths: list[int], most: int
+) -> None:
+    index = PrefixIndex()
+    wanted = {}
+    for place, (ends, peek) in enumerate(prefixes):
+        index.join(f"p{place}", capacity_blocks=100, peek_blocks=peek)
+        told(index, f"p{place}", ends)
+        wanted[f"p{place}"] = max((end - peek for end in ends if peek < end <= most), default=0)
+    for place, depth in enumerate(depths):
+        index.join(f"b{place}", capacity_blocks=100)
+        told(index, f"b{place}", set(range(1, depth + 1)))
+        wanted[f"b{place}"] = depth
+    index.check_integrity()
+    hits = index.look_up(range(1, LENGTH + 1), 0.0, most_blocks=most)
+    assert {one: hits.of(one).blocks for one in wanted} == wanted
+    assert hits.depths() == sorted(set(wanted.values()) - {0}, reverse=True)
+    holders = hits.holders(10)
+    assert sorted(holders) == sorted(one for one in wanted if wanted[one])
+    assert [wanted[one] for one in holders] == sorted(
+        (wanted[one] for one in holders), reverse=True
+    )
+
+
+def test_of_a_replica_that_tells_of_whole_prefixes_the_whole_prompt_is_predicted() -> None:
+    index = PrefixIndex()
+    index.join("p", capacity_blocks=100, peek_blocks=0)
+    index.predict("p", range(1, 9), 0.0)
+    assert index.look_up(range(1, 13), 0.0).of("p").blocks == 8
+    assert index.look_up(range(1, 8), 0.0).of("p").blocks == 0
+
+
+def test_a_replica_whose_cache_was_emptied_still_tells_of_whole_prefixes() -> None:
+    index = PrefixIndex()
+    index.join("p", capacity_blocks=100, peek_blocks=0)
+    told(index, "p", {3})
+    emptied = CacheChange(CacheChangeKind.CLEARED)
+    again = CacheChange(CacheChangeKind.STORED, pack_hashes([5]))
+    index.apply("p", CacheUpdate(2, (emptied, again)), 0.0)
+    index.check_integrity()
+    assert index.look_up(range(1, 13), 0.0).of("p").blocks == 5

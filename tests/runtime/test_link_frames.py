@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.cache import CacheChange, CacheChangeKind, CacheTier, CacheUpdate, pack_hashes
+from baton.domain.cache import (
+    CacheChange,
+    CacheChangeKind,
+    CacheGroup,
+    CacheShape,
+    CacheTier,
+    CacheUpdate,
+    GroupNeeds,
+    pack_hashes,
+)
 from baton.domain.fleet import (
     AdapterLoad,
     LinkTotals,
@@ -91,6 +100,13 @@ cache_updates = st.builds(
     snapshot=st.booleans(),
 )
 links = st.builds(LinkTotals, names, counts, counts, floats, counts, names)
+shapes = st.builds(
+    CacheShape,
+    st.lists(st.builds(CacheGroup, st.sampled_from(GroupNeeds), counts, counts, st.booleans())).map(
+        tuple
+    ),
+    counts,
+)
 facts = st.builds(
     ReplicaFacts,
     replica_id=names,
@@ -112,6 +128,7 @@ facts = st.builds(
     host_blocks=counts,
     devices=floats,
     decode_step_tokens=st.none() | counts,
+    cache_shape=st.none() | shapes,
 )
 id_lists = st.lists(names, max_size=10).map(tuple)
 goodbyes = st.builds(frames.Goodbye, st.sampled_from(Parting), st.text(max_size=50))

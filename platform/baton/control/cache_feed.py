@@ -72,6 +72,10 @@ class FeedCounters:
     unknown_removed: int = 0
     forgotten: int = 0
     """Too many to remember."""
+    other_groups: int = 0
+    """Left out: of layers that are said not to be there."""
+    other_tiers: int = 0
+    """Left out: in a memory of which it is not known what can be reused."""
 
 
 class CacheFeed:
@@ -107,6 +111,8 @@ class CacheFeed:
         self._next_batch = batch.sequence + 1
         for event in batch.events:
             match event:
+                case BlocksStored() | BlocksRemoved() if event.group:
+                    self.counters.other_groups += len(event.block_hashes)
                 case BlocksStored():
                     self._on_stored(event)
                 case BlocksRemoved():

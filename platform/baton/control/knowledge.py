@@ -53,7 +53,9 @@ class Knowledge:
 
     def joined(self, facts: ReplicaFacts) -> None:
         """A replica is new, or new again: what was known of its cache is not true any more."""
-        self.index.join(facts.replica_id, capacity_blocks=facts.kv_blocks)
+        self.index.join(
+            facts.replica_id, capacity_blocks=facts.kv_blocks, peek_blocks=_peek_blocks(facts)
+        )
         self.links.leave(facts.replica_id)
         self.links.join(facts.replica_id)
         self._forget_family(facts.replica_id)
@@ -119,7 +121,10 @@ class Knowledge:
     def _hits(self, entry: Entry, now_s: float) -> Hits:
         if self.index.is_empty or not self._members or not entry.request.prompt_token_ids:
             return NO_HITS
-        found = {one: self.index.look_up(entry.hashes(one), now_s) for one in self._members}
+        found = {
+            one: self.index.look_up(entry.hashes(one), now_s, most_blocks=_most_blocks(entry, one))
+            for one in self._members
+        }
         return next(iter(found.values())) if len(found) == 1 else _AnyFamily(found)
 
     def _regrets(self, entry: Entry, now_s: float) -> Regrets:
@@ -183,7 +188,8 @@ class Knowledge:
         family = self._families.get(replica_id)
         if family is not None and self._index_predicts:
             blocks = tokens // family[1]
-            self.index.predict(replica_id, entry.hashes(family)[:blocks], now_s)
+            most = _most_blocks(entry, family)
+            self.index.predict(replica_id, entry.hashes(family)[:blocks], now_s, most_blocks=most)
 
     def computed(self, entry: Entry, replica_id: str, cached_tokens: int, now_s: float) -> None:
         """A replica began with a prompt and said how much of it was cached there."""
@@ -249,6 +255,16 @@ class Knowledge:
     @property
     def _events_count(self) -> bool:
         return self.index.mode is not IndexMode.PREDICTED
+
+
+def _peek_blocks(facts: ReplicaFacts) -> int | None:
+    shape = facts.cache_shape
+    return None if shape is None else shape.peek_tokens // facts.block_size_tokens
+
+
+def _most_blocks(entry: Entry, family: Family) -> int:
+    """Blocks of a prompt that can be found cached: its last token is always computed."""
+    return max(0, entry.token_count - 1) // family[1]
 
 
 class _AnyFamily:

@@ -178,6 +178,11 @@ class Entry:
             known = self._hashes[key] = chain(root, self.tokens(), block_size_tokens)
         return known
 
+    @property
+    def token_count(self) -> int:
+        """How many tokens its prompt and what was generated so far have."""
+        return len(self.request.prompt_token_ids) + len(self.generated)
+
     def tokens(self) -> TokenIds:
         """Its prompt, followed by what was generated so far."""
         prompt = self.request.prompt_token_ids

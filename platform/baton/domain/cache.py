@@ -25,6 +25,48 @@ class CacheTier(StrEnum):
     """In the host's memory (or further away): it must be loaded before it is of use."""
 
 
+class GroupNeeds(StrEnum):
+    """What one group of layers must hold of a prefix for a request to go on after it."""
+
+    ALL = "all"
+    """Every block: full attention."""
+    LAST = "last"
+    """The last so many blocks: a sliding window; one, for a state."""
+    CHUNK = "chunk"
+    """The blocks since the last multiple of so many tokens: chunked local attention."""
+    NOTHING = "nothing"
+    """Scratch memory of one request, which is never shared."""
+
+
+class CacheGroup(NamedTuple):
+    """Layers of a model that keep blocks of their own, and give them up by a rule of their own."""
+
+    needs: GroupNeeds
+    block_size_tokens: int
+    span: int = 0
+    """LAST: blocks. CHUNK: tokens."""
+    peeks: bool = False
+    """The block after the prefix must be held, too: a draft model computes it again."""
+
+
+class CacheShape(NamedTuple):
+    """How a prefix cache of more than plain full attention finds what it can reuse.
+
+    A request goes on after a prefix only where each group holds what it needs of it. So which
+    prefixes are reusable does not follow from a longer one that is.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    """By the engine's own numbers."""
+    alignment_tokens: int
+    """Reused prefixes are multiples of this."""
+
+    @property
+    def peek_tokens(self) -> int:
+        """How far beyond a prefix blocks must be held for it to be reused."""
+        return max((group.block_size_tokens for group in self.groups if group.peeks), default=0)
+
+
 class CacheChangeKind(StrEnum):
     """What happened to blocks."""
 

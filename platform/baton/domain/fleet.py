@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from baton.domain.cache import CacheShape
 from baton.domain.value import Value
 
 
@@ -82,6 +83,9 @@ class ReplicaFacts:
     """As `max_batched_tokens`, of steps in which anybody decodes; None: as many."""
     adapters_per_batch: int = 0
     """Different adapters that it runs at the same time; 0: as many as it keeps loaded."""
+    cache_shape: CacheShape | None = None
+    """How its prefix cache finds what it can reuse; None: by plain full attention, so that of a
+    reusable prefix every shorter one is reusable, too."""
 
     @property
     def goes_on(self) -> bool:

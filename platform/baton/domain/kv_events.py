@@ -31,6 +31,8 @@ class BlocksStored:
     opaque: bool = False
     """They stand for more than their token ids say (images, prompt embeddings), so that nobody can
     know from token ids alone whether they would be reused."""
+    group: int = 0
+    """Which of the engine's groups of layers; their blocks have one name for one prefix."""
 
     def __post_init__(self) -> None:
         wanted = len(self.block_hashes) * self.block_size_tokens
@@ -47,6 +49,7 @@ class BlocksRemoved:
 
     block_hashes: tuple[BlockHash, ...]
     tier: str | None = None
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class ReplicaRecord:
 
     bit: int
     predictions: Predictions
+    peek_blocks: int | None = None
+    """It tells of whole prefixes, by the block so far behind each; None: of blocks."""
     reported: dict[CacheTier, int] = field(default_factory=lambda: dict.fromkeys(CacheTier, 0))
     """Blocks kept, by tier."""
     sequence: int = 0

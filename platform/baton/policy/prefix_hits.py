@@ -10,6 +10,10 @@ An eviction may break the assumption. When a probe finds a holder that a block b
 chain is scanned from its start, which is exact. A hole that no probe falls into goes unnoticed:
 then a replica is credited with blocks up to the deepest probed one that it does hold. It is never
 credited with less than what it has, and no replica's hole spoils what is said of the others.
+
+Replicas of hybrid models tell of whole prefixes, by their last block (`Marks`), and one says
+nothing of another. For those the chain is scanned from its end, which costs one probe a block where
+one of them holds nothing of it.
 """
 
 from __future__ import annotations
@@ -28,6 +32,13 @@ Probe = Callable[[int], int]
 """From the position of a block in a chain to the slots that hold it."""
 
 
+class Marks(NamedTuple):
+    """The slots that tell of whole prefixes, each by a block so far behind its end."""
+
+    peek_blocks: int
+    slots: int
+
+
 class Level(NamedTuple):
     """The slots that hold at least so many leading blocks."""
 
@@ -38,13 +49,16 @@ class Level(NamedTuple):
 class Chain:
     """Who holds the blocks of one chain: in the KV cache, in any tier, or is expected to."""
 
-    __slots__ = ("gpu", "hashes", "held", "reported")
+    __slots__ = ("gpu", "hashes", "held", "marks", "most_blocks", "reported")
 
     def __init__(
         self,
         hashes: Sequence[int],
         tiers: tuple[HolderMasks, HolderMasks, HolderMasks],
         live: int | None,
+        *,
+        marks: Sequence[Marks] = (),
+        most_blocks: int | None = None,
     ) -> None:
         """Look at a chain.
 
@@ -52,9 +66,13 @@ class Chain:
             hashes: its blocks.
             tiers: what is reported of the GPU, what of the host, what is predicted.
             live: the slots that count; None: all do.
+            marks: of these, the ones that tell of whole prefixes.
+            most_blocks: of a whole prefix, so many blocks are looked at; None: all.
         """
         gpu, host, predicted = tiers
         self.hashes = hashes
+        self.marks = marks
+        self.most_blocks = len(hashes) if most_blocks is None else most_blocks
         self.gpu = _probe(hashes, [gpu], live)
         self.reported = _probe(hashes, [gpu, host], live) if host.entries else self.gpu
         self.held = self.reported
@@ -63,16 +81,58 @@ class Chain:
 
     def leading(self, probe: Probe, bit: int) -> int:
         """How many leading blocks one slot holds."""
+        for mark in self.marks:
+            if mark.slots & bit:
+                found = self._marked(probe, Marks(mark.peek_blocks, bit))
+                return found[0].blocks if found else 0
         if not probe(0) & bit:
             return 0
         return bisect_left(range(len(self.hashes)), 1, key=lambda n: not probe(n) & bit)
 
     def levels(self, probe: Probe) -> tuple[list[Level], bool]:
         """Where holders drop out, the deepest first; and whether the chain was seen broken."""
+        if self.marks:
+            return self._mixed_levels(probe)
         levels = find_levels(probe, len(self.hashes))
         if levels is None:
             return scan_levels(probe, len(self.hashes)), True
         return levels, False
+
+    def _mixed_levels(self, probe: Probe) -> tuple[list[Level], bool]:
+        """The same where some slots tell of whole prefixes."""
+        marked = sum(mark.slots for mark in self.marks)
+
+        def unmarked(position: int) -> int:
+            return probe(position) & ~marked
+
+        levels = find_levels(unmarked, len(self.hashes))
+        broken = levels is None
+        if levels is None:
+            levels = scan_levels(unmarked, len(self.hashes))
+        for mark in self.marks:
+            levels += self._marked(probe, mark)
+        levels.sort(reverse=True)
+        held = 0
+        joined: list[Level] = []
+        for blocks, slots in levels:  # so that each has those of all before it
+            held |= slots
+            if joined and joined[-1].blocks == blocks:
+                joined.pop()
+            joined.append(Level(blocks, held))
+        return joined, broken
+
+    def _marked(self, probe: Probe, mark: Marks) -> list[Level]:
+        """The longest prefix that each of these slots tells of, the longest first."""
+        peek, left = mark
+        last = min(len(self.hashes), self.most_blocks)
+        found: list[Level] = []
+        for end in range(last, peek, -1):
+            if not left:
+                break
+            if held := probe(end - 1) & left:
+                found.append(Level(end - peek, held))
+                left ^= held
+        return found
 
 
 def find_levels(probe: Probe, length: int) -> list[Level] | None:

@@ -40,7 +40,7 @@ from baton.domain.handoff import HitSource
 from baton.policy.hits import NO_HITS, Hits
 from baton.policy.index_record import IndexCounters, ReplicaIndexState, ReplicaRecord
 from baton.policy.predicted_blocks import PredictedBlocks, Prediction, Predictions
-from baton.policy.prefix_hits import Chain, PrefixHits
+from baton.policy.prefix_hits import Chain, Marks, PrefixHits
 from baton.policy.reported_blocks import ReportedBlocks
 from baton.policy.silences import REST_S
 
@@ -99,6 +99,7 @@ class PrefixIndex:
         self._predicted = PredictedBlocks()
         self._reported = ReportedBlocks(self._predicted.masks)
         self._counters = IndexCounters()
+        self._marks: list[Marks] = []
 
     @property
     def mode(self) -> IndexMode:
@@ -112,13 +113,22 @@ class PrefixIndex:
 
     # ------------------------------------------------------------------ membership
 
-    def join(self, replica_id: str, *, capacity_blocks: int) -> None:
-        """A replica begins a life with an empty cache; of an earlier life nothing is kept."""
+    def join(
+        self, replica_id: str, *, capacity_blocks: int, peek_blocks: int | None = None
+    ) -> None:
+        """A replica begins a life with an empty cache; of an earlier life nothing is kept.
+
+        Where `peek_blocks` is a number it tells of whole prefixes, each by the hash of the block so
+        far behind its last; else of blocks.
+        """
         self.leave(replica_id)
         bit = self._reported.take_slot()
         self._by_bit[bit] = replica_id
         own = Predictions(capacity_blocks=max(0, capacity_blocks))
-        self._replicas[replica_id] = ReplicaRecord(bit=bit, predictions=own)
+        self._replicas[replica_id] = ReplicaRecord(
+            bit=bit, predictions=own, peek_blocks=peek_blocks
+        )
+        self._marks = self._all_marks()
 
     def leave(self, replica_id: str) -> None:
         """A replica is gone, and all that it held; nothing happens when it is unknown."""
@@ -127,6 +137,7 @@ class PrefixIndex:
             self._predicted.abandon(known.predictions)
             self._reported.retire_slot(known.bit)
             del self._by_bit[known.bit]
+            self._marks = self._all_marks()
 
     # ------------------------------------------------------------------ what replicas say
 
@@ -204,19 +215,30 @@ class PrefixIndex:
 
     # ------------------------------------------------------------------ what we do
 
-    def predict(self, replica_id: str, hashes: Sequence[int], now_s: float) -> None:
-        """A prompt was sent to a replica: its cache will hold these blocks."""
+    def predict(
+        self,
+        replica_id: str,
+        hashes: Sequence[int],
+        now_s: float,
+        *,
+        most_blocks: int | None = None,
+    ) -> None:
+        """A prompt was sent to a replica: its cache will hold these blocks.
+
+        It can find up to `most_blocks` of them cached; None: all. Of a replica that tells of whole
+        prefixes only the whole of them is expected.
+        """
         known = self._known(replica_id)
         if known is None or not hashes or self.mode is IndexMode.EVENTS:
             return
         self._reported.sweep()
         self._predicted.expire(now_s)
-        chain = self._chain(hashes)
+        chain = self._chain(hashes, most_blocks)
         reported = chain.leading(chain.reported, known.bit)
         promised, by = self._promise(known, chain, reported, now_s)
         own = known.predictions
         # What is reported needs no prediction; the last block carries the answer in any case.
-        start = min(reported, len(hashes) - 1)
+        start = min(reported, len(hashes) - 1) if known.peek_blocks is None else len(hashes) - 1
         self._predicted.add(
             own,
             Prediction(
@@ -235,14 +257,19 @@ class PrefixIndex:
         """Whether nothing is known of any block: then nobody needs a prompt's hashes."""
         return not (self._reported.entries or self._predicted.masks.entries)
 
-    def look_up(self, hashes: Sequence[int], now_s: float) -> Hits:
-        """What each replica holds of a prompt; valid until the index changes."""
+    def look_up(
+        self, hashes: Sequence[int], now_s: float, *, most_blocks: int | None = None
+    ) -> Hits:
+        """What each replica holds of a prompt; valid until the index changes.
+
+        `most_blocks` end before its last token, which engines always compute; None: all.
+        """
         self._predicted.expire(now_s)
         self._counters.lookups += 1
         if not hashes:
             return NO_HITS
         hits = PrefixHits(
-            self._chain(hashes),
+            self._chain(hashes, most_blocks),
             now_s,
             holders=self._replicas,
             by_bit=self._by_bit,
@@ -290,6 +317,7 @@ class PrefixIndex:
         assert self._reported.entries <= self.options.max_entries, "more kept than allowed"
         assert self._reported.live == sum(one.bit for one in everyone), "slots and replicas differ"
         assert {self._replicas[name].bit: name for name in self._replicas} == self._by_bit
+        assert self._marks == self._all_marks(), "slots that tell of prefixes are not up to date"
         for tier in CacheTier:
             counts = dict.fromkeys(self._by_bit, 0)
             for _, held in self._reported.tier(tier).masks():
@@ -360,6 +388,7 @@ class PrefixIndex:
         known.bit = self._reported.take_slot()
         known.reported = dict.fromkeys(CacheTier, 0)
         self._by_bit[known.bit] = replica_id
+        self._marks = self._all_marks()
 
     def _disbelieve(self, known: ReplicaRecord, source: HitSource) -> None:
         known.doubts = 0
@@ -376,11 +405,19 @@ class PrefixIndex:
     def _asks(self, known: ReplicaRecord, now_s: float) -> bool:
         return known.asks(now_s, every_s=self.options.resync_s)
 
-    def _chain(self, hashes: Sequence[int]) -> Chain:
+    def _chain(self, hashes: Sequence[int], most_blocks: int | None) -> Chain:
         reported = self._reported
         gpu, host = reported.tier(CacheTier.GPU), reported.tier(CacheTier.HOST)
         live = reported.live if reported.retired else None
-        return Chain(hashes, (gpu, host, self._predicted.masks), live)
+        tiers = (gpu, host, self._predicted.masks)
+        return Chain(hashes, tiers, live, marks=self._marks, most_blocks=most_blocks)
+
+    def _all_marks(self) -> list[Marks]:
+        slots: dict[int, int] = {}
+        for one in self._replicas.values():
+            if one.peek_blocks is not None:
+                slots[one.peek_blocks] = slots.get(one.peek_blocks, 0) | one.bit
+        return [Marks(*item) for item in slots.items()]
 
     def _promise(
         self, known: ReplicaRecord, chain: Chain, reported: int, now_s: float

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from baton.control.cache_feed import CacheFeed, FeedCounters
+from baton.control.hybrid_feed import HybridFeed
 from baton.domain.cache import BLOCK_HASH_BYTES
 from baton.domain.fleet import ReplicaFacts
 from baton.domain.kv_events import KvEventBatch
@@ -33,12 +34,7 @@ class CacheReporter:
     """The one consumer of an engine's cache events."""
 
     def __init__(self, facts: ReplicaFacts, reports: Reports, *, max_frame_bytes: int) -> None:
-        self._feed = CacheFeed(
-            model=facts.model,
-            block_size_tokens=facts.block_size_tokens,
-            capacity_blocks=facts.kv_blocks,
-            host_blocks=facts.host_blocks,
-        )
+        self._feed = _feed(facts)
         self._speaks = facts.cache_events
         self._reports = reports
         self._max_blocks = max(0, max_frame_bytes - _FRAME_OVERHEAD_BYTES) // BLOCK_HASH_BYTES
@@ -103,3 +99,19 @@ class CacheReporter:
             self._reports.cache_changed(update)
         if self._reports.snapshot_wanted:
             self._reports.cache_snapshot(self._feed.snapshot(self._max_blocks))
+
+
+def _feed(facts: ReplicaFacts) -> CacheFeed | HybridFeed:
+    if facts.cache_shape is None:
+        return CacheFeed(
+            model=facts.model,
+            block_size_tokens=facts.block_size_tokens,
+            capacity_blocks=facts.kv_blocks,
+            host_blocks=facts.host_blocks,
+        )
+    return HybridFeed(
+        model=facts.model,
+        block_size_tokens=facts.block_size_tokens,
+        capacity_blocks=facts.kv_blocks,
+        shape=facts.cache_shape,
+    )

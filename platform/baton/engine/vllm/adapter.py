@@ -53,6 +53,7 @@ from baton.domain.kv_events import KvEventBatch
 from baton.engine.gpus import turn_on_gpu
 from baton.engine.vllm import process
 from baton.engine.vllm.adapters import EngineAdapters
+from baton.engine.vllm.cache_report import ask_for_cache
 from baton.engine.vllm.core_outputs import CoreOutputs
 from baton.engine.vllm.facts import engine_config, replica_facts, start_failure
 from baton.engine.vllm.kv_events import subscribe
@@ -145,6 +146,7 @@ class VllmEngine:
                 await asyncio.shield(job)
                 self._outputs = CoreOutputs(self._core)
                 self._takes_up = await asks_whether_it_takes_up(self._core)
+                cache = await ask_for_cache(self._core)
         except TimeoutError:
             await self.close()
             raise EngineStartFailed(
@@ -158,6 +160,7 @@ class VllmEngine:
             self._settings,
             self._core.vllm_config,
             self._events_endpoint,
+            cache=cache,
             takes_up=self._takes_up,
         )
         return self._facts

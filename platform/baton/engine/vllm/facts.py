@@ -14,6 +14,7 @@ from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
 from baton.domain.errors import EngineStartFailed
 from baton.domain.fleet import ReplicaFacts
+from baton.engine.vllm.cache_report import CacheReport
 from baton.engine.vllm.settings import VllmEngineSettings
 from baton.engine.vllm.transfer_keys import CONNECTOR, CONNECTOR_MODULE
 
@@ -44,14 +45,16 @@ def replica_facts(
     config: VllmConfig,
     kv_events_endpoint: str | None = None,
     *,
+    cache: CacheReport,
     takes_up: bool = False,
 ) -> ReplicaFacts:
-    """The facts of an engine, from vLLM's config after the engine said ready.
+    """The facts of an engine, from vLLM's config after the engine said ready, and its `cache`.
 
     Raw arguments may have changed what `settings` asked for, hence the looks at the config.
     """
-    cache, scheduler = config.cache_config, config.scheduler_config
+    scheduler, options = config.scheduler_config, config.cache_config
     events, transfer = config.kv_events_config, config.kv_transfer_config
+    block_bytes = cache.block_bytes or kv_block_bytes(config)
     hands_off = transfer is not None and settings.nixl is not None
     return ReplicaFacts(
         replica_id=settings.replica_id,
@@ -60,9 +63,9 @@ def replica_facts(
         model=settings.model_name,
         engine="vllm",
         engine_version=vllm.__version__,
-        block_size_tokens=cache.block_size,
-        kv_blocks=cache.num_gpu_blocks,
-        kv_block_bytes=kv_block_bytes(config),
+        block_size_tokens=options.block_size,
+        kv_blocks=options.num_gpu_blocks,
+        kv_block_bytes=block_bytes,
         max_len_tokens=config.model_config.max_model_len,
         max_running_requests=scheduler.max_num_seqs,
         max_batched_tokens=scheduler.max_num_batched_tokens,
@@ -70,16 +73,18 @@ def replica_facts(
         layout=layout(settings, config),
         side_channel=side_channel(settings) if hands_off else "",
         cache_events=bool(
-            cache.enable_prefix_caching
+            options.enable_prefix_caching
+            and cache.tells
             and kv_events_endpoint is not None
             and events is not None
             and events.endpoint == kv_events_endpoint
         ),
         prefix_fetch=hands_off and _is_ours(transfer),
         takes_up=takes_up,
-        host_blocks=(settings.host_memory_bytes or 0) // kv_block_bytes(config),
+        host_blocks=(settings.host_memory_bytes or 0) // block_bytes,
         adapter_slots=_adapter_slots(config),
         adapters_per_batch=0 if config.lora_config is None else int(config.lora_config.max_loras),
+        cache_shape=cache.shape,
     )
 
 
@@ -103,8 +108,8 @@ def _is_ours(transfer: KVTransferConfig) -> bool:
 def kv_block_bytes(config: VllmConfig) -> int:
     """Bytes of one block over all layers and ranks: what a pull of it moves.
 
-    From the model's shape, taking every layer for full attention; for a model with other kinds of
-    layers it is an upper bound.
+    From the model's shape, taking every layer for full attention: what there is where an engine
+    does not tell (`CacheReport.block_bytes`).
     """
     model, cache = config.model_config, config.cache_config
     heads = 1 if model.use_mla else 2 * model.get_total_num_kv_heads()

@@ -168,32 +168,27 @@ def decode_batch(message: Message, replica_id: str) -> KvEventBatch:
 
 
 def _events(theirs: BlockStored | BlockRemoved | AllBlocksCleared) -> tuple[KvEvent, ...]:
-    """Our values for vLLM's event; none for one about a further group of a hybrid model's cache.
-
-    The first group is enough to know which prefixes are held, and its hashes are the others' too.
-    """
+    """Our values for vLLM's event."""
     if isinstance(theirs, AllBlocksCleared):
         return (BlocksCleared(),)
-    if theirs.group_idx:
-        return ()
     if isinstance(theirs, BlockStored):
         return _stored(theirs)
     hashes = tuple(_hash(one) for one in theirs.block_hashes)
-    return (BlocksRemoved(block_hashes=hashes, tier=_tier(theirs)),)
+    group = theirs.group_idx or 0
+    return (BlocksRemoved(block_hashes=hashes, tier=_tier(theirs), group=group),)
 
 
 def _stored(theirs: BlockStored) -> tuple[BlocksStored, ...]:
     """The blocks that token ids alone name, and apart from them those from the first that has more.
 
     Blocks that vLLM leaves without tokens keep only their names, which is enough where the same
-    blocks were told of in another tier. A run with holes (sliding windows have them) says nothing.
+    blocks were told of in another tier or group. So do those of a run with holes, which sliding
+    windows and states have: vLLM gives the tokens of the holes, too, but not where they are.
     """
     hashes = [_hash(one) for one in theirs.block_hashes]
     tokens, block_tokens = theirs.token_ids, theirs.block_size
-    if not tokens:
-        block_tokens = 0
-    elif len(tokens) != len(hashes) * block_tokens:
-        return ()
+    if len(tokens) != len(hashes) * block_tokens:
+        tokens, block_tokens = [], 0
     keys = [_beyond_tokens(theirs, index) for index in range(len(hashes))]
     plain = next((n for n, key in enumerate(keys) if not _is_plain(key)), len(hashes))
     salt = next((key for key in keys[0] if isinstance(key, str)), None) if keys else None
@@ -209,6 +204,7 @@ def _stored(theirs: BlockStored) -> tuple[BlocksStored, ...]:
             adapter=theirs.lora_name,
             cache_salt=known_salt(salt),
             opaque=start == plain,
+            group=theirs.group_idx or 0,
         )
         for start, stop in ((0, plain), (plain, len(hashes)))
         if start < stop

@@ -14,8 +14,9 @@ choice at the parent's death instead. Two traps:
 - a parent that died before we asked sends nothing, hence the look at the parent's id afterwards.
 
 On the same occasion the process learns to take up resumed legs (see `resume`), to say what is wrong
-with requests that it refuses (see `refusals`), and to keep steps short that streams wait for (see
-`step_budget`). Its workers say what carries their pulls (see `rank_reports`).
+with requests that it refuses (see `refusals`), how its KV cache works (see `cache_report`), and to
+keep steps short that streams wait for (see `step_budget`). Its workers say what carries their pulls
+(see `rank_reports`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def install() -> None:
     rank_reports.install()
     take_up_resumed_legs()
     say_why_requests_are_refused()
+    tell_of_cache()
     decode_step_tokens = os.environ.get(DECODE_STEP_TOKENS_VARIABLE)
     if decode_step_tokens is not None:
         step_budget.install(int(decode_step_tokens))
@@ -76,6 +78,16 @@ def say_why_requests_are_refused() -> None:
         return
     if why is not None:
         logger.warning("requests that are wrong count as failed: %s", why)
+
+
+def tell_of_cache() -> None:
+    """Have this process tell how its KV cache works, if it can."""
+    try:
+        from baton.engine.vllm import cache_report
+
+        cache_report.install()
+    except Exception:  # what is missing is told when the engine is asked
+        logger.exception("nothing is told of the KV cache")
 
 
 def die_with_parent(parent_pid: int) -> None:
