@@ -531,7 +531,7 @@ def model(rest: str, base: str = LEAST) -> str:
             ),
             "extra:",
             "pools.d.engine.extra.speculative_config: got eagle3 drafts, model e, wanted no drafts"
-            " of its hidden states as in pool 'p': they exchange KV blocks",
+            " with KV blocks of their own as in pool 'p': they exchange KV blocks",
         ),
         (
             model("engine: {block_size: 16}", decode_pool("engine: {block_size: 32}")),
@@ -566,7 +566,7 @@ def model(rest: str, base: str = LEAST) -> str:
         (
             decode_pool("engine: {extra: {kv_cache_dtype: fp8}}"),
             "fp8",
-            "pools.d.engine.extra.kv_cache_dtype: got fp8, wanted null as in pool 'p'",
+            "pools.d.engine.extra.kv_cache_dtype: got fp8, wanted auto as in pool 'p'",
         ),
         (
             LEAST.replace("mixed", "prefill"),

@@ -12,6 +12,7 @@ from baton.config.addresses import host_wanted, ip_network, is_host, needs_zone
 from baton.config.build import Builder
 from baton.config.checks_adapters import check_adapters
 from baton.config.checks_api import check_api
+from baton.config.checks_exchange import check_exchange
 from baton.config.checks_frontend import check_frontend
 from baton.config.checks_observability import check_observability
 from baton.config.checks_security import check_security
@@ -69,8 +70,6 @@ _OWN_KEYS: Mapping[str, str] = {
 }
 """vLLM engine arguments that have a key of their own, and which."""
 
-_HIDDEN_STATES = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
-_DRAFT_FACTORS = ("model", "revision", "code_revision", "parallel_drafting", "kv_cache_dtype")
 AUTO = "auto"
 """Ray's word for the cluster that this machine is a node of."""
 
@@ -100,7 +99,7 @@ def check(root: Section, builder: Builder) -> Iterator[Finding]:
     for owner in [("pools", name) for name in seen.pool_names]:
         yield from _engine(seen, owner)
     yield from _router(seen)
-    yield from _agreement(seen)
+    yield from check_exchange(seen)
     yield from _serving(seen)
     yield from _endpoint(seen)
     yield from _ports(seen)
@@ -250,56 +249,6 @@ def _engine(seen: Seen, owner: Path) -> Iterator[Finding]:
             what = "has no effect on a simulated engine, remove it"
             yield seen.wrong((*path, key), what)
     yield from check_sim(seen, owner, engine)
-
-
-def _agreement(seen: Seen) -> Iterator[Finding]:
-    """Replicas of one model hand KV blocks to each other, so their blocks must be alike."""
-    first: dict[str, tuple[str, PoolConfig]] = {}
-    for name, pool in seen.pools().items():
-        other_name, other = first.setdefault(pool.model, (name, pool))
-        mine, theirs = _block_shape(pool.engine), _block_shape(other.engine)
-        for key, value in mine.items():
-            if value != theirs[key]:
-                what = (
-                    f"got {_shown(value)}, wanted {_shown(theirs[key])} as in pool '{other_name}'"
-                )
-                path = ("pools", name, "engine", *key.split("."))
-                yield seen.wrong(path, f"{what}: they exchange KV blocks")
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value)
-
-
-def _block_shape(engine: EngineConfig) -> dict[str, object]:
-    return {
-        "kind": engine.kind,
-        "dtype": engine.dtype,
-        "block_size": engine.block_size_tokens,
-        "extra.kv_cache_dtype": engine.extra.get("kv_cache_dtype"),
-        "extra.disable_hybrid_kv_cache_manager": engine.extra.get(
-            "disable_hybrid_kv_cache_manager", False
-        ),
-        "extra.speculative_config": _drafts(engine.extra.get("speculative_config")),
-        "sim.kv_block_size": engine.sim and engine.sim.kv_block_bytes,
-    }
-
-
-def _drafts(said: object) -> str:
-    """By what an engine drafts tokens, where that is part of what it hands over.
-
-    Drafts from the model's own hidden states have KV blocks beside the model's; NIXL's connector
-    refuses a partner that has not the same. Source: vLLM 0.32 and 0.33,
-    kv_connector/v1/nixl/metadata.py, `_get_speculative_compatibility_factors`.
-    """
-    method = said.get("method") if isinstance(said, Mapping) else None
-    if not isinstance(said, Mapping) or not isinstance(method, str):
-        return "no drafts of its hidden states"
-    kind = "mtp" if method.endswith("mtp") else method
-    if kind not in _HIDDEN_STATES:
-        return "no drafts of its hidden states"
-    told = {name: said[name] for name in _DRAFT_FACTORS if said.get(name) is not None}
-    return f"{kind} drafts" + "".join(f", {name} {value}" for name, value in told.items())
 
 
 def _serving(seen: Seen) -> Iterator[Finding]:
