@@ -47,7 +47,7 @@ class Row:
 _SHOWN_KEYS = 4
 _QUANTIZATIONS = ("fp8", "awq", "gptq")
 """Which schemes of vLLM say how wide weights are; a scheme's name holds one of these."""
-_KV_TYPES = ("auto", "fp8", "bfloat16", "float16", "float32")
+_KV_TYPES = ("auto", "fp8", "int8", "int4", "nvfp4", "bfloat16", "float16", "float32")
 """What the types of KV blocks begin with whose width is known."""
 
 

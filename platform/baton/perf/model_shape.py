@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final, assert_never
 
 from baton.perf.config_json import ConfigJson
 from baton.perf.hardware import BYTES, Dtype
+
+_FP32_BYTES: Final = 4
+_FP8_BLOCK: Final = 128
+"""Numbers of a latent or of an indexer's key that share a scale."""
+_FP4_BLOCK: Final = 16
+"""Numbers that share a scale of one byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,8 @@ class ModelShape:
     """Three matrices (gate, up, down) instead of two."""
     tied_embeddings: bool = False
     latent: LatentAttention | None = None
+    indexer_dim: int | None = None
+    """Of the keys by which sparse attention chooses what to attend to (DeepSeek-V3.2)."""
     experts: Experts | None = None
     window_tokens: int | None = None
     windowed_layers: int = 0
@@ -192,30 +201,59 @@ class ModelShape:
 
     # ------------------------------------------------------------------ KV cache
 
-    @property
-    def kv_layer_values(self) -> int:
-        """Numbers kept of one token in one layer: keys and values, or what they are unpacked from.
+    def kv_layer_bytes(self, dtype: Dtype) -> float:
+        """What one layer keeps of one token: keys and values, or what they are unpacked from.
 
+        Scales are part of it where each head of a token has its own (8 and 4 bits by integers, 4 by
+        floating point), and so are an indexer's keys, in FP8. Latent attention with an indexer
+        keeps its rotary part in 16 bits beside an FP8 latent, and in 8 beside an FP4 one.
         Source: 2 x heads x dimension for grouped queries (2305.13245); DeepSeek-V2 (2405.04434),
-        §2.1.3: d_c + d_rope.
+        §2.1.3: d_c + d_rope; vLLM 0.32's specs: `MLAAttention.get_kv_cache_spec` (656 and 352 bytes
+        for 512 + 64), `DeepseekV32IndexerCache` (132 for 128), `TritonAttentionBackend` and
+        `FlashInferBackend.customize_spec`.
         """
         if self.latent is None:
-            return 2 * self.kv_heads * self.head_dim
-        return self.latent.kv_rank + self.latent.rope_dim
+            head_bytes = self.head_dim * BYTES[dtype] + _scale_bytes(self.head_dim, dtype)
+            return 2 * self.kv_heads * head_bytes
+        rank, rope = self.latent.kv_rank, self.latent.rope_dim
+        if self.indexer_dim is None:
+            return (rank + rope) * BYTES[dtype]
+        indexer_bytes = self.indexer_dim + _FP32_BYTES * (self.indexer_dim // _FP8_BLOCK)
+        match dtype:
+            case Dtype.FP8:
+                latent_bytes = rank + _FP32_BYTES * (rank // _FP8_BLOCK) + rope * BYTES[Dtype.BF16]
+            case Dtype.FP4:
+                latent_bytes = rank * BYTES[dtype] + _scale_bytes(rank, dtype) + rope
+            case _:
+                latent_bytes = (rank + rope) * BYTES[dtype]
+        return latent_bytes + indexer_bytes
 
     def kv_token_bytes(self, dtype: Dtype) -> float:
         """What one token takes in all layers, on all devices together, each value counted once.
 
         Layers with a window count in full; see `kv_bytes`.
         """
-        return self.layers * self.kv_layer_values * BYTES[dtype]
+        return self.layers * self.kv_layer_bytes(dtype)
 
     def kv_bytes(self, tokens: int, dtype: Dtype) -> float:
         """What one request of so many tokens takes; windowed layers keep their window only."""
         layer_tokens = self.layers * tokens
         if self.window_tokens is not None:
             layer_tokens -= self.windowed_layers * max(0, tokens - self.window_tokens)
-        return layer_tokens * self.kv_layer_values * BYTES[dtype]
+        return layer_tokens * self.kv_layer_bytes(dtype)
+
+
+def _scale_bytes(values: int, dtype: Dtype) -> float:
+    """Of so many numbers of one head and token."""
+    match dtype:
+        case Dtype.INT8 | Dtype.INT4:
+            return _FP32_BYTES
+        case Dtype.FP4:
+            return values / _FP4_BLOCK
+        case Dtype.FP32 | Dtype.BF16 | Dtype.FP16 | Dtype.FP8:
+            return 0
+        case _:
+            assert_never(dtype)
 
 
 def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
@@ -243,6 +281,7 @@ def from_config(config: Mapping[str, object], *, name: str) -> ModelShape:
         gated_ffn=read.gated_ffn,
         tied_embeddings=read.tied_embeddings,
         latent=latent,
+        indexer_dim=read.optional_count("index_head_dim") if latent else None,
         experts=_experts(read, layers),
         window_tokens=window_tokens,
         windowed_layers=windowed_layers,

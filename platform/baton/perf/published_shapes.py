@@ -169,6 +169,9 @@ def _mistral() -> Iterator[ModelShape]:
     yield from _mixed(_experts(8, 2, 16_384, 0), _rows(32_000, eight_of_22))
 
 
+_INDEXER_DIMS = {"deepseek-ai/DeepSeek-V3.2": 128}
+
+
 def _deepseek() -> Iterator[ModelShape]:
     for org, names, row, experts in (
         (
@@ -201,7 +204,9 @@ def _deepseek() -> Iterator[ModelShape]:
         mixture = replace(_experts(count, active, width, shared), dense_layers=dense_layers)
         for name in names:
             full = (org + name, layers, hidden, heads, 1, 192, ffn_width, kilotokens * _K)
-            yield from _latent(query_rank, _mixed(mixture, _rows(vocab, full)))
+            shapes = _latent(query_rank, _mixed(mixture, _rows(vocab, full)))
+            indexer_dim = _INDEXER_DIMS.get(org + name)
+            yield from (replace(shape, indexer_dim=indexer_dim) for shape in shapes)
 
 
 def _openai() -> Iterator[ModelShape]:

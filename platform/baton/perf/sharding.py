@@ -114,8 +114,7 @@ class Split:
 
     def stage_token_bytes(self, stage: int, kv: Dtype) -> float:
         """Of one token on one device of a stage, each of its layers counted in full."""
-        values = self.shape.kv_layer_values * self.kv_share
-        return self.stage_layers()[stage] * values * BYTES[kv]
+        return self.stage_layers()[stage] * self.shape.kv_layer_bytes(kv) * self.kv_share
 
     # ------------------------------------------------------------------ activations
 
