@@ -120,9 +120,9 @@ def test_stages_of_a_pipeline_work_at_once_and_caching_can_be_off() -> None:
 
 def test_what_the_configuration_leaves_open_is_as_baton_starts_vllm() -> None:
     made = settings(GPU, "prefill")
-    assert made.max_running_requests == 128
+    assert made.max_running_requests == 1024
     open_ = ("pools.decode.engine.max_num_seqs=null", "models.llama-8b.engine.block_size=null")
-    assert settings(GPU, "decode", *open_).max_batched_tokens == 2048
+    assert settings(GPU, "decode", *open_).max_batched_tokens == 8192
     assert settings(GPU, "decode", *open_).block_size_tokens == 16
 
 
@@ -216,15 +216,15 @@ def test_a_model_that_does_not_fit_says_in_which_pool_and_how_it_would() -> None
     [
         (
             "decode",
-            "2049",
-            "got 2049, wanted at most 2048, vLLM's own max_num_batched_tokens: lower it, or set"
+            "8193",
+            "got 8193, wanted at most 8192, vLLM's own max_num_batched_tokens: lower it, or set"
             " that, too",
         ),
         (
             "prefill",
-            "127",
-            "got 127, wanted at least 128, vLLM's own max_num_seqs, one a stream: raise it, or set"
-            " that, too",
+            "1023",
+            "got 1023, wanted at least 1024, vLLM's own max_num_seqs, one a stream: raise it, or"
+            " set that, too",
         ),
     ],
 )
@@ -243,7 +243,7 @@ def test_a_budget_beside_streams_within_vllms_defaults_is_simulated() -> None:
     sets = [
         f"pools.prefill.engine.{key}=null" for key in ("max_num_seqs", "max_num_batched_tokens")
     ]
-    for tokens in (128, 2048):
+    for tokens in (1024, 8192):
         made = settings(GPU, "prefill", *sets, f"pools.prefill.engine.decode_step_tokens={tokens}")
         assert made.decode_step_tokens == tokens
 
@@ -270,7 +270,7 @@ MANY = "models.llama-8b.engine.extra"
         (f"{MANY}.quantization=bitsandbytes", "This quantization"),
         (f"{MANY}.quantization=fp8", None),
         (f"{MANY}.quantization=gptq_marlin", None),
-        (f"{MANY}.kv_cache_dtype=int4_per_token", "This type of KV blocks"),
+        (f"{MANY}.kv_cache_dtype=turboquant_k8v4", "This type of KV blocks"),
         (f"{MANY}.kv_cache_dtype=fp8_e5m2", None),
         (f"{MANY}.enforce_eager=true", "Arguments passed on to vLLM"),
         (f"{MANY}.decode_context_parallel_size=2", "Arguments passed on to vLLM"),

@@ -52,20 +52,33 @@ def show(
     ] = False,
     output: Output = OutputFormat.TEXT,
 ) -> None:
-    """Print the effective configuration: every key, with defaults and layers applied."""
+    """Print the effective configuration: every key, with defaults and layers applied.
+
+    And what engines take for what they are not told, as comments.
+    """
     from baton.config import load_config, render  # here: keeps --help fast
+    from baton.config.engine_defaults import taken_by_engines, taken_lines
     from baton.config.render import origin_lines, plain
 
     with reported_errors():
         loaded = load_config(config, env=seam_of(context).environ, sets=sets or ())
+    taken = taken_by_engines(loaded.config, loaded.origins)
     if output is OutputFormat.JSON:
-        report: dict[str, object] = {"config": plain(loaded.config)}
+        engines = {
+            pool: {key: one._asdict() for key, one in options.items()}
+            for pool, options in taken.items()
+        }
+        report: dict[str, object] = {"config": plain(loaded.config), "engines": engines}
         print_report(report | ({"origins": loaded.origins} if origins else {}), output)
     elif origins:
         for line in origin_lines(loaded.config, loaded.origins):
             typer.echo(line)
     else:
         typer.echo(render(loaded.config), nl=False)
+    if output is OutputFormat.TEXT and taken:
+        typer.echo("# What engines take where this says nothing:")
+        for line in taken_lines(taken):
+            typer.echo(line)
 
 
 def schema() -> None:

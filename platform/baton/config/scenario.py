@@ -22,6 +22,7 @@ from baton.config.derive import (
     service_rules,
     sim_settings,
 )
+from baton.config.engine_defaults import batch_limits
 from baton.config.policies import build_placer, router_rng
 from baton.config.schema import (
     DeploymentConfig,
@@ -38,6 +39,7 @@ from baton.config.simulated_keys import not_simulated
 from baton.control.autoscaler import Autoscaler
 from baton.domain.errors import ConfigInvalid, DoesNotFit, UnknownAccelerator, UnknownModel
 from baton.perf.catalogue import accelerator
+from baton.perf.engine_defaults import BLOCK_TOKENS, MEMORY_SHARE, batch_defaults
 from baton.perf.hardware import Accelerator, Dtype
 from baton.perf.memory import MemoryFit, fit
 from baton.perf.roofline import Roofline
@@ -48,16 +50,17 @@ from baton.simulator.happenings import Happening
 from baton.simulator.scenario import PoolPlan, Scenario
 from baton.simulator.v1.settings import V1Settings
 
-VLLM_BLOCK_TOKENS = 16
-VLLM_MAX_NUM_SEQS = 128
-VLLM_MAX_BATCHED_TOKENS = 2048
-VLLM_UTILIZATION = 0.9
-"""What an engine takes where the configuration says nothing; baton starts engines without a usage
-context, for which vLLM has these and not the larger ones of its API server.
-Source: vllm 0.33, vllm/config/scheduler.py (DEFAULT_MAX_NUM_SEQS, DEFAULT_MAX_NUM_BATCHED_TOKENS),
-vllm/config/cache.py (gpu_memory_utilization), vllm/engine/arg_utils.py."""
-
 _ANY_NUMBER_OF_PULLS = 1_000_000
+_PACKED = {
+    "int8_per_token_head": Dtype.INT8,
+    "fp8_per_token_head": Dtype.INT8,
+    "int4_per_token_head": Dtype.INT4,
+    "nvfp4": Dtype.FP4,
+    "nvfp4_4over6": Dtype.FP4,
+    "nvfp4_ds_mla": Dtype.FP4,
+}
+"""vLLM's types of KV blocks with a scale for each head of a token, or for a few numbers of it. FP8
+with a scale for each head takes what INT8 with one takes."""
 _QUANTIZED = frozenset({Dtype.FP8, Dtype.INT8, Dtype.FP4, Dtype.INT4})
 
 
@@ -224,7 +227,7 @@ def _vllm_engine(
     """The engine of a pool; None when something is missing, which is then among the findings."""
     pool = config.pools[name]
     device = _device(pool, f"pools.{name}.resources.accelerator", findings)
-    misfit = _budget_misfit(pool.engine)
+    misfit = None if device is None else _budget_misfit(pool.engine, device)
     if misfit is not None:
         findings.append(f"pools.{name}.engine.decode_step_tokens: {misfit}")
     if device is None or model is None or misfit is not None:
@@ -251,9 +254,9 @@ def _device(pool: PoolConfig, key: str, findings: list[str]) -> Accelerator | No
         return None
 
 
-def _budget_misfit(engine: EngineConfig) -> str | None:
+def _budget_misfit(engine: EngineConfig, device: Accelerator) -> str | None:
     """Why the budget beside streams cannot be; of bounds that are set, the configuration knows."""
-    tokens, (seats, most) = engine.decode_step_tokens, _step_limits(engine)
+    tokens, (seats, most) = engine.decode_step_tokens, batch_limits(engine, batch_defaults(device))
     if tokens is None or seats <= tokens <= most:
         return None
     if tokens > most:
@@ -261,12 +264,6 @@ def _budget_misfit(engine: EngineConfig) -> str | None:
     else:
         own, change = f"at least {seats}, vLLM's own max_num_seqs, one a stream", "raise"
     return f"got {tokens}, wanted {own}: {change} it, or set that, too"
-
-
-def _step_limits(engine: EngineConfig) -> tuple[int, int]:
-    """Requests that run at a time, and tokens of a step."""
-    tokens = engine.max_num_batched_tokens or VLLM_MAX_BATCHED_TOKENS
-    return engine.max_num_seqs or min(VLLM_MAX_NUM_SEQS, tokens), tokens
 
 
 def _on(
@@ -278,8 +275,8 @@ def _on(
 ) -> _Modelled:
     engine, parallel, shape = pool.engine, pool.parallel, model.shape
     weights, kv = _weights(engine, model.weights), _kv_cache(engine)
-    block_tokens = engine.block_size_tokens or VLLM_BLOCK_TOKENS
-    max_running_requests, max_batched_tokens = _step_limits(engine)
+    block_tokens = engine.block_size_tokens or BLOCK_TOKENS
+    max_running_requests, max_batched_tokens = batch_limits(engine, batch_defaults(device))
     room = fit(
         shape,
         device,
@@ -287,7 +284,7 @@ def _on(
         pp=parallel.pp,
         weights=weights,
         kv=kv,
-        utilization=engine.gpu_memory_utilization or VLLM_UTILIZATION,
+        utilization=engine.gpu_memory_utilization or MEMORY_SHARE,
         max_batched_tokens=max_batched_tokens,
         max_running_requests=max_running_requests,
     )
@@ -326,6 +323,8 @@ def _weights(engine: EngineConfig, stored: Dtype | None) -> Dtype:
 def _kv_cache(engine: EngineConfig) -> Dtype:
     """With `auto`, vLLM takes the type of activations: 16 bits, also where weights are narrower."""
     said = str(engine.extra.get("kv_cache_dtype", "auto"))
+    if (packed := _PACKED.get(said)) is not None:
+        return packed
     if said.startswith("fp8"):
         return Dtype.FP8
     own = ModelDtype(said) if said in set(ModelDtype) else ModelDtype.AUTO

@@ -170,4 +170,10 @@ def _row(view: ReplicaView, at_s: float) -> dict[str, object]:
         "expired_leases": load.transfers.expired_leases,
         "void_pulls": load.transfers.void_pulls,
         "load_age_s": round(at_s - view.load_at_s, 3),
+        "max_running_requests": facts.max_running_requests,
+        "max_batched_tokens": facts.max_batched_tokens,
+        "max_len_tokens": facts.max_len_tokens,
+        "kv_blocks": facts.kv_blocks,
+        "kv_block_bytes": facts.kv_block_bytes,
+        "block_size_tokens": facts.block_size_tokens,
     }
