@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from tests.fakes.scaled_deadline import slowness
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 _WEIGHTS = "model.safetensors"
+_PROXY = {"HTTP_PROXY": "http://127.0.0.1:9"}
+"""There is none: whatever asked it for something of a node would fail."""
 _RAY = Path(sys.executable).with_name("ray")
 _OPTIONS = (
     *("-c", str(CONFIGS / "sim.yaml"), "--set", f"model.source={REPOSITORY}"),
@@ -39,8 +41,6 @@ def gated(files: dict[str, bytes], folder: Path, token: str | None) -> Iterator[
         hub.manners = Manners(gated=True)
         shell.setenv("HF_ENDPOINT", hub.url)
         shell.setenv("HF_HOME", str(folder / "models"))
-        # Of nobody: what nodes ask each other would fail there.
-        shell.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
         if token is None:
             shell.delenv("HF_TOKEN", raising=False)
         else:
@@ -54,7 +54,7 @@ def test_real_engines_read_a_model_that_came_once(files: dict[str, bytes], tmp_p
         gated(files, tmp_path, TOKEN) as hub,
         running("quickstart.yaml", tmp_path, **{"model.source": REPOSITORY}) as baton,
     ):
-        baton.stream("pass the baton on", model=baton.status()["model"])
+        baton.stream("pass the baton on", model="small")
         assert hub.fetched[_WEIGHTS] == 1
         assert "Traceback" not in baton.log.read_text()
 
@@ -63,7 +63,7 @@ def test_a_model_that_may_not_be_had_ends_the_start_with_a_line(
     files: dict[str, bytes], tmp_path: Path
 ) -> None:
     with gated(files, tmp_path, None) as hub:
-        done = _up(os.environ | {}, "--set", f"server.port={free_port()}")
+        done = _up(os.environ | _PROXY, "--set", f"server.port={free_port()}")
     assert done.returncode != 0
     assert f"model {REPOSITORY} is gated: {hub.url} answered 401" in done.stderr
     assert f"accept its licence at {hub.url}/{REPOSITORY} and set HF_TOKEN" in done.stderr
@@ -74,8 +74,8 @@ def test_nodes_of_another_cluster_have_the_token_and_show_it_nowhere(
     files: dict[str, bytes], tmp_path: Path
 ) -> None:
     with two_nodes() as nodes, gated(files, tmp_path, TOKEN) as hub:
-        told = ("HF_ENDPOINT", "HF_HOME", "HF_TOKEN", "HTTPS_PROXY")
-        shell = {**nodes.environment, **{name: os.environ[name] for name in told}}
+        told = ("HF_ENDPOINT", "HF_HOME", "HF_TOKEN")
+        shell = {**nodes.environment, **{name: os.environ[name] for name in told}, **_PROXY}
         shell["RAY_ADDRESS"] = nodes.address
         done = _up(shell, "--set", f"server.port={free_port()}")
         assert done.returncode == 0, done.stderr
@@ -84,9 +84,23 @@ def test_nodes_of_another_cluster_have_the_token_and_show_it_nowhere(
         shown = [
             _says(shell, sys.executable, "-m", "baton.cli.main", "status", "-o", "json"),
             _says(shell, sys.executable, "-m", "baton.cli.main", "config", "show", *_OPTIONS),
-            _says(shell, str(_RAY), "list", "actors", "--detail", "--address", nodes.dashboard),
             _says(
-                shell, str(_RAY), "list", "runtime-envs", "--detail", "--address", nodes.dashboard
+                nodes.environment,
+                str(_RAY),
+                "list",
+                "actors",
+                "--detail",
+                "--address",
+                nodes.dashboard,
+            ),
+            _says(
+                nodes.environment,
+                str(_RAY),
+                "list",
+                "runtime-envs",
+                "--detail",
+                "--address",
+                nodes.dashboard,
             ),
             *(path.read_text(errors="replace") for path in _logs(shell)),
         ]
@@ -106,7 +120,7 @@ def _up(environment: dict[str, str], *more: str) -> subprocess.CompletedProcess[
     )
 
 
-def _says(environment: dict[str, str], *words: str) -> str:
+def _says(environment: Mapping[str, str], *words: str) -> str:
     done = subprocess.run(
         words, env=environment, capture_output=True, text=True, timeout=120, check=False
     )

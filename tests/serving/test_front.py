@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.serving.front import direct_server_is_up
+from baton.serving.doctor_facts import answers_at
+from baton.serving.front import direct_server_is_up, own_client
+from tests.fakes.hub import hub_of
 
 STAT_HEADER = "# pxname,svname,scur,status,weight,act,bck,\n"
 
@@ -27,3 +29,14 @@ def test_the_direct_path_is_there_when_a_server_that_is_no_backup_is_up(
 
 def test_no_answer_of_haproxy_is_no_direct_path() -> None:
     assert not direct_server_is_up("")
+
+
+def test_what_is_on_this_machine_is_asked_without_the_shells_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with hub_of({}) as server, own_client(server.url) as client:
+        assert client.get("/health").status_code == 404
+        assert answers_at(server.url) == ""

@@ -212,6 +212,8 @@ class Replica(EngineReplica):
 async def start_and_stop(config: DeploymentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica as Serve has it, but for what it asks Ray."""
     monkeypatch.setattr(ray_context, "node_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(ray_context, "node_addresses", lambda: ("127.0.0.1",))
+    monkeypatch.setattr(hub_environment, "kept", dict)
     monkeypatch.setattr(ray_context, "replica_name", lambda: "one")
     monkeypatch.setattr(ray_context, "control_store", lambda: "127.0.0.1:6379")
     monkeypatch.setattr(hub_environment, "take", str)

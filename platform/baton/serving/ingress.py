@@ -60,6 +60,7 @@ class Ingress:
         logs = config.observability.logs
         configure_logs(logs.format, logs.level)
         self._config = config
+        self._models_folder = config.cluster.model_cache.path
         self._bodies: SeveralBodies | None = None
         self._holder: ConfigHolder | None = None
         self._adapters: AdapterHolder | None = None
@@ -69,7 +70,7 @@ class Ingress:
         from baton.serving.ray_context import app_name, node_address, replica_name
 
         keep_port_private(node_address())
-        await asyncio.to_thread(hub_environment.take, self._config.cluster.model_cache.path)
+        await asyncio.to_thread(hub_environment.take, self._models_folder)
         generations = Generations()
         live = await asyncio.to_thread(generations.newest, self._config)
         link = await asyncio.to_thread(link_options)

@@ -21,7 +21,8 @@ from baton.telemetry.logs import log_event
 _LOGGER = logging.getLogger(__name__)
 _DOING = "start/doing/"
 _FAILED = "start/failed/"
-_SHOWN_EVERY_S = 5.0
+_SHOWN_EVERY_S = 4.0
+"""With a look a second, no silence is longer than 5 s."""
 _LOOKED_EVERY_S = 1.0
 _STALE_S = 20.0
 """A process that lives says something every few seconds."""
