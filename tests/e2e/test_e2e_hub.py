@@ -18,7 +18,7 @@ from tests.fakes.free_ports import free_port
 from tests.fakes.hub import REPOSITORY, TOKEN, Hub, Manners, folder_files, hub_of
 from tests.fakes.scaled_deadline import slowness
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 _WEIGHTS = "model.safetensors"
 _PROXY = {"HTTP_PROXY": "http://127.0.0.1:9"}
 """There is none: whatever asked it for something of a node would fail."""
@@ -49,6 +49,7 @@ def gated(files: dict[str, bytes], folder: Path, token: str | None) -> Iterator[
 
 
 @pytest.mark.real
+@pytest.mark.thorough
 def test_real_engines_read_a_model_that_came_once(files: dict[str, bytes], tmp_path: Path) -> None:
     with (
         gated(files, tmp_path, TOKEN) as hub,
@@ -74,10 +75,11 @@ def test_nodes_of_another_cluster_have_the_token_and_show_it_nowhere(
     files: dict[str, bytes], tmp_path: Path
 ) -> None:
     with two_nodes() as nodes, gated(files, tmp_path, TOKEN) as hub:
-        told = ("HF_ENDPOINT", "HF_HOME", "HF_TOKEN")
+        told = ("HF_ENDPOINT", "HF_TOKEN")
         shell = {**nodes.environment, **{name: os.environ[name] for name in told}, **_PROXY}
         shell["RAY_ADDRESS"] = nodes.address
-        done = _up(shell, "--set", f"server.port={free_port()}")
+        kept = f"cluster.model_cache.path={tmp_path / 'on every node'}"
+        done = _up(shell, "--set", f"server.port={free_port()}", "--set", kept)
         assert done.returncode == 0, done.stderr
         assert hub.fetched["config.json"] == 1
         assert TOKEN in hub.tokens

@@ -9,9 +9,9 @@ from baton.serving.hub_environment import go_by, said
 def test_only_what_is_about_hubs_and_proxies_is_kept() -> None:
     shell = {"HF_TOKEN": "t", "https_proxy": "http://p:1", "HOME": "/h", "NO_PROXY": "", "X": "1"}
     assert said(shell) == {"HF_TOKEN": "t", "https_proxy": "http://p:1"}
-    assert {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE", "HTTPS_PROXY", "HTTP_PROXY"} <= set(
-        hub_environment.NAMES
-    )
+    wanted = {"HF_ENDPOINT", "HF_HUB_OFFLINE", "HTTPS_PROXY", "HTTP_PROXY"}
+    assert wanted <= set(hub_environment.NAMES)
+    assert "HF_HOME" not in hub_environment.NAMES, "a folder of the shell's own machine"
 
 
 def test_the_shell_counts_for_more_than_the_node_and_says_nothing_of_the_rest() -> None:

@@ -5,6 +5,7 @@ is made. Each replica and each ingress takes them before it imports what reads t
 that joins later has them, too. They are in no runtime environment and no configuration: Ray's
 dashboard and `serve status` would show a token there. Who may join the cluster may read the note,
 and could as well run code as its processes. What the shell does not say stays as each node has it.
+Folders of the shell's machine (`HF_HOME`) are nothing to others.
 
 What baton's processes ask each other goes through no proxy: their clients do not look at these
 variables. `NO_PROXY` gets the nodes' addresses for everything else that runs in these processes.
@@ -28,8 +29,6 @@ _EITHER_CASE: Final = tuple(
 NAMES: Final = (
     "HF_TOKEN",
     "HF_ENDPOINT",
-    "HF_HOME",
-    "HF_HUB_CACHE",
     "HF_HUB_OFFLINE",
     "HF_HUB_DISABLE_XET",
     "HF_HUB_DOWNLOAD_TIMEOUT",
