@@ -52,7 +52,7 @@ def test_one_broken_agent_among_well_ones_is_replaced_and_no_request_fails(*, bu
     virtual.run(until_s=20.0)
     broken_at_s = virtual.timeline.now_s
     virtual.replicas["decode-2"].break_agent()
-    sent = requests(2000 if busy else 10)
+    sent = requests(400 if busy else 10)
     spacing_s = 400.0 / len(sent)
     for number, request in enumerate(sent):
         virtual.timeline.after(number * spacing_s, partial(virtual.send, request, number % 2))
