@@ -50,6 +50,7 @@ def of_vllm(shape: ModelShape, said: str) -> int:
             sliding_window=None,
             indexer=None,
             non_causal_multi_token_decode=False,
+            topk_buffer_width=None,  # asked for by 0.33
         )
         layer["attention"] = MLAAttention.get_kv_cache_spec(attention, config)
         if shape.indexer_dim is not None:
