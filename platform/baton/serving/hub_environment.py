@@ -19,13 +19,9 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
+from baton.domain.proxies import NO_PROXY, PROXIES, PROXY_VARIABLES
 from baton.serving.live_config import load, save
 
-PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-_NO_PROXY: Final = "NO_PROXY"
-_EITHER_CASE: Final = tuple(
-    spelt for name in (*PROXIES, _NO_PROXY) for spelt in (name, name.lower())
-)
 NAMES: Final = (
     "HF_TOKEN",
     "HF_ENDPOINT",
@@ -33,9 +29,9 @@ NAMES: Final = (
     "HF_HUB_DISABLE_XET",
     "HF_HUB_DOWNLOAD_TIMEOUT",
     "HF_HUB_ETAG_TIMEOUT",
-    *_EITHER_CASE,
+    *PROXY_VARIABLES,
 )
-"""Source: huggingface_hub 2.4, constants.py; urllib.request, `getproxies_environment`."""
+"""Source: huggingface_hub 2.4, constants.py."""
 _NOTE: Final = "hub"
 _OWN_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 
@@ -80,8 +76,8 @@ def go_by(
     environ.update(told)
     if not any(environ.get(name) or environ.get(name.lower()) for name in PROXIES):
         return
-    before = f"{environ.get(_NO_PROXY, '')},{environ.get(_NO_PROXY.lower(), '')}".split(",")
+    before = f"{environ.get(NO_PROXY, '')},{environ.get(NO_PROXY.lower(), '')}".split(",")
     names = [*(name.strip() for name in before), *_OWN_NAMES, *own_addresses]
     # Some read the one, some the other.
     every = ",".join(dict.fromkeys(name for name in names if name))
-    environ.update({_NO_PROXY: every, _NO_PROXY.lower(): every})
+    environ.update({NO_PROXY: every, NO_PROXY.lower(): every})

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from baton.domain.addresses import address_text
 from baton.domain.fleet import Role
 from baton.domain.process_names import ASKER_VARIABLE, process_name
+from baton.domain.proxies import PROXY_VARIABLES
 from baton.engine.vllm.step_budget import DECODE_STEP_TOKENS_VARIABLE
 from baton.engine.vllm.transfer_keys import (
     CONNECTOR,
@@ -25,14 +26,6 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 NIXL_DELAY_VARIABLE = "BATON_NIXL_PROGRESS_DELAY_US"
 """Read by `baton.transfer.nixl_progress` in the engine process; a test holds the two together."""
-
-
-_PROXIES = tuple(
-    spelt
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-    for spelt in (name, name.lower())
-)
-"""By which a worker on another node reaches a hub; variables of the hub itself vLLM passes on."""
 
 
 class OnLoadFailure(StrEnum):
@@ -214,7 +207,8 @@ def engine_environment(settings: VllmEngineSettings, folder: Path) -> dict[str, 
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # Workers of a split engine may be Ray's processes, which inherit nothing by themselves.
         "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "BATON_,UCX_",
-        "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(_PROXIES),
+        # By which they reach a hub; variables of the hub itself vLLM passes on.
+        "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": ",".join(PROXY_VARIABLES),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": str(folder),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(settings.start_deadline_s)),
