@@ -10,6 +10,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -179,6 +180,9 @@ def test_the_plugin_leaves_processes_alone_that_are_not_our_engines(
     assert asked == []
     # A worker that Ray started: ours, but with no parent of multiprocessing's; on another node,
     # where it may have the number that the asking process has on its own.
-    monkeypatch.setenv(ASKER_VARIABLE, f"elsewhere:1:{os.getpid()}")
+    with monkeypatch.context() as there:
+        there.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
+        asker = process_name()
+    monkeypatch.setenv(ASKER_VARIABLE, asker)
     plugin.install()
     assert asked == ["takes up", "tells of its cache"]
