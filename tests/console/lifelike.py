@@ -238,7 +238,13 @@ class LifelikeFeed:
             "expired_leases": 0,
             "void_pulls": 0,
             "load_age_s": 0.12,
-            "cache": {"gpu_blocks": 18400, "in_step": True, "stale": False, "age_s": 0.1},
+            "max_running_requests": 1024,
+            "max_batched_tokens": 8192,
+            "max_len_tokens": 131_072,
+            "kv_blocks": 18_400,
+            "kv_block_bytes": 2_097_152,
+            "block_size_tokens": 16,
+            "cache": {"gpu_blocks": 18_400, "in_step": True, "stale": False, "age_s": 0.1},
             "leases": 0 if is_decode else 2,
         }
 

@@ -5,10 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Iterator
+from itertools import chain
 
 HOST = "127.0.0.1"
-_PORTS = iter(range(15_000 + os.getpid() % 500 * 32, 32_000))
-"""Below those that Linux gives to outgoing connections; each is given out once."""
+FIRST_PORT, LAST_PORT = 29_000, 32_767
+"""Above those of side channels and of Ray Serve's front, below those of outgoing connections."""
+_PORTS_A_PROCESS = 32
+
+
+def ports_of(pid: int) -> Iterator[int]:
+    """All of them once, from where those of the processes started before and after it do not."""
+    slots = (LAST_PORT + 1 - FIRST_PORT) // _PORTS_A_PROCESS
+    start = FIRST_PORT + pid % slots * _PORTS_A_PROCESS
+    return chain(range(start, LAST_PORT + 1), range(FIRST_PORT, start))
+
+
+_PORTS = ports_of(os.getpid())
+"""Each is given out once."""
 
 
 def free_port() -> int:
@@ -20,4 +34,4 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port
-    raise RuntimeError("no port below the ephemeral ones is free")
+    raise RuntimeError(f"no port from {FIRST_PORT} to {LAST_PORT} is free")
