@@ -24,7 +24,10 @@ install-gpu: ## create .venv-gpu: the build for GPUs, which is tested without on
 test-gpu: install-gpu ## what can be tested of the build for GPUs on a machine without one
 	@scripts/test-gpu $(ARGS)
 
-test: install ## every test whose needs are met here; ARGS="-m 'not real and not slow and not thorough'" for the quick ones
+test-long: install ## tests that start whole deployments, for minutes each: half an hour
+	@scripts/test-long $(ARGS)
+
+test: install ## every test whose needs are met here but those that take minutes; ARGS="-m 'not real and not slow and not thorough'" for the quick ones
 	@scripts/test $(ARGS)
 
 check: install ## format, lint, types, layers, files

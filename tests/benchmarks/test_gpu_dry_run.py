@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.scaled_deadline import slowness
 from tests.repo.project import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def test_everything_that_is_measured_on_a_gpu_is_measured_in_a_dry_run(tmp_path: Path) -> None:

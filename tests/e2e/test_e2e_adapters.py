@@ -17,7 +17,7 @@ import pytest
 from baton.runtime.keys import mint
 from tests.e2e.deployments import Deployment, descendants, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 INGRESSES = 2
 MOST = 3
 

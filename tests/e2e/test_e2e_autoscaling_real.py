@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.deployments import Deployment, running
 from tests.fakes.scaled_deadline import slowness
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 CLIENTS = 12
 """Streams at once, where one decode replica runs four."""
 SETS = {

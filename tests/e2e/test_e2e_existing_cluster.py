@@ -20,7 +20,7 @@ from tests.e2e.operators import UP_S, VERB_S, Operator
 from tests.e2e.ray_nodes import WORKER, Nodes, open_node, two_nodes
 from tests.fakes.scaled_deadline import ScaledDeadline, slowness
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.e2e.operators import UP_S, Operator
 from tests.e2e.ray_nodes import Nodes, growing_node
 from tests.fakes.scaled_deadline import ScaledDeadline, slowness
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 _TYPES = {
     "small": {"resources": {"CPU": 2}, "node_config": {}, "min_workers": 0, "max_workers": 3},
 }

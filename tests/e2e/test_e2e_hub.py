@@ -18,7 +18,7 @@ from tests.fakes.free_ports import free_port
 from tests.fakes.hub import REPOSITORY, TOKEN, Hub, Manners, folder_files, hub_of
 from tests.fakes.scaled_deadline import slowness
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 _WEIGHTS = "model.safetensors"
 _PROXY = {"HTTP_PROXY": "http://127.0.0.1:9"}
 """There is none: whatever asked it for something of a node would fail."""
@@ -49,7 +49,6 @@ def gated(files: dict[str, bytes], folder: Path, token: str | None) -> Iterator[
 
 
 @pytest.mark.real
-@pytest.mark.thorough
 def test_real_engines_read_a_model_that_came_once(files: dict[str, bytes], tmp_path: Path) -> None:
     with (
         gated(files, tmp_path, TOKEN) as hub,

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.deployments import Deployment, running
 from tests.fakes.scaled_deadline import slowness
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 CLIENTS = 4
 WORDS = 3000
 """Of a text that is made into tokens: work for ingresses alone."""

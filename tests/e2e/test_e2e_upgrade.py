@@ -14,7 +14,7 @@ from tests.chaos.other_baton import other_baton
 from tests.e2e.deployments import Deployment, descendants, running
 from tests.fakes.scaled_deadline import slowness
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 _OTHER_CODE = {"serving/names.py": ('APP = "baton"\n', 'APP = "baton"\nOTHER = APP\n')}
 
 

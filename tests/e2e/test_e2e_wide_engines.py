@@ -17,7 +17,7 @@ from tests.e2e.ray_nodes import Nodes, three_nodes
 from tests.fakes.cpu_platform import announce
 from tests.fakes.scaled_deadline import ScaledDeadline, slowness
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
 _CONFIG = """
 version: 1
 model:

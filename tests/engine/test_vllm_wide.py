@@ -32,7 +32,7 @@ from tests.engine.vllm_engines import (
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.thorough,
+    pytest.mark.long,
     pytest.mark.timeout(420),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
