@@ -60,7 +60,8 @@ timeoutSeconds: 5
 {{/* The claim by which pods share their models; empty where they have none. */}}
 {{- define "baton.claim" -}}
 {{- $cache := include "baton.cache" . | fromYaml -}}
-{{- if $cache.size }}{{ .Release.Name }}-models{{ else }}{{ coalesce $cache.claim .Values.models.claim "" }}{{ end -}}
+{{- if $cache.size }}{{ .Release.Name }}-models
+{{- else }}{{ with coalesce $cache.claim .Values.models.claim }}{{ . }}{{ end }}{{ end -}}
 {{- end }}
 
 {{/* A pod. Wants: root, group, front (bool), requests, limits (YAML texts), rdma (bool). */}}
