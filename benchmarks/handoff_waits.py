@@ -129,12 +129,17 @@ async def _ask(client: httpx.AsyncClient, asked: Asked, salt: str) -> Answer:
     began_s = time.perf_counter()
     try:
         answer = await client.post("/v1/completions", json=body)
-        found = answer.json()
-        tokens = tuple(found["choices"][0]["token_ids"])
+        if answer.is_error:
+            return Answer((), time.perf_counter() - began_s, _said(answer))
+        tokens = tuple(answer.json()["choices"][0]["token_ids"])
         problem = "" if len(tokens) == asked.output_tokens else f"{len(tokens)} tokens came"
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
         tokens, problem = (), f"{type(error).__name__}: {error}"
     return Answer(tokens=tokens, took_s=time.perf_counter() - began_s, problem=problem)
+
+
+def _said(refusal: httpx.Response) -> str:
+    return f"HTTP {refusal.status_code}: {refusal.text[:200]}"
 
 
 async def ask_all(url: str, asked: Sequence[Asked], salt: str) -> list[Answer]:
