@@ -11,14 +11,16 @@ import pytest
 
 from tests.repo.project import ROOT
 
-MAKEFILE = "install install-gpu check check-deploy test test-gpu demo-once:\n\t@echo step $@\n"
+MAKEFILE = (
+    "install install-gpu check check-deploy test test-long test-gpu demo-once:\n\t@echo step $@\n"
+)
 STAND_INS = {
     ".venv/bin/python": "echo step ${2##*.}",
     ".venv-gpu/bin/python": "echo step ${2##*.}",
     "scripts/tools": "echo step tools",
 }
 STEPS = (
-    "install check install-gpu pip test test test-gpu tools check-deploy test typecheck demo-once"
+    "install check install-gpu pip test test-long test-gpu tools check-deploy test typecheck demo-once"
     " outcomes"
 )
 
