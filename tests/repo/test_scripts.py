@@ -20,8 +20,8 @@ STAND_INS = {
     "scripts/tools": "echo step tools",
 }
 STEPS = (
-    "install check install-gpu pip test test-long test-gpu tools check-deploy test typecheck demo-once"
-    " outcomes"
+    "install check install-gpu pip test test-long test-gpu tools check-deploy test typecheck"
+    " demo-once outcomes"
 )
 
 
