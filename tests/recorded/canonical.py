@@ -17,8 +17,11 @@ import msgspec
 
 from tests.recorded.names import OLD_NAMES
 
-WORDS = frozenset({"clipped_by", "held", "resume_reasons", "why"})
-"""Fields (by their old names) that say in words what other fields say in values."""
+WORDS = frozenset(
+    {"RequestRecord.reason", "RequestRecord.resume_reasons", "ScalingDecision.clipped_by"}
+    | {"Tick.held", "why"}
+)
+"""Fields (by their old names, of one class or of all) that say in words what values say, too."""
 _SHOWN_NUMBERS = 8
 """More numbers than these, such as the tokens of a prompt, are written as a digest."""
 
@@ -65,9 +68,10 @@ def _several(values: list[object]) -> str:
 
 
 def _fields(kind: str, values: Mapping[str, object]) -> str:
+    old = _name(kind)
     named = {_name(f"{kind}.{name}"): value for name, value in values.items()}
-    kept = sorted((name, value) for name, value in named.items() if name not in WORDS)
-    return f"{_name(kind)}({', '.join(f'{name}={canonical(value)}' for name, value in kept)})"
+    kept = sorted((n, v) for n, v in named.items() if not WORDS & {n, f"{old}.{n}"})
+    return f"{old}({', '.join(f'{name}={canonical(value)}' for name, value in kept)})"
 
 
 def _told(error: BaseException) -> dict[str, object]:
