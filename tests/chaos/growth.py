@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from statistics import median
 
@@ -37,13 +37,23 @@ class Growth:
         return {name: _HOUR_S * slope(self._after(of)) for name, of in self._memory.items()}
 
     def descriptors(self) -> dict[str, float]:
-        """How many more each had in the last quarter than in the first one after the warm-up."""
-        found = {}
-        for name, samples in self._descriptors.items():
-            counts = [count for _, count in self._after(samples)]
-            quarter = max(1, len(counts) // 4)
-            found[name] = median(counts[-quarter:]) - median(counts[:quarter])
-        return found
+        """How many more each had in the last quarter than in the first one after the warm-up.
+
+        Compared are the fewest of each quarter: when few requests are under way, what is left are
+        leaks. A quarter with more requests at once has more connections, and no leak.
+        """
+        return {name: self._quarters(of, min) for name, of in self._descriptors.items()}
+
+    def usual_descriptors(self) -> dict[str, float]:
+        """The same, of the median of each quarter: connections of requests among them."""
+        return {name: self._quarters(of, median) for name, of in self._descriptors.items()}
+
+    def _quarters(
+        self, samples: Sequence[tuple[float, float]], of: Callable[[Sequence[float]], float]
+    ) -> float:
+        counts = [count for _, count in self._after(samples)]
+        quarter = max(1, len(counts) // 4)
+        return of(counts[-quarter:]) - of(counts[:quarter])
 
     def last_mb(self, name: str) -> float:
         """What it took last."""

@@ -54,6 +54,16 @@ def test_descriptors_are_compared_by_quarters() -> None:
     assert growth.descriptors() == {"flat": 0.0, "leaks": 6.0}
 
 
+def test_a_busier_quarter_is_no_leak_and_a_leak_shows_in_a_busy_one() -> None:
+    growth = Growth(warm_up_s=100.0)
+    for at_s in range(500):
+        requests = at_s % 7 * (2 if at_s >= 400 else 1)
+        growth.note("busier", at_s, 1.0, 30 + requests)
+        growth.note("leaks", at_s, 1.0, 30 + requests + at_s // 50)
+    assert growth.descriptors() == {"busier": 0.0, "leaks": 6.0}
+    assert growth.usual_descriptors()["busier"] == 3.0
+
+
 def test_a_process_that_came_after_the_warm_up_began_is_followed_from_its_start() -> None:
     growth = Growth(warm_up_s=100.0)
     growth.note("short", 10.0, 5.0, 3)

@@ -52,7 +52,7 @@ at four a second those would fill memory for 17 minutes, and it would look like 
 _FILL_MINUTES = 4.0
 _SAMPLE_S = 5.0
 _COME_AND_GO = 3.0
-"""Connections of requests under way, of which there are about a dozen at any time."""
+"""Connections of requests under way: there are about a dozen of them, seldom less than a few."""
 
 
 @case(
@@ -75,6 +75,8 @@ def soak(folder: Path) -> Outcome:
     memory, descriptors = growth.mb_per_hour(), growth.descriptors()
     figures: dict[str, Figure] = {**length, **ended, "warm-up, minutes": warm_up_s / 60.0}
     figures |= {f"{name}, MB/h": round(slope, 2) for name, slope in memory.items()}
+    usual = growth.usual_descriptors()
+    figures |= {f"{name}, median of descriptors, more at the end": n for name, n in usual.items()}
     figures |= {f"{name}, MB at the end": round(growth.last_mb(name), 1) for name in memory}
     return Outcome(
         bounds=(
@@ -86,7 +88,7 @@ def soak(folder: Path) -> Outcome:
                 for name, slope in memory.items()
             ),
             *(
-                at_most(f"{name}: file descriptors, more at the end", more, _COME_AND_GO)
+                at_most(f"{name}: fewest file descriptors, more at the end", more, _COME_AND_GO)
                 for name, more in descriptors.items()
             ),
         ),
