@@ -40,6 +40,7 @@ from tests.fakes.free_ports import free_port
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.long,
     pytest.mark.timeout(420),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),

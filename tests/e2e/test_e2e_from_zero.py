@@ -11,7 +11,7 @@ import pytest
 from baton.serving.data_path import find_haproxy
 from benchmarks import from_zero
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(400)]
 
 
 def test_requests_to_a_fleet_at_zero_are_served_behind_a_balancer(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from baton.domain.addresses import endpoint, parse_address
 from tests.e2e.deployments import Deployment, running
 from tests.fakes.machine import ipv6_address_of_this_machine, need_ipv6
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from tests.engine.vllm_engines import VllmEngine, engine_settings, tiny_model, w
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.long,
     pytest.mark.timeout(420),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
