@@ -19,6 +19,8 @@ from typing import Any, cast
 from baton.serving.cluster import ClusterSettings, LocalCluster
 from baton.serving.data_path import DataPath
 
+# A shell has a job in the background ignore Ctrl-C, and so what the job starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 Message = MutableMapping[str, Any]
 port = int(sys.argv[1])
 data_path = None if sys.argv[2] == "auto" else DataPath(sys.argv[2])
