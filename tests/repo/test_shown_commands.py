@@ -27,7 +27,7 @@ GUIDES = (
 ALONE = {"fit", "plan", "simulate", "config"}
 """Verbs that need nothing that runs."""
 AT_ONCE = {"fit", "config"}
-LONG = (pytest.mark.timeout(600),)
+LONG = (pytest.mark.long, pytest.mark.timeout(600))
 WRONGLY_CALLED: type[Exception] = typer.BadParameter.__mro__[1]
 """Of all the ways to call a command wrongly, which Typer exports only one of."""
 
