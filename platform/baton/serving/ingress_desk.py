@@ -1,9 +1,10 @@
 """Keeps as many ingresses as are needed, where the configuration lets their number change.
 
 Theory of operation. With each turn of the scaling loop every ingress is asked how much processor
-time it has used; what it used since the turn before, of what it can use, is how busy it was. Where
-one does not answer, or has only just come, nothing is decided: it may be the one that was asked for
-in the turn before. An ingress that goes is told so by Serve, and drains.
+time it has needed; what it needed since the turn before, of what it can use, is how busy it was.
+The time for which others had its core counts: one that gets half a core is as full at half of the
+use. Where one does not answer, or has only just come, nothing is decided: it may be the one that
+was asked for in the turn before. An ingress that goes is told so by Serve, and drains.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Used(NamedTuple):
     """What one ingress has used since it began."""
 
     ingress: str
-    cpu_s: float
+    needed_s: float
+    """Processor time that it has used, and that it has waited for."""
     at_s: float
     """On its own clock."""
     cores: float
@@ -79,4 +81,4 @@ class IngressDesk:
 
 def _busy(before: Used, now: Used) -> float:
     passed_s = now.at_s - before.at_s
-    return 0.0 if passed_s <= 0 else (now.cpu_s - before.cpu_s) / (passed_s * now.cores)
+    return 0.0 if passed_s <= 0 else (now.needed_s - before.needed_s) / (passed_s * now.cores)

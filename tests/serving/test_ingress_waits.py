@@ -1,0 +1,45 @@
+"""An ingress knows for how long it waited for a core that others had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from baton.serving.ingress import waited_s
+from tests.fakes.scaled_deadline import ScaledDeadline
+
+BUSY = "import os; os.sched_setaffinity(0, {int(__import__('sys').argv[1])})\nwhile True: pass"
+BETWEEN_S = 0.2
+
+
+@pytest.fixture
+def crowded() -> Iterator[None]:
+    """This thread has one core, and another process wants all of it."""
+    thread, before = threading.get_native_id(), os.sched_getaffinity(0)
+    core = min(before)
+    os.sched_setaffinity(thread, {core})
+    busy = subprocess.Popen([sys.executable, "-c", BUSY, str(core)])
+    try:
+        yield
+    finally:
+        busy.kill()
+        busy.wait(timeout=30)
+        os.sched_setaffinity(thread, before)
+
+
+@pytest.mark.usefixtures("crowded")
+def test_time_for_which_others_had_its_core_is_counted() -> None:
+    thread = threading.get_native_id()
+    before_s = waited_s(thread)
+    deadline = ScaledDeadline(60)
+    while waited_s(thread) - before_s < BETWEEN_S:
+        assert not deadline.passed(), "it shares its core and has never waited"
+
+
+def test_a_thread_of_which_nothing_is_known_has_not_waited() -> None:
+    assert waited_s(0) == 0.0
