@@ -30,7 +30,7 @@ test-long: install ## tests that start whole deployments, for minutes each: half
 test: install ## every test whose needs are met here but those that take minutes; ARGS="-m 'not real and not slow and not thorough'" for the quick ones
 	@scripts/test $(ARGS)
 
-check: install ## format, lint, types, layers, files
+check: install ## format, lint, types, layers, prose, files
 	@scripts/check
 
 check-dashboards: install ## dashboards and rules: queries, schema, promtool, a real Prometheus on a running baton

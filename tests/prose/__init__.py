@@ -1,0 +1,1 @@
+"""What the project's words keep to: short sentences, the field's terms, topics as headings."""
