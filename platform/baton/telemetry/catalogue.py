@@ -201,27 +201,30 @@ _BETWEEN_TOKENS = (
 
 # ------------------------------------------------------------------- ingress: what clients got
 REQUESTS = _counter(
-    _IN, "baton_requests_total", "Requests that have ended, by how.", *_WHOSE, Label.OUTCOME
+    _IN, "baton_requests_total", "Ended requests, by outcome.", *_WHOSE, Label.OUTCOME
 )
 SLO_REQUESTS = _counter(
-    _IN, "baton_slo_requests_total", "Judged requests: what attainment is a share of.", *_WHOSE
+    _IN, "baton_slo_requests_total", "Requests judged against their SLO.", *_WHOSE
 )
 SLO_GOOD = _counter(
     _IN,
     "baton_slo_good_requests_total",
-    "Judged requests that met an objective; `goodput` is all of them at once.",
+    "Judged requests that met the objective; `goodput`: every objective.",
     *_WHOSE,
     Label.OBJECTIVE,
 )
 SLO_EXCUSED = _counter(
-    _IN, "baton_slo_excused_requests_total", "Left before anything was due to them.", *_WHOSE
+    _IN,
+    "baton_slo_excused_requests_total",
+    "Requests not judged: cancelled before a token was due.",
+    *_WHOSE,
 )
 TOKENS = _counter(
-    _IN, "baton_tokens_total", "Tokens of ended requests, by what they cost.", *_WHOSE, Label.TOKENS
+    _IN, "baton_tokens_total", "Tokens of ended requests, by kind.", *_WHOSE, Label.TOKENS
 )
 TTFT = _histogram(
     "baton_time_to_first_token_seconds",
-    "From arrival to the first token.",
+    "Arrival to first token.",
     TTFT_EDGES_S,
     *_WHICH,
     objective=Objective.TTFT,
@@ -229,7 +232,7 @@ TTFT = _histogram(
 )
 TPOT = _histogram(
     "baton_time_per_output_token_seconds",
-    "Between tokens, on average over a request.",
+    "Mean gap between tokens, per request.",
     TPOT_EDGES_S,
     *_WHICH,
     objective=Objective.TPOT,
@@ -237,7 +240,7 @@ TPOT = _histogram(
 )
 WORST_GAP = _histogram(
     "baton_worst_token_gap_seconds",
-    "The longest time between two tokens of a request.",
+    "Longest gap between tokens, per request.",
     GAP_EDGES_S,
     *_WHICH,
     objective=Objective.ITL,
@@ -245,7 +248,7 @@ WORST_GAP = _histogram(
 )
 ITL = _histogram(
     "baton_inter_token_seconds",
-    "Between two tokens of a stream; observed once an engine step, for all of its streams.",
+    "Gaps between tokens; one observation per engine step for all its streams.",
     GAP_EDGES_S,
     Label.POOL,
     objective=Objective.ITL,
@@ -253,14 +256,14 @@ ITL = _histogram(
 )
 DURATION = _histogram(
     "baton_request_duration_seconds",
-    "From arrival to the end, of finished requests.",
+    "Arrival to end of finished requests.",
     DURATION_EDGES_S,
     *_WHICH,
     deadlines=(Deadline.TOTAL,),
 )
 HELD = _histogram(
     "baton_held_seconds",
-    "Held at the ingress before the first placement.",
+    "Queue wait before the first placement.",
     DURATION_EDGES_S,
     *_WHICH,
     objective=Objective.TTFT,
@@ -268,7 +271,7 @@ HELD = _histogram(
 )
 HANDOFF_GAP = _histogram(
     "baton_handoff_gap_seconds",
-    "From the end of prefill to the first token, of requests that were handed off.",
+    "End of prefill to first token of handed-off requests.",
     TTFT_EDGES_S,
     *_WHICH,
     deadlines=(Deadline.TRANSFER, Deadline.LEASE, Deadline.FIRST_TOKEN, Deadline.TOTAL),
@@ -276,7 +279,7 @@ HANDOFF_GAP = _histogram(
 TTFT_PARTS = _counter(
     _IN,
     "baton_ttft_part_seconds_total",
-    "Where the time to first token went, added up over requests.",
+    "Total TTFT, by part.",
     *_WHICH,
     Label.PART,
 )
@@ -284,43 +287,45 @@ TTFT_PARTS = _counter(
 ADMISSIONS = _counter(
     _IN,
     "baton_admissions_total",
-    "What became of requests at the door: admitted at once or after a wait, or why refused.",
+    "Admission outcomes, by reason.",
     Label.SLO_CLASS,
     Label.OUTCOME,
     Label.REASON,
 )
-IN_FLIGHT = _gauge(_IN, "baton_in_flight_requests", "Requests under way, by phase.", Label.PHASE)
-HELD_REQUESTS = _gauge(_IN, "baton_held_requests", "Requests that wait at the ingress.")
-SLACK = _gauge(_IN, "baton_ttft_slack_seconds", "What the most urgent request has left.")
+IN_FLIGHT = _gauge(_IN, "baton_in_flight_requests", "Requests in flight.", Label.PHASE)
+HELD_REQUESTS = _gauge(_IN, "baton_held_requests", "Queued requests.")
+SLACK = _gauge(
+    _IN, "baton_ttft_slack_seconds", "Time left to the most urgent TTFT objective; below 0: late."
+)
 PLACEMENTS = _counter(
     _IN,
     "baton_placements_total",
-    "Placements of ended requests, by mode and why.",
+    "Placements of ended requests.",
     Label.MODE,
     Label.REASON,
 )
-RESUMES = _counter(_IN, "baton_resumes_total", "Streams that went on elsewhere.")
+RESUMES = _counter(_IN, "baton_resumes_total", "Streams resumed on another replica.")
 SECOND_TRIES = _counter(
     _IN,
     "baton_second_tries_total",
-    "Requests tried again on another replica, by what was wrong with the first.",
+    "Retries on another replica.",
     Label.REASON,
 )
 SECOND_TRIES_REFUSED = _counter(
     _IN,
     "baton_second_tries_refused_total",
-    "Requests that failed and were not tried again, since too many were lately.",
+    "Retries denied by the retry budget.",
 )
 CIRCUITS = _gauge(
     _IN,
     "baton_circuits",
-    "Replicas by how far this ingress trusts them: closed, open, or half_open, on trial.",
+    "Circuit breakers of replicas.",
     Label.POOL,
     Label.STATE,
 )
 TTFT_RATIO = _histogram(
     "baton_ttft_prediction_ratio",
-    "Predicted over actual time to first token; above 1 the prediction was too long.",
+    "Predicted over actual TTFT; above 1: predicted too long.",
     RATIO_EDGES,
     Label.MODE,
     Label.MODEL,
@@ -331,20 +336,20 @@ STEP_ERROR = _gauge(
 HIT_TOKENS = _counter(
     _IN,
     "baton_predicted_hit_tokens_total",
-    "Prompt tokens that placement expected to be cached where it placed them.",
+    "Prompt tokens predicted as cached.",
 )
 INDEX_BLOCKS = _gauge(
     _IN,
     "baton_prefix_index_blocks",
-    "Blocks that the prefix index knows of, by how it knows.",
+    "Blocks in the prefix index.",
     Label.SOURCE,
 )
 # ------------------------------------------------------------------- ingress: links and leases
-LINK_PAIRS = _gauge(_IN, "baton_link_pairs", "Pairs of replicas, by state.", Label.STATE)
+LINK_PAIRS = _gauge(_IN, "baton_link_pairs", "Replica pairs.", Label.STATE)
 LINK_BANDWIDTH = _gauge(
     _IN,
     "baton_link_bandwidth_bytes_per_second",
-    "Estimated bandwidth of a pair of replicas.",
+    "Estimated bandwidth of a pair.",
     Label.SOURCE,
     Label.TARGET,
     Label.TRANSPORT,
@@ -352,193 +357,167 @@ LINK_BANDWIDTH = _gauge(
 LINK_SETUP = _gauge(
     _IN,
     "baton_link_setup_seconds",
-    "What a pull over a pair takes besides its bytes.",
+    "Fixed time per pull.",
     Label.SOURCE,
     Label.TARGET,
 )
 LINK_QUARANTINED = _gauge(
     _IN,
     "baton_link_quarantined",
-    "1 for each pair that is not used because probing or pulling over it fails.",
+    "1: the pair is quarantined.",
     Label.SOURCE,
     Label.TARGET,
 )
 AGENT_BROKEN = _gauge(
     _IN,
     "baton_agent_broken",
-    "1 for each replica whose pulls fail from all sources though they serve others.",
+    "1: pulls into the replica fail from all sources.",
     Label.TARGET,
 )
 BROKEN_HANDOFFS = _counter(
-    _IN, "baton_broken_handoffs_total", "Handoffs that did not arrive, by pair's target.",
+    _IN, "baton_broken_handoffs_total", "Failed handoffs.",
     Label.TARGET,
 )  # fmt: skip
-LEASES = _gauge(_IN, "baton_leases", "Leases on KV blocks that wait to be pulled.", Label.POOL)
-UNJOINED = _gauge(
-    _IN, "baton_unjoined_replicas", "Replicas that Ray knows and this ingress cannot reach."
-)
+LEASES = _gauge(_IN, "baton_leases", "KV leases that wait for a pull.", Label.POOL)
+UNJOINED = _gauge(_IN, "baton_unjoined_replicas", "Replicas known to Ray but unreachable.")
 # ------------------------------------------------------------------- replicas
 REPLICA_INFO = _gauge(
     _RE,
     "baton_replica_info",
-    "1; what the replica is.",
+    "Always 1.",
     Label.ROLE,
     Label.MODEL,
     Label.ENGINE,
     Label.VERSION,
 )
-STEPS = _counter(_RE, "baton_engine_steps_total", "Engine steps, by what they did.", Label.PHASE)
+STEPS = _counter(_RE, "baton_engine_steps_total", "Engine steps.", Label.PHASE)
 BUSY = _counter(_RE, "baton_engine_busy_seconds_total", "Time in engine steps.")
-COMPUTED = _counter(
-    _RE, "baton_engine_tokens_total", "Tokens that the engine computed.", Label.PHASE
-)
-RUNNING = _gauge(_RE, "baton_engine_requests", "Requests in the engine, by state.", Label.STATE)
-QUEUED_TOKENS = _gauge(_RE, "baton_engine_queued_tokens", "Prompt tokens that wait.")
-KV_USED = _gauge(_RE, "baton_engine_kv_used_fraction", "Of the KV cache.")
-STEP_TIME = _gauge(_RE, "baton_engine_step_seconds", "Moving average of the engine's step time.")
+COMPUTED = _counter(_RE, "baton_engine_tokens_total", "Computed tokens.", Label.PHASE)
+RUNNING = _gauge(_RE, "baton_engine_requests", "Requests in the engine.", Label.STATE)
+QUEUED_TOKENS = _gauge(_RE, "baton_engine_queued_tokens", "Queued prompt tokens.")
+KV_USED = _gauge(_RE, "baton_engine_kv_used_fraction", "KV cache usage.")
+STEP_TIME = _gauge(_RE, "baton_engine_step_seconds", "Moving average of step time.")
 PULLS = _counter(
-    _RE, "baton_transfer_pulls_total", "Pulls of KV blocks into here.", Label.SOURCE,
+    _RE, "baton_transfer_pulls_total", "KV pulls into the replica.", Label.SOURCE,
     Label.TRANSPORT,
 )  # fmt: skip
-PULLED = _counter(
-    _RE, "baton_transfer_bytes_total", "Bytes pulled into here.", Label.SOURCE, Label.TRANSPORT
-)
+PULLED = _counter(_RE, "baton_transfer_bytes_total", "Pulled bytes.", Label.SOURCE, Label.TRANSPORT)
 PULL_TIME = _counter(
     _RE, "baton_transfer_seconds_total", "Time in pulls.", Label.SOURCE, Label.TRANSPORT
 )
-PULL_FAILURES = _counter(
-    _RE, "baton_transfer_failures_total", "Pulls into here that failed.", Label.SOURCE
-)
-EXPIRED_LEASES = _counter(
-    _RE, "baton_expired_leases_total", "Leases that nobody pulled or released in time."
-)
+PULL_FAILURES = _counter(_RE, "baton_transfer_failures_total", "Failed pulls.", Label.SOURCE)
+EXPIRED_LEASES = _counter(_RE, "baton_expired_leases_total", "KV leases that expired.")
 VOID_PULLS = _counter(
     _RE,
     "baton_void_pulls_total",
-    "Pulls into here whose source no longer kept the blocks when they had been read. They are"
-    " thrown away: no token comes of them.",
+    "Pulls discarded: the source no longer held the blocks.",
 )
-ADAPTERS = _gauge(_RE, "baton_adapters_loaded", "LoRA adapters that are loaded, or soon will be.")
+ADAPTERS = _gauge(_RE, "baton_adapters_loaded", "Loaded or loading LoRA adapters.")
 ADAPTER_HITS = _counter(
-    _RE, "baton_adapter_hits_total", "Legs whose adapter was there, or on its way, when they came."
+    _RE, "baton_adapter_hits_total", "Legs that found their adapter loaded or loading."
 )
-ADAPTER_LOADS = _counter(_RE, "baton_adapter_loads_total", "Adapters that were loaded for a leg.")
+ADAPTER_LOADS = _counter(_RE, "baton_adapter_loads_total", "Adapter loads.")
 ADAPTER_TIME = _counter(
-    _RE, "baton_adapter_load_seconds_total", "What that took; nothing else is computed meanwhile."
+    _RE,
+    "baton_adapter_load_seconds_total",
+    "Time in adapter loads; the engine computes nothing else.",
 )
-LIVE_LEGS = _gauge(_RE, "baton_live_legs", "Legs that run here, of all coordinators.")
-HELD_LEASES = _gauge(_RE, "baton_held_leases", "Leases that this replica keeps blocks for.")
-COORDINATORS = _gauge(_RE, "baton_coordinators", "Coordinators that are connected.")
-LINK_FRAMES = _counter(
-    _RE, "baton_link_frames_total", "Frames of the fleet link, by what became of them.", Label.STATE
-)
+LIVE_LEGS = _gauge(_RE, "baton_live_legs", "Legs in flight.")
+HELD_LEASES = _gauge(_RE, "baton_held_leases", "KV leases held.")
+COORDINATORS = _gauge(_RE, "baton_coordinators", "Connected coordinators.")
+LINK_FRAMES = _counter(_RE, "baton_link_frames_total", "Fleet link frames.", Label.STATE)
 LINK_STRANGERS = _counter(
-    _RE, "baton_link_strangers_total", "Connections to the fleet link that were no coordinator's."
+    _RE, "baton_link_strangers_total", "Fleet link connections that failed authentication."
 )
 # ------------------------------------------------------------------- controller: pools
 POOL_REPLICAS = _gauge(
-    _CO, "baton_pool_replicas", "Replicas: want, ready, starting, draining.", Label.POOL,
+    _CO, "baton_pool_replicas", "Replicas; `want`: desired.", Label.POOL,
     Label.STATE,
 )  # fmt: skip
-POOL_ROLES = _gauge(
-    _CO, "baton_pool_role_replicas", "Ready replicas, by what they play.", Label.POOL, Label.ROLE
-)
+POOL_ROLES = _gauge(_CO, "baton_pool_role_replicas", "Ready replicas.", Label.POOL, Label.ROLE)
 POOL_BOUNDS = _gauge(
-    _CO, "baton_pool_bound_replicas", "How few and how many it may have.", Label.POOL, Label.BOUND
+    _CO, "baton_pool_bound_replicas", "Configured `min` and `max`.", Label.POOL, Label.BOUND
 )
-POOL_BUSY = _gauge(_CO, "baton_pool_busy_fraction", "Time in engine steps.", Label.POOL)
-POOL_COLD_START = _gauge(
-    _CO, "baton_pool_cold_start_seconds", "From asking for a replica to its first work.", Label.POOL
-)
+POOL_BUSY = _gauge(_CO, "baton_pool_busy_fraction", "Time share in engine steps.", Label.POOL)
+POOL_COLD_START = _gauge(_CO, "baton_pool_cold_start_seconds", "Cold start.", Label.POOL)
 POOL_CAPACITY = _gauge(
     _CO,
     "baton_pool_capacity_tokens_per_second",
-    "What one ready replica can do, by kind of token, as calibrated.",
+    "Calibrated capacity of one replica.",
     Label.POOL,
     Label.TOKENS,
 )
-POOL_PRICE = _gauge(_CO, "baton_pool_price_per_hour", "Of one replica.", Label.POOL)
+POOL_PRICE = _gauge(_CO, "baton_pool_price_per_hour", "Price of one replica.", Label.POOL)
 # ------------------------------------------------------------------- controller: demand, scaling
-DEMAND_REQUESTS = _gauge(_CO, "baton_demand_requests_per_second", "Asked for, over the window.")
+DEMAND_REQUESTS = _gauge(_CO, "baton_demand_requests_per_second", "Demand.")
 DEMAND_TOKENS = _gauge(
     _CO,
     "baton_demand_tokens_per_second",
-    "Asked for, over the window: uncached prompt tokens and output tokens.",
+    "Demand: uncached prompt and output tokens.",
     Label.TOKENS,
 )
 SCALING_INPUT = _gauge(
     _CO,
     "baton_scaling_input",
-    "Numbers that the last decision about a pool was made from; see `baton explain scale`.",
+    "Inputs of the last decision.",
     Label.POOL,
     Label.INPUT,
 )
 SCALING_DECISIONS = _counter(
-    _CO, "baton_scaling_decisions_total", "Ticks, by pool and why.", Label.POOL, Label.REASON
+    _CO, "baton_scaling_decisions_total", "Decisions, one per tick.", Label.POOL, Label.REASON
 )
 SCALING_ACTIONS = _counter(
     _CO,
     "baton_scaling_actions_total",
-    "Replicas started, stopped and flipped.",
+    "Started, stopped or flipped replicas.",
     Label.POOL,
     Label.ACTION,
 )
-SCALING_HELD = _gauge(
-    _CO, "baton_scaling_held", "1 while the autoscaler holds still, for want of what it needs."
-)
-SCALING_TURNS = _counter(_CO, "baton_scaling_turns_total", "Turns of the loop, by how they ended.",
+SCALING_HELD = _gauge(_CO, "baton_scaling_held", "1: paused, an input is missing.")
+SCALING_TURNS = _counter(_CO, "baton_scaling_turns_total", "Autoscaler ticks.",
     Label.OUTCOME,
 )  # fmt: skip
-OVERRIDES = _gauge(_CO, "baton_overridden_pools", "Pools whose size an operator has set.")
-REPORT_AGE = _gauge(
-    _CO, "baton_report_age_seconds", "Since the last turn in which every ingress reported."
-)
-SILENT_INGRESSES = _gauge(_CO, "baton_silent_ingresses", "Those that did not report last turn.")
+OVERRIDES = _gauge(_CO, "baton_overridden_pools", "Pools with an operator override.")
+REPORT_AGE = _gauge(_CO, "baton_report_age_seconds", "Time since every ingress reported.")
+SILENT_INGRESSES = _gauge(_CO, "baton_silent_ingresses", "Ingresses without a report last tick.")
 # ------------------------------------------------------------------- controller: promises, money
-SLO_TARGET = _gauge(
-    _CO, "baton_slo_target_fraction", "Share of requests that are to be good.", Label.SLO_CLASS
-)
+SLO_TARGET = _gauge(_CO, "baton_slo_target_fraction", "Target attainment.", Label.SLO_CLASS)
 SLO_OBJECTIVE = _gauge(
-    _CO, "baton_slo_objective_seconds", "What is promised.", Label.SLO_CLASS, Label.OBJECTIVE
+    _CO, "baton_slo_objective_seconds", "Objectives.", Label.SLO_CLASS, Label.OBJECTIVE
 )
 SLO_ATTAINMENT = _gauge(
     _CO,
     "baton_slo_attainment_fraction",
-    "Share that was good: lately, and over the target's own window.",
+    "Attainment; `lately`: recent.",
     Label.SLO_CLASS,
     Label.WINDOW,
 )
 SLO_BUDGET = _gauge(
     _CO,
     "baton_slo_error_budget_fraction",
-    "What is left of the misses that the target allows over its window; below 0 it is broken.",
+    "Error budget left; below 0: overspent.",
     Label.SLO_CLASS,
 )
 GPU_SECONDS = _counter(
-    _CO, "baton_gpu_seconds_total", "Device time that tenants' requests took, by pool.",
+    _CO, "baton_gpu_seconds_total", "Device time of tenants' requests.",
     Label.TENANT, Label.POOL,
 )  # fmt: skip
 PAID_GPU_SECONDS = _counter(
-    _CO, "baton_paid_gpu_seconds_total", "Device time of replicas, used or not.", Label.POOL
+    _CO, "baton_paid_gpu_seconds_total", "Device time of replicas, used or idle.", Label.POOL
 )
 COST = _counter(
     _CO,
     "baton_cost_total",
-    "What tenants used, at the pools' prices, in the configuration's currency; tenants together"
-    " with what nobody used are what was paid.",
+    "Cost, including idle and overhead.",
     Label.TENANT,
 )
 # ------------------------------------------------------------------- controller: itself
-CONFIG_GENERATION = _gauge(
-    _CO, "baton_config_generation", "Number of the configuration that holds."
-)
+CONFIG_GENERATION = _gauge(_CO, "baton_config_generation", "Generation in force.")
 INGRESS_GENERATION = _gauge(
-    _IN, "baton_ingress_config_generation", "Number of the configuration that an ingress goes by."
+    _IN, "baton_ingress_config_generation", "Configuration generation in use."
 )
-CONFIG_REFUSED = _counter(
-    _CO, "baton_config_refused_total", "Configurations that could not be taken."
-)
-BUILD_INFO = _gauge(_CO, "baton_build_info", "1; what runs.", Label.VERSION, Label.MODEL)
+CONFIG_REFUSED = _counter(_CO, "baton_config_refused_total", "Rejected configurations.")
+BUILD_INFO = _gauge(_CO, "baton_build_info", "Always 1.", Label.VERSION, Label.MODEL)
 
 CATALOGUE: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
