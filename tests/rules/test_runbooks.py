@@ -40,11 +40,11 @@ def test_a_runbook_says_what_it_means_what_clients_see_where_to_look_what_to_do_
     assert len(text.splitlines()) <= _LONGEST
     assert text.startswith(f"# {name}\n\n**{severity.title()}.** ")
     parts = (
-        "**What clients see.**",
-        "## Look",
+        "**Impact.**",
+        "## Diagnosis",
         "```bash\nbaton ",
-        "## Do\n\n1. ",
-        "**Over when** ",
+        "## Mitigation\n\n1. ",
+        "**Resolved when** ",
     )
     at = [text.find(part) for part in parts]
     assert -1 not in at
