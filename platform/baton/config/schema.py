@@ -389,7 +389,7 @@ class ServerConfig:
     [frontends](../frontends.md)."""
     front: FrontKind = FrontKind.SERVE
     """Whose HAProxy listens there: Ray Serve's, or with `frontend: rust` that of each ingress
-    (`gate`), which spares a hop: see [frontends](../frontends.md#one-haproxy-fewer)."""
+    (`gate`), which spares a hop: see [frontends](../frontends.md#ingress-listener)."""
     replicas: IngressCounts = field(default_factory=IngressCounts)
     routes: tuple[Route, ...] = tuple(Route)
     """Which groups of routes are open; any other path is 404. See [the API](api.md)."""
