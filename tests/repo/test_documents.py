@@ -18,6 +18,7 @@ from baton.config.load import load_config
 from tests.repo.project import ROOT, CodeBlock, code_blocks, documents
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 _MAKE = re.compile(r"\bmake ([a-z][a-z-]*)")
 
 
@@ -89,7 +90,8 @@ def test_a_configuration_that_is_shown_is_a_valid_one(block: CodeBlock, tmp_path
 
 
 def test_every_make_target_that_is_named_exists() -> None:
-    named = {target for text in documents().values() for target in _MAKE.findall(text)}
+    code = [found for text in documents().values() for found in _CODE.findall(text)]
+    named = {target for found in code for target in _MAKE.findall(found)}
 
     assert named
     assert named <= targets()
