@@ -24,7 +24,7 @@ with all defaults: `baton config show -c FILE`.
 A duration is written with its unit (`500ms`, `2s`, `5m`, `30d`), and so are a size (`512KiB`,
 `4MiB`, `1GB`), a rate (`10/s`, `50k/min`) and a speed (`500MB/s`). `NAME` is a name that you
 choose. The last column says what a change of the key takes on a deployment that runs
-([more](../operations/configuration.md#what-a-change-takes)).
+([more](../operations/configuration.md#reload-classes)).
 
 One model may be written short, as `model:` with the keys of `models.NAME` and, if you like, a
 `name`.
