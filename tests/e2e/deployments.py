@@ -30,6 +30,9 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 _BATON = [sys.executable, "-m", "baton.cli.main"]
 MAX_TOKENS = 64
 _START_S = 240.0
+POLL_S = 1.0
+"""Between two questions of a test that waits: each takes a core for a second, and what it waits for
+may need that core."""
 _SURE = ("endpoint", "pairs", "replicas joined", "reports")
 """Checks of `baton doctor` that a deployment passes from the moment that its pairs are probed."""
 
@@ -125,6 +128,7 @@ class Deployment:
                 return found
             shown = (answer.stdout + answer.stderr).decode()
             assert not deadline.passed(), f"not so within {timeout_s} s: {shown}"
+            time.sleep(POLL_S)
 
     def stream(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.deployments import alive
+from tests.e2e.deployments import POLL_S, alive
 from tests.e2e.operators import Operator
 from tests.e2e.ray_nodes import Nodes, three_nodes
 from tests.fakes.cpu_platform import announce
@@ -59,6 +60,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
         deadline = ScaledDeadline(60)
         while _workers(nodes):
             assert not deadline.passed()
+            time.sleep(POLL_S)
         assert nodes.all_run()
 
 
@@ -69,6 +71,7 @@ def test_each_worker_is_on_its_node_and_pulls_its_part(operator: Operator) -> No
     deadline = ScaledDeadline(60)
     while (after := _decode(operator))["pulls"] == before["pulls"]:  # it tells now and then
         assert not deadline.passed(), operator.asks("explain", "route")
+        time.sleep(POLL_S)
     assert after["pulls"] - before["pulls"] == 2
     assert after["moved_bytes"] > before["moved_bytes"]
 
@@ -87,6 +90,7 @@ def test_a_worker_that_is_killed_ends_its_engine_and_streams_go_on(operator: Ope
     deadline = ScaledDeadline(300)
     while _decode(operator).get("replica_id", gone) == gone:
         assert not deadline.passed()
+        time.sleep(POLL_S)
     assert len(_workers(operator.nodes)) == 2
     assert _text(operator, 8)
 
