@@ -7,14 +7,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from baton.serving.ingress import waited_s
+from baton.config import load_config
+from baton.serving import ingress, ray_context
+from baton.serving.ingress import Ingress, waited_s
 from tests.fakes.scaled_deadline import ScaledDeadline
 
 BUSY = "import os; os.sched_setaffinity(0, {int(__import__('sys').argv[1])})\nwhile True: pass"
 BETWEEN_S = 0.2
+LONG_S = 1e6
+"""Longer than any test has used a processor."""
+SIM = Path(__file__).parents[2] / "configs" / "sim.yaml"
 
 
 @pytest.fixture
@@ -43,3 +51,17 @@ def test_time_for_which_others_had_its_core_is_counted() -> None:
 
 def test_a_thread_of_which_nothing_is_known_has_not_waited() -> None:
     assert waited_s(0) == 0.0
+
+
+@pytest.mark.parametrize("frontend", ["python", "rust"])
+async def test_what_its_one_loop_waited_for_makes_an_ingress_busy(
+    frontend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_context, "replica_name", lambda: "ingress-1")
+    monkeypatch.setattr(ingress, "waited_s", lambda _thread_id: LONG_S)
+    config = load_config([SIM], env={}, sets=[f"server.frontend={frontend}"]).config
+    started = cast("Any", SimpleNamespace(_started=lambda: None, _config=config))
+    name, needed_s, _, cores = await Ingress.used(started)
+    assert name == "ingress-1"
+    assert (needed_s >= LONG_S) is (frontend == "python")
+    assert cores >= 1
