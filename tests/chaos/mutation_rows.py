@@ -364,10 +364,10 @@ BOUNDS = (
     ),
     Mutation(
         "quantiles by set of edges",
-        "platform/baton/telemetry/dashboards/promql.py",
-        "by = (*by, Label.EDGES) if Label.EDGES in metric.labels else by",
-        "by = tuple(by)",
-        ("tests/dashboards/test_files.py", "tests/dashboards/test_quantiles.py"),
+        "dashboards/goodput.json",
+        "0.99, sum by (le, job, slo_class, model, pool, edges) (rate(baton_time_to_first_token_",
+        "0.99, sum by (le, job, slo_class, model, pool) (rate(baton_time_to_first_token_",
+        ("tests/dashboards/test_quantiles.py",),
     ),
     Mutation(
         "refusing who would be late",

@@ -11,9 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from baton.telemetry.catalogue import BY_NAME
-from baton.telemetry.dashboards.checks import panels_of
-from baton.telemetry.dashboards.parse import substituted
-from tests.dashboards.pages import FOLDER, Page
+from tests.dashboards.pages import FOLDER, Page, panels_of, substituted
 from tests.dashboards.prometheus import Found, Prometheus
 from tests.dashboards.promtool import EVERYTHING
 
@@ -115,17 +113,6 @@ def verdicts(
         f"{name}: is listed as empty, there is none" for name in expected_empty.keys() - known
     ]
     return wrong
-
-
-def kept(given: Iterable[Answer], span: Span) -> dict[str, object]:
-    """What came back, to be written down: by dashboard, panel and query."""
-    series = {
-        answer.question.where: [
-            {"labels": dict(found.labels), "points": found.finite} for found in answer.series
-        ]
-        for answer in given
-    }
-    return {"from_s": span.from_s, "to_s": span.to_s, "series": series}
 
 
 def _of_rules(file: Path) -> Iterator[Question]:

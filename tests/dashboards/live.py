@@ -20,7 +20,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.dashboards.asked import Span, answers, kept, questions, verdicts
+from tests.dashboards.asked import Span, answers, questions, verdicts
 from tests.dashboards.expected_empty import EXPECTED_EMPTY
 from tests.dashboards.load import Load
 from tests.dashboards.pages import pages
@@ -46,7 +46,6 @@ def main() -> int:
     """0 when nothing is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.dashboards.live")
     parser.add_argument("--seconds", type=float, default=90.0, help="of load")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep what came back, to draw it")
     parser.add_argument("--show", action="store_true", help="say what each expression answered")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bd") as name, _baton(Path(name)) as (load, server):
@@ -61,8 +60,6 @@ def main() -> int:
         given = list(answers(server, questions(pages(), span), span))
         names = server.metrics_since(started_s)
         wrong = verdicts(given, EXPECTED_EMPTY, names.__contains__)
-        if options.keep is not None:
-            options.keep.write_text(json.dumps(kept(given, span)))
     if options.show:
         for answer in given:
             mark = "data" if answer.has_data else "EMPTY"

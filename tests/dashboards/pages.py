@@ -1,9 +1,9 @@
-"""The dashboards' files, and broken copies of them."""
+"""The dashboards' files, what they ask, and broken copies of them."""
 
 from __future__ import annotations
 
-import copy
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,33 @@ def page(name: str) -> Page:
 
 def with_query(title: str, expr: str, name: str = "goodput") -> Page:
     """A dashboard in which the first query of one panel is another one."""
-    broken = copy.deepcopy(page(name))
+    broken = page(name)
     panel_called(broken, title)["targets"][0]["expr"] = expr
     return broken
 
 
 def panel_called(of: Page, title: str) -> Page:
-    return next(panel for panel in of["panels"] if panel["title"] == title)
+    return next(panel for panel in panels_of(of) if panel["title"] == title)
+
+
+def panels_of(of: Page) -> Iterator[Page]:
+    """Every panel, also those of rows that are folded; rows are none."""
+    for panel in of["panels"]:
+        if panel["type"] == "row":
+            yield from panel["panels"]
+        else:
+            yield panel
+
+
+def queries_of(of: Page) -> Iterator[tuple[str, str, str]]:
+    """Panel's title, name of the query, expression."""
+    for panel in panels_of(of):
+        for target in panel["targets"]:
+            yield panel["title"], target["refId"], target["expr"]
+
+
+def substituted(text: str, values: Mapping[str, str]) -> str:
+    """An expression with its variables filled in."""
+    for name in sorted(values, key=len, reverse=True):
+        text = text.replace(f"${{{name}}}", values[name]).replace(f"${name}", values[name])
+    return text

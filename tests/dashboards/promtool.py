@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from baton.telemetry.dashboards.checks import queries_of
-from baton.telemetry.dashboards.parse import substituted
-from tests.dashboards.pages import TOOLS, Page
+from tests.dashboards.pages import TOOLS, Page, queries_of, substituted
 
 PROMTOOL = TOOLS / "bin" / "promtool"
 EVERYTHING: Final = ".*"

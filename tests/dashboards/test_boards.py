@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from baton.telemetry import catalogue as c
-from baton.telemetry.dashboards.boards import boards
-from baton.telemetry.dashboards.choices import MODEL
-from baton.telemetry.dashboards.model import Panel, Shape
+from tests.dashboards.pages import Page, pages, panels_of
+from tests.dashboards.queries import asked
 
 BY = re.compile(r"by \(([^)]*)\)")
 SELECTED = re.compile(r"(\w+)\{([^}]*)\}")
@@ -19,22 +18,22 @@ PROMISED = {c.SLO_TARGET.name, c.SLO_OBJECTIVE.name}
 """Every model of a class is promised the same."""
 
 
-def panels() -> Iterator[Panel]:
-    for board in boards():
-        yield from board.panels()
+def panels() -> Iterator[Page]:
+    for page in pages():
+        yield from panels_of(page)
 
 
-def panel(title: str) -> Panel:
-    return next(one for one in panels() if one.title == title)
+def is_matrix(panel: Page) -> bool:
+    return "groupingToMatrix" in [change["id"] for change in panel.get("transformations", ())]
 
 
 def test_pools_and_classes_of_two_deployments_are_told_apart() -> None:
     mixed = [
-        one.title
-        for one in panels()
-        if one.shape is not Shape.MATRIX  # it has no room for a third label
-        for query in one.queries
-        for by in BY.findall(query.expr.text)
+        panel["title"]
+        for panel in panels()
+        if not is_matrix(panel)  # it has no room for a third label
+        for target in panel["targets"]
+        for by in BY.findall(target["expr"])
         if {"pool", "slo_class"} & set(by.split(", ")) and "job" not in by.split(", ")
     ]
     assert mixed == []
@@ -53,23 +52,27 @@ def test_pools_and_classes_of_two_deployments_are_told_apart() -> None:
     ],
 )
 def test_what_one_deployment_lacks_is_not_made_up_for_by_another(title: str) -> None:
-    for query in panel(title).queries:
-        assert "job" in query.expr.labels
-        assert "{{job}}" in query.legend
+    panel = next(panel for panel in panels() if panel["title"] == title)
+    for target in panel["targets"]:
+        assert "job" in asked(target["expr"]).labels
+        assert "{{job}}" in target["legendFormat"]
 
 
 def test_a_choice_narrows_both_sides_of_a_comparison_or_neither() -> None:
     narrowed = {
-        one.title: {
+        panel["title"]: {
             frozenset(CHOSEN.findall(matchers))
-            for query in one.queries
-            for name, matchers in SELECTED.findall(query.expr.text)
+            for target in panel["targets"]
+            for name, matchers in SELECTED.findall(target["expr"])
             if name not in PROMISED
         }
-        for one in panels()
+        for panel in panels()
     }
     assert [title for title, choices in narrowed.items() if len(choices) > 1] == []
 
 
 def test_models_are_chosen_among_those_that_requests_named() -> None:
-    assert MODEL.query == f'label_values({c.REQUESTS.name}{{job=~"$job"}}, model)'
+    # Not by `baton_build_info`: of several models it tells all names as one.
+    choices = [choice for page in pages() for choice in page["templating"]["list"]]
+    queries = {choice["query"] for choice in choices if choice["name"] == "model"}
+    assert queries == {f'label_values({c.REQUESTS.name}{{job=~"$job"}}, model)'}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,23 +11,28 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.utils import floatToGoString
 
 from baton.telemetry import catalogue as c
-from baton.telemetry.dashboards.boards import boards
-from baton.telemetry.dashboards.checks import queries_of
-from baton.telemetry.dashboards.parse import substituted
-from baton.telemetry.dashboards.promql import heat, quantile
 from baton.telemetry.edges import digest
 from baton.telemetry.histograms import Histogram
-from tests.dashboards.pages import GET_TOOLS, pages
+from tests.dashboards.pages import (
+    GET_TOOLS,
+    page,
+    pages,
+    panel_called,
+    queries_of,
+    substituted,
+)
 from tests.dashboards.promtool import EVERYTHING, PROMTOOL
+from tests.dashboards.queries import asked
 from tests.dashboards.twin import SCRAPE_S, Scraped, bucket_of, grouped_by, quantiles
 
 CHAT = ("chat", "tiny", "decode")
 P99 = next(
     expr
-    for page in pages()
-    for title, _, expr in queries_of(page)
+    for dashboard in pages()
+    for title, _, expr in queries_of(dashboard)
     if title == "Time to first token" and "0.99" in expr
 )
 """As the dashboard asks for it."""
@@ -66,39 +72,52 @@ class Process:
         self._scraped.scrape(at_s, self.name, self._histogram.family())
 
 
+def matchers(expr: str) -> list[tuple[str, str, str]]:
+    return [matcher for selector in asked(expr).selectors for matcher in selector.matchers]
+
+
+def escaped(edge: str) -> str:
+    """As a regular expression within a string of PromQL."""
+    return re.escape(edge).replace("\\", "\\\\")
+
+
 # --------------------------------------------------------------------------- what is asked
 
 
 def test_every_percentile_of_a_histogram_whose_edges_change_is_taken_by_set_of_edges() -> None:
-    asked = 0
-    for page in pages():
-        for title, _, expr in queries_of(page):
+    taken = 0
+    for dashboard in pages():
+        for title, _, expr in queries_of(dashboard):
             metric = next((one for one in c.CATALOGUE if f"{one.name}_bucket" in expr), None)
             if metric is None or c.Label.EDGES not in metric.labels:
                 continue
-            asked += 1
+            taken += 1
             if "histogram_quantile" in expr:
                 assert c.Label.EDGES in grouped_by(expr), (title, expr)
             else:
-                assert 'le=~"' in expr, (title, expr)
-    assert asked >= 20
+                # Those between edges that every process has.
+                edges = [*map(floatToGoString, metric.edges), "+Inf"]
+                assert ("le", "=~", "|".join(map(escaped, edges))) in matchers(expr), (title, expr)
+    assert taken >= 20
 
 
 def test_latencies_of_two_models_are_told_apart_and_can_be_narrowed_to_a_pool() -> None:
-    board = next(board for board in boards() if board.name == "goodput")
     for title in ("Time to first token", "Time per output token", "From arrival to the end"):
-        panel = next(panel for panel in board.panels() if panel.title == title)
-        for query in panel.queries:
-            if not query.promise:
-                assert {"model", "pool"} <= {*grouped_by(query.expr.text)}, title
-                assert 'model=~"$model"' in query.expr.text
-                assert 'pool=~"$pool"' in query.expr.text
-                assert "{{model}}" in query.legend
+        for target in panel_called(page("goodput"), title)["targets"]:
+            if not target["legendFormat"].endswith("promised"):
+                assert {"model", "pool"} <= {*grouped_by(target["expr"])}, title
+                assert ("model", "=~", "$model") in matchers(target["expr"])
+                assert ("pool", "=~", "$pool") in matchers(target["expr"])
+                assert "{{model}}" in target["legendFormat"]
 
 
 def test_a_ratio_has_edges_that_stay_and_is_added_up_without_them() -> None:
-    assert c.Label.EDGES not in quantile(0.5, c.TTFT_RATIO, "mode").labels
-    assert 'le=~"' not in heat(c.TTFT_RATIO).text
+    asked_for = [expr for dashboard in pages() for _, _, expr in queries_of(dashboard)
+                 if f"{c.TTFT_RATIO.name}_bucket" in expr]  # fmt: skip
+    assert len(asked_for) == 4
+    for expr in asked_for:
+        assert c.Label.EDGES not in grouped_by(expr)
+        assert "le" not in [label for label, _, _ in matchers(expr)]
 
 
 # --------------------------------------------------------------------------- what comes out
@@ -213,7 +232,7 @@ def test_prometheus_takes_the_same_percentile(tmp_path: Path, late_s: int) -> No
     wanted = quantiles(scraped, 0.99, *by, at_s=at_s, window_s=WINDOW_S)
     everything = dict.fromkeys(("job", "class", "model", "pool"), EVERYTHING)
     expr = substituted(P99, everything | {"__rate_interval": "5m"})
-    asked = {
+    question = {
         # Numbers only, and rounded: promtool compares to the last bit.
         "expr": f"round(({expr}) > 0, 0.1)",
         "eval_time": f"{at_s:g}s",
@@ -223,7 +242,7 @@ def test_prometheus_takes_the_same_percentile(tmp_path: Path, late_s: int) -> No
         ],
     }
     series = [*as_series(scraped, at_s)]
-    test = {"interval": "15s", "input_series": series, "promql_expr_test": [asked]}
+    test = {"interval": "15s", "input_series": series, "promql_expr_test": [question]}
     file = tmp_path / "quantiles.yaml"
     file.write_text(json.dumps({"evaluation_interval": "15s", "tests": [test]}))
     command = [str(PROMTOOL), "test", "rules", str(file)]

@@ -1,4 +1,4 @@
-"""Grafana dashboards over baton's own metrics: made by code, committed and shipped as files."""
+"""Grafana dashboards over baton's own metrics: the files of `dashboards`, as the wheel has them."""
 
 from __future__ import annotations
 
