@@ -1,4 +1,4 @@
-"""What can be wrong with a dashboard's file, without a Grafana or a Prometheus to ask.
+"""Checks of the dashboards' files that need neither Grafana nor Prometheus.
 
 Each problem is one line that names the dashboard, the panel and the query.
 """
@@ -29,7 +29,7 @@ _JOB: Final = ("job", "=~", "$job")
 
 
 def problems(pages: Iterable[Page]) -> list[str]:
-    """Everything that is wrong with dashboards."""
+    """All problems of these dashboards; none when they are right."""
     pages = list(pages)
     found = [f"{uid}: {times} dashboards have this uid" for uid, times in _repeated(pages, "uid")]
     tags = {tag for page in pages for tag in page["tags"]}
@@ -123,7 +123,7 @@ def _deployment_problems(selector: Selector) -> Iterator[str]:
 
 
 def _label_problems(panel: Page, target: Page, found: Asked) -> Iterator[str]:
-    """Of the labels that names and places of series are made from."""
+    """Labels that a legend or a matrix uses must be labels of the result."""
     named = set(_LEGEND_LABEL.findall(target.get("legendFormat", "")))
     if missing := named - found.labels:
         yield f"its legend names {', '.join(sorted(missing))}, its result does not have that"

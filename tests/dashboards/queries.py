@@ -1,7 +1,7 @@
-"""What an expression of PromQL asks for: its selectors, and the labels of its result.
+"""A reader of PromQL: the selectors of an expression, and the labels of its result.
 
-promtool is the judge of syntax; this finds what promtool cannot know: metrics, labels and labels'
-values that baton does not have, and sides of an operator that never match.
+promtool checks the syntax. The reader finds metrics, labels and label values that baton does not
+have, and operators whose sides never match. It knows the part of PromQL that dashboards use.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _TOKEN = re.compile(r"""\s*("(?:\\.|[^"\\])*"|\[[^\]]*\]|[\w.:]+|=~|!~|[=!<>]=|[
 
 
 class BadQuery(ValueError):
-    """An expression that is not PromQL, or that asks for what there is not."""
+    """An expression that cannot be read, asks for unknown series, or never matches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +81,17 @@ class Selector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What an expression asks for, and the labels of what comes back."""
+    """The selectors of an expression, and the labels of its result."""
 
     selectors: tuple[Selector, ...]
     labels: Labels
 
 
 def asked(text: str) -> Asked:
-    """What an expression asks for.
+    """The selectors of an expression, and the labels of its result.
 
     Raises:
-        BadQuery: it cannot be read, or names what the catalogue does not have, or never matches.
+        BadQuery: the expression cannot be read, or is wrong.
     """
     reader = _Reader(text)
     labels = reader.expression()
@@ -126,9 +126,9 @@ _SERIES: Final = _all_series()
 
 
 class _Reader:
-    """Reads one expression from the left; precedence does not matter for what is asked.
+    """Reads one expression from the left; precedence does not change labels.
 
-    Labels are None of what has no series, as a number.
+    Labels are None for numbers and strings, which have no series.
     """
 
     def __init__(self, text: str) -> None:

@@ -165,7 +165,8 @@ def test_a_matrix_has_the_labels_of_its_result_as_rows_and_columns() -> None:
 )  # fmt: skip
 def test_a_choice_is_made_among_values_that_there_are(query: str, complaint: str) -> None:
     broken = page("goodput")
-    choice = next(one for one in broken["templating"]["list"] if one["name"] == "class")
+    variables = broken["templating"]["list"]
+    choice = next(variable for variable in variables if variable["name"] == "class")
     choice["query"] = query
 
     problem = only_problem(broken)

@@ -66,7 +66,7 @@ def test_every_metric_is_on_a_dashboard() -> None:
         for _, _, expr in queries_of(dashboard)
         for selector in asked(expr).selectors
     }
-    choices = [choice for one in pages() for choice in one["templating"]["list"]]
+    choices = [choice for dashboard in pages() for choice in dashboard["templating"]["list"]]
     chosen_by = {re.split(r"[({]", f"{choice['query']}(")[1] for choice in choices}
 
     assert {metric.name for metric in CATALOGUE} - asked_for - chosen_by == set()
