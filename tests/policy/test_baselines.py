@@ -18,12 +18,10 @@ from baton.policy.baselines.dynamo import (
     DynamoFormula,
     DynamoKvCost,
     DynamoParameters,
-    IslBounding,
 )
 from baton.policy.baselines.llmd import (
     LlmdParameters,
     LlmdScorers,
-    PrefixBasedDecider,
     queue_scores,
 )
 from baton.policy.baselines.mooncake import choose_by_conductor, tbt_s, ttft_s
@@ -160,30 +158,7 @@ def test_dynamo_tracks_no_decode_blocks_in_a_prefill_pool() -> None:
 def test_dynamo_sees_nothing_but_active_blocks_in_a_decode_pool() -> None:
     one = candidate(hit=SHARED_BLOCKS, used=100, queued_tokens=9999)
     assert costs(one, kind=LegKind.DECODE) == [pytest.approx(350)]
-    assert costs(one, kind=LegKind.DECODE, conditional_disaggregation=True) == [pytest.approx(163)]
     assert costs(one, kind=LegKind.DECODE, formula=DynamoFormula.LMETRIC) == [pytest.approx(350)]
-
-
-@pytest.mark.parametrize(
-    ("prompt_tokens", "cached_blocks", "split"),
-    [
-        (3_990, SHARED_BLOCKS, False),  # 998 left, 0.25 of it
-        (1_000, 0, True),  # cold, however short: 1.0 of it
-        (1_000, 20, False),  # 680 left, 0.68
-        (1_000, 18, True),  # 712 left, 0.712
-        (10_000, 496, True),  # 2,064 left
-        (10_000, 497, False),  # 2,048 - 0 would not do: 2,048 is not below 2,048
-    ],
-)
-def test_dynamos_decider_splits_unless_a_short_rest_of_a_prompt_is_left(
-    prompt_tokens: int, cached_blocks: int, *, split: bool
-) -> None:
-    query = PlacementQuery(prompt_tokens=prompt_tokens)
-    if cached_blocks == 497:
-        assert IslBounding()(query, candidate(hit=cached_blocks)) is True
-        assert IslBounding()(query, candidate(hit=cached_blocks + 1)) is split
-    else:
-        assert IslBounding()(query, candidate(hit=cached_blocks)) is split
 
 
 # ----------------------------------------------------------------------------------------- llmd
@@ -218,17 +193,6 @@ def test_llmd_does_not_see_what_was_sent_since_the_last_report() -> None:
     sent, idle = candidate("a", unseen_legs=9, unseen_tokens=9999, legs=9), candidate("b")
     scores = LlmdScorers().scores(GROUPED, (sent, idle))
     assert scores[0] == scores[1]
-
-
-@pytest.mark.parametrize(
-    ("threshold", "cached_blocks", "split"),
-    [(0, 0, False), (998, SHARED_BLOCKS, True), (999, SHARED_BLOCKS, False)],
-)
-def test_llmds_decider_splits_what_is_not_cached_and_as_shipped_nothing(
-    threshold: int, cached_blocks: int, *, split: bool
-) -> None:
-    decide = PrefixBasedDecider(non_cached_tokens=threshold)
-    assert decide(GROUPED, candidate(hit=cached_blocks)) is split
 
 
 # --------------------------------------------------------------------------------------- sglang

@@ -259,47 +259,6 @@ def test_where_disaggregation_is_auto_a_chooser_may_decline_to_split() -> None:
     assert always.failures == 1
 
 
-# ------------------------------------------------------------------------------------ deciders
-
-
-@pytest.mark.parametrize(("held", "mode"), [(0, HandoffMode.PULL), (5, HandoffMode.LOCAL)])
-def test_a_decider_looks_at_the_replica_that_the_chooser_wants_to_decode(
-    held: int, mode: HandoffMode
-) -> None:
-    views = [
-        replica_view("p", P),
-        replica_view("d1", D),
-        replica_view("d2", D, inflight_legs=9),
-        replica_view("m", M),
-    ]
-    query = evolve(QUERY, hits=KnownHits(blocks={"d2": held, "d1": 9 - held}))
-    by = ChooserPlacer(
-        "mine",
-        Asked(),
-        disaggregate=Disaggregate.ALWAYS,
-        rng=Random(1),
-        decider=lambda _query, decode: decode.hit.blocks == 0,
-    )
-    decision = decide(views, query, by=by)
-    route = decision.route
-    assert (route.mode, route.decode_replica_id) == (mode, "d2")
-    assert decision.considered == (3 if mode is HandoffMode.PULL else 2)
-    assert route.reason is (
-        RouteReason.DISAGGREGATED if mode is HandoffMode.PULL else RouteReason.LOCAL_FASTER
-    )
-
-
-def test_a_decider_changes_nothing_where_nothing_can_be_split() -> None:
-    by = ChooserPlacer(
-        "mine",
-        Asked(),
-        disaggregate=Disaggregate.ALWAYS,
-        rng=Random(1),
-        decider=lambda _query, _decode: True,
-    )
-    assert decide([replica_view("d", D)], by=by).route.reason is RouteReason.NO_PREFILL_REPLICA
-
-
 # ------------------------------------------------------------------------- choosers that fail
 
 

@@ -4,7 +4,8 @@ Theory of operation: who may run a phase follows from roles, draining, past fail
 layouts and links, and is the same for every policy; `ChooserPlacer` settles it. Who does is the
 chooser's word, and it is asked once for each leg: for the only leg of a LOCAL request, for the
 prefill leg, and for the decode leg when the prompt is finished. Until then the decode replica of a
-route is provisional, the least loaded one, unless a decider must look at it.
+route is provisional: the least loaded one. A chooser that takes turns would skip replicas if it
+were asked twice.
 
 Roles are hints, never walls: with no decode replica left a prefill replica runs both phases, and
 with no prefill replica a decode replica does. A chooser that raises, or answers with what is no
@@ -49,9 +50,6 @@ Chooser = Callable[[PlacementQuery, LegKind, Sequence[Candidate], Random], int |
 that must not be chosen. Where disaggregation is `auto`, None in answer to a prefill leg says that
 this request shall run on one replica."""
 
-Decider = Callable[[PlacementQuery, Candidate], bool]
-"""Whether a request shall be split, if this candidate is to decode it."""
-
 
 @dataclass(slots=True)
 class _Turn:
@@ -67,13 +65,7 @@ class ChooserPlacer:
     """A placer around a chooser; keeps a generator, and count of the chooser's failures."""
 
     def __init__(
-        self,
-        name: str,
-        chooser: Chooser,
-        *,
-        disaggregate: Disaggregate,
-        rng: Random,
-        decider: Decider | None = None,
+        self, name: str, chooser: Chooser, *, disaggregate: Disaggregate, rng: Random
     ) -> None:
         self.name = name
         self.failures = 0
@@ -82,7 +74,6 @@ class ChooserPlacer:
         self._chooser = chooser
         self._disaggregate = disaggregate
         self._random = rng
-        self._decider = decider
 
     # -------------------------------------------------------------- the port
 
@@ -124,32 +115,18 @@ class ChooserPlacer:
             for view in _views(turn.around, turn.around.fleet.roster.prefill)
             if view.replica_id not in turn.query.avoid
         ]
-        decoder = self._provisional(turn, decoders, prefillers)
+        decoder = least_loaded(decoders)
         if (forced := _forced_local(decoder, prefillers, turn.around)) is not None:
             alike = [
                 view for view in decoders if _forced_local(view, prefillers, turn.around) is forced
             ]
             return self._local(turn, alike, forced)
-        if self._decider is not None and not self._decider(turn.query, _seen(turn, decoder)):
-            return self._route(turn, None, decoder, RouteReason.LOCAL_FASTER)
         able = [view for view in prefillers if _hands_over(view, decoder, turn.around)]
         may_stay = self._disaggregate is Disaggregate.AUTO
         prefiller = self._ask(turn, LegKind.PREFILL, able, may_decline=may_stay)
         if prefiller is None:
             return self._local(turn, decoders, RouteReason.LOCAL_FASTER)
         return self._route(turn, prefiller, decoder, RouteReason.DISAGGREGATED)
-
-    def _provisional(
-        self, turn: _Turn, decoders: list[ReplicaView], prefillers: list[ReplicaView]
-    ) -> ReplicaView:
-        """Who decodes, as it looks now; the chooser has its word when the prompt is finished.
-
-        It must not be asked twice for one leg: one that takes turns would skip replicas.
-        """
-        if self._decider is None:
-            return least_loaded(decoders)
-        able = [view for view in decoders if not _forced_local(view, prefillers, turn.around)]
-        return self._choose(turn, LegKind.DECODE, able) if able else least_loaded(decoders)
 
     def _local(self, turn: _Turn, views: list[ReplicaView], reason: RouteReason) -> Decision:
         return self._route(turn, None, self._choose(turn, LegKind.LOCAL, views), reason)

@@ -12,8 +12,7 @@ With block size B, for each worker w:
                 = prefill * (decode + 1)                             (lmetric)
 
 The lowest cost wins, equals are drawn. In a prefill pool decode blocks are not tracked (decode =
-0). In a decode pool no prefill and no reuse is: the cost is the active blocks; with conditional
-disaggregation max(0, decode - credit) + A * active_requests(w).
+0). In a decode pool no prefill and no reuse is: the cost is decode + A * active_requests(w).
 
 Approximations: a router of Dynamo's books blocks and tokens of every request it sends; here they
 are the replica's report and what was sent since (`loads`). Which of a prompt's blocks are active
@@ -58,8 +57,6 @@ class DynamoParameters:
     """A"""
     temperature: float = 0.0
     """0: the lowest cost; more: a draw."""
-    conditional_disaggregation: bool = False
-    """Whether a decider stands behind it, so that a decode replica's cache counts."""
 
 
 class DynamoKvCost:
@@ -104,10 +101,8 @@ class DynamoKvCost:
         return parameters.prefill_load_scale * prefill + decode + requests
 
     def _decode_cost(self, query: PlacementQuery, one: Candidate) -> float:
-        parameters, blocks = self._parameters, _decode_blocks(query, one)
-        if parameters.conditional_disaggregation:
-            blocks = max(0.0, blocks - self._credit(one, 1.0))
-        return blocks + parameters.decode_active_request_weight * active_requests(one.view)
+        requests = self._parameters.decode_active_request_weight * active_requests(one.view)
+        return _decode_blocks(query, one) + requests
 
     def _credit(self, one: Candidate, decay: float) -> float:
         on_device = one.hit.blocks - one.hit.host_blocks
@@ -116,24 +111,6 @@ class DynamoKvCost:
             parameters.overlap_score_credit * decay * on_device
             + parameters.host_credit * one.hit.host_blocks
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IslBounding:
-    """Dynamo's experimental decider, off as shipped: a short rest of a long prompt is not split.
-
-    Source: Dynamo 1.6.1, lib/kv-router/src/conditional_disagg.rs: with eff the prompt tokens that
-    the chosen decode worker does not hold, it is bypassed iff eff < 2048 and eff / prompt < 0.7.
-    """
-
-    tokens: int = 2048
-    ratio: float = 0.7
-
-    def __call__(self, query: PlacementQuery, decode: Candidate) -> bool:
-        """Whether to split it."""
-        uncached = uncached_tokens(query, decode)
-        bypassed = uncached < self.tokens and uncached < self.ratio * query.prompt_tokens
-        return not bypassed
 
 
 def uncached_tokens(query: PlacementQuery, one: Candidate) -> int:

@@ -76,22 +76,6 @@ class LlmdScorers:
         return weight * long + (1 - weight) * share
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixBasedDecider:
-    """llm-d's decider: split where so many tokens are not cached on the chosen decode replica.
-
-    Source: llm-d-router profilehandler/disagg, prefix-based-pd-decider. As shipped its threshold is
-    0, which switches disaggregation off altogether.
-    """
-
-    non_cached_tokens: int = 0
-
-    def __call__(self, query: PlacementQuery, decode: Candidate) -> bool:
-        """Whether to split it."""
-        wanted = self.non_cached_tokens
-        return wanted > 0 and uncached_tokens(query, decode) >= wanted
-
-
 def queue_scores(queues: Sequence[int]) -> list[float]:
     """Each queue's place between the longest, 0, and the shortest, 1."""
     low, high = min(queues), max(queues)
