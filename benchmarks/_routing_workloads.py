@@ -6,9 +6,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
-from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from baton.domain.fleet import Role
@@ -21,8 +20,6 @@ SCENARIO = Path(__file__).parent / "scenarios" / "routing.yaml"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Requests that share prefixes in groups, and how they arrive."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     replicas: Mapping[Role, int]
     requests: int
@@ -77,8 +74,6 @@ class Workload:
 class Scenario:
     """The engines, and the loads by name."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
     engine: SimSettings
     workloads: Mapping[str, Workload]
 
@@ -91,6 +86,17 @@ def read_scenario(file: Path = SCENARIO) -> Scenario:
     """The scenario in a file.
 
     Raises:
-        ValueError: it is not one.
+        TypeError: a key is misspelt or missing.
+        ValueError: a value cannot be used.
     """
-    return TypeAdapter(Scenario).validate_python(YAML(typ="safe").load(file))
+    read = YAML(typ="safe").load(file)
+    engine, workloads = SimSettings(**read.pop("engine")), read.pop("workloads")
+    return Scenario(
+        engine=engine,
+        workloads={name: _workload(**keys) for name, keys in workloads.items()},
+        **read,
+    )
+
+
+def _workload(replicas: Mapping[str, int], **keys: Any) -> Workload:  # noqa: ANN401 - as it checks
+    return Workload(replicas={Role(role): count for role, count in replicas.items()}, **keys)

@@ -66,7 +66,7 @@ def test_the_cache_holds_as_many_requests_under_both_grouped_loads() -> None:
 def test_a_misspelt_key_of_a_scenario_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text("engine: {prefil_step_s: 1}\nworkloads: {}\n")
-    with pytest.raises(ValueError, match="prefil_step_s"):
+    with pytest.raises(TypeError, match="prefil_step_s"):
         read_scenario(file)
 
 

@@ -113,7 +113,7 @@ def test_what_a_client_may_not_say_is_taken_off_or_made_its_own() -> None:
     params = SamplingParams(max_tokens=9, extra_args={CALLER_ARG: ["other", None, None], "b": 2})
     asked = request("cmpl-a~h0~", priority=-9, session_id="s", sampling_params=params)
     wire = FrontendWire(max_len_tokens=512, introduce=door.introduce)
-    taken = wire.split_request(MsgpackEncoder().encode(asked), now_s=0.0)
+    taken = wire.split(wire.read(MsgpackEncoder().encode(asked)), now_s=0.0)
     assert (taken.tenant, taken.priority, taken.session_id) == ("acme", 0, "acme/s")
     assert b"other" not in taken.payload
 

@@ -16,7 +16,6 @@ from baton.domain.errors import AdapterFailed
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
 from baton.domain.value import evolve
-from baton.engine.tiny_adapter import RANK, write_tiny_adapter
 from baton.engine.vllm.settings import AdapterSlots
 from baton.policy.block_hash import chain, chain_root
 from tests.contracts.engine_contract import Listener, RunningPair, running_pair
@@ -27,6 +26,7 @@ from tests.engine.vllm_engines import (
     tiny_model,
     with_payload,
 )
+from tests.fakes.tiny_adapter import RANK, write_tiny_adapter
 
 pytestmark = [
     pytest.mark.real,

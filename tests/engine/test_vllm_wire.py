@@ -143,7 +143,8 @@ def engine_request(**changes: object) -> EngineCoreRequest:
 
 def split(request: EngineCoreRequest) -> Request:
     frames = MsgpackEncoder().encode(request)
-    return FrontendWire(max_len_tokens=MAX_LEN_TOKENS).split_request(frames, now_s=3.0)
+    wire = FrontendWire(max_len_tokens=MAX_LEN_TOKENS)
+    return wire.split(wire.read(frames), now_s=3.0)
 
 
 def received(leg: Leg) -> Leg:
@@ -385,7 +386,7 @@ def test_state_over_the_output_is_not_resumed_where_engines_do_not_take_up(
 ) -> None:
     frames_of = MsgpackEncoder().encode(engine_request(sampling_params=params))
     wire = FrontendWire(max_len_tokens=MAX_LEN_TOKENS, takes_up=False)
-    request = wire.split_request(frames_of, now_s=3.0)
+    request = wire.split(wire.read(frames_of), now_s=3.0)
     assert not request.resumable
     EngineWire().join_leg(leg_of(request), takes_up=False)
     with pytest.raises(ValueError, match="leg-2: resumed after 2 tokens, but this engine cannot"):
@@ -431,7 +432,7 @@ def test_a_prompt_streamed_in_parts_is_refused() -> None:
 
 def test_garbage_is_told_from_a_request() -> None:
     with pytest.raises(msgspec.DecodeError):
-        FrontendWire(max_len_tokens=MAX_LEN_TOKENS).split_request([b"\xc1"], now_s=0.0)
+        FrontendWire(max_len_tokens=MAX_LEN_TOKENS).read([b"\xc1"])
 
 
 # ------------------------------------------------------------------ legs

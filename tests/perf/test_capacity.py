@@ -15,7 +15,6 @@ from baton.perf.capacity import (
     decode_need,
     decode_streams,
     decode_tokens_per_s,
-    late_share,
     prefill_need,
     prefill_tokens_per_s,
 )
@@ -46,10 +45,15 @@ def erlang_c(servers: int, load: float) -> float:
     return blocked / (1 - load / servers * (1 - blocked))
 
 
+def late_share(servers: int, load: float, *, patience: float, factor: float = 1.0) -> float:
+    """The share of prompts that wait longer than `patience` services."""
+    return erlang_c(servers, load) * math.exp(-(servers - load) * patience / factor)
+
+
 def slow_need(load: float, *, patience: float, late: float, factor: float) -> int:
     """The least number of servers, tried one after another with the exact formula."""
     servers = math.floor(load) + 1
-    while erlang_c(servers, load) * math.exp(-(servers - load) * patience / factor) > late:
+    while late_share(servers, load, patience=patience, factor=factor) > late:
         servers += 1
     return servers
 
@@ -200,8 +204,6 @@ def test_without_an_objective_a_pool_is_kept_from_being_full() -> None:
 def test_nothing_asked_for_needs_nothing() -> None:
     assert prefill_need(0.0, service_s=1.0, ttft_s=1.0, late_allowed=0.01) == 0.0
     assert decode_need(0.0, streams_per_replica=10.0, late_allowed=0.01) == 0.0
-    assert late_share(1, 0.0, patience=1.0) == 0.0
-    assert late_share(2, 2.0, patience=1.0) == 1.0
 
 
 def test_streams_crowd_as_a_poisson_number_does() -> None:
@@ -218,12 +220,9 @@ def test_streams_crowd_as_a_poisson_number_does() -> None:
     assert crowded / 2000 == pytest.approx(0.05, abs=0.015)
 
 
-@given(load=loads, more=st.floats(0.0, 50.0), late=shares, dispersion=st.floats(1.0, 10.0))
-def test_more_streams_never_need_fewer_replicas(
-    load: float, more: float, late: float, dispersion: float
-) -> None:
-    def need(load: float, dispersion: float = 1.0) -> float:
-        return decode_need(load, streams_per_replica=30.0, late_allowed=late, dispersion=dispersion)
+@given(load=loads, more=st.floats(0.0, 50.0), late=shares)
+def test_more_streams_never_need_fewer_replicas(load: float, more: float, late: float) -> None:
+    def need(load: float) -> float:
+        return decode_need(load, streams_per_replica=30.0, late_allowed=late)
 
     assert need(load + more) >= need(load)
-    assert need(load, dispersion) >= need(load)

@@ -380,14 +380,6 @@ def test_tied_embeddings_are_stored_once_and_still_multiplied_with() -> None:
     assert untied.parameters - tied.parameters == tied.output_parameters == 128_256 * 2048
 
 
-def test_latent_attention_decodes_wider_than_it_prefills() -> None:
-    """128 heads of (128 + 64 + 128) / 2 when unpacked, of (2 x 512 + 64) / 2 when absorbed."""
-    shape = shape_of("deepseek-ai/DeepSeek-V3")
-    assert (shape.attention_width, shape.decode_attention_width) == (128 * 160, 128 * 544)
-    plain = shape_of("meta-llama/Llama-3.1-70B")
-    assert plain.attention_width == plain.decode_attention_width == plain.hidden
-
-
 # --------------------------------------------------------------------------- configs
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from baton.telemetry import reference as metrics
-from tests.reference import api, commands, configuration
+from tests.reference import api, commands, configuration, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES: Mapping[str, Callable[[], str]] = {

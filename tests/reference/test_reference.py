@@ -11,6 +11,7 @@ from baton.cli.verbs import VERBS
 from baton.config.fields import Named, Nested, fields_of
 from baton.config.schema import DeploymentConfig, OnFailure
 from baton.engine.vllm.frontend_gate import ROUTES
+from baton.telemetry.catalogue import CATALOGUE
 from tests.reference.commands import words_of
 from tests.reference.docstrings import attribute_docs, class_doc
 from tests.reference.pages import PAGES, ROOT
@@ -52,6 +53,13 @@ def test_every_verb_and_every_route_has_a_place() -> None:
                 assert f"### baton {' '.join(words)}\n" in verbs
     for paths in ROUTES.values():
         assert all(re.search(rf"(GET|POST) {path}`", routes) for path in paths)
+
+
+def test_every_metric_has_exactly_one_row() -> None:
+    page = (ROOT / "docs/operations/metrics.md").read_text()
+    rows = re.findall(r"^\| `(baton_\w+)", page, re.MULTILINE)
+
+    assert sorted(rows) == sorted(metric.name for metric in CATALOGUE)
 
 
 def test_what_stands_below_an_attribute_is_found() -> None:

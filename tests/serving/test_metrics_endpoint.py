@@ -246,15 +246,6 @@ async def test_an_endpoint_says_where_it_is_until_it_is_closed() -> None:
             await http.get(f"http://{address}/metrics")
 
 
-async def test_an_endpoint_asks_for_another_token_when_told() -> None:
-    endpoint = MetricsEndpoint(Metrics(some_numbers), host="127.0.0.1", token=lambda: TOKEN)
-    await endpoint.start()
-    assert (await scraped(endpoint)).status_code == 401
-    endpoint.ask_for(None)
-    assert (await scraped(endpoint)).status_code == 200
-    await endpoint.close()
-
-
 async def test_an_address_that_is_not_ours_is_said_and_not_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

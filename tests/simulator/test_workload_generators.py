@@ -16,10 +16,10 @@ from baton.domain.outline import Outline
 from baton.simulator.workloads import arrivals
 from baton.simulator.workloads.arrivals import RateStep
 from baton.simulator.workloads.generators import Phase, ToolAgents, phased
-from baton.simulator.workloads.lengths import Lengths, Lognormal, among, empirical, fixed
+from baton.simulator.workloads.lengths import Lengths, Lognormal, among, fixed
 from baton.simulator.workloads.presets import WORKLOADS, synthetic
 from baton.simulator.workloads.sessions import Conversations
-from baton.simulator.workloads.trace import Trace, TraceRequest, as_request
+from baton.simulator.workloads.trace import TraceRequest, as_request
 
 SHORT = Lognormal(40, 0.5)
 
@@ -80,10 +80,9 @@ def test_lengths_are_at_least_one_and_never_above_their_limit(
     assert 1 <= Lognormal(mean, cv, most).draw(random.Random(seed)) <= most
 
 
-def test_empirical_lengths_keep_prompt_and_output_together() -> None:
-    trace = Trace(name="t", requests=(TraceRequest(0, 1, 10), TraceRequest(0, 2, 20)))
-    rng = random.Random(2)
-    assert {empirical(trace)(rng) for _ in range(50)} == {Lengths(1, 10), Lengths(2, 20)}
+def test_given_lengths_are_drawn_as_they_are_and_there_must_be_some() -> None:
+    rng, both = random.Random(2), [Lengths(1, 10), Lengths(2, 20)]
+    assert {among(both)(rng) for _ in range(50)} == set(both)
     with pytest.raises(ValueError, match="no lengths"):
         among([])
 

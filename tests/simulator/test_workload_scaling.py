@@ -36,13 +36,14 @@ def steady(count: int) -> Trace:
     return trace_of([TraceRequest(at_s, 10, 5, (number,)) for number, at_s in enumerate(times)])
 
 
-@given(REQUESTS, st.floats(0, 1), st.floats(0, 1), st.integers())
+@given(REQUESTS, st.floats(0.01, 1), st.floats(0.01, 1), st.integers())
 def test_what_stays_of_a_thin_trace_stays_in_a_denser_one_and_sessions_stay_whole(
     requests: list[TraceRequest], one: float, other: float, seed: int
 ) -> None:
     trace = trace_of(requests)
     few, many = (
-        scaling.thin(trace, keep, random.Random(seed)).requests for keep in sorted((one, other))
+        scaling.superpose(trace, share, random.Random(seed)).requests
+        for share in sorted((one, other))
     )
     assert not set(few) - set(many)
     assert set(many) <= set(requests)

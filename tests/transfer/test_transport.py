@@ -22,7 +22,6 @@ from baton.runtime.rank_transports import (
 from baton.transfer.nixl_progress import PROGRESS_DELAY_VARIABLE
 from baton.transfer.transport import (
     check_rdma,
-    is_rdma,
     transport_environment,
     transport_towards,
 )
@@ -174,19 +173,16 @@ def test_a_process_whose_log_goes_elsewhere_knows_nothing(
 
 @pytest.mark.parametrize("transport", ["rc_mlx5", "dc_mlx5", "rc_verbs", "srd", "dc_mlx5+rc_mlx5"])
 def test_network_cards_that_move_data_themselves_are_rdma(transport: str) -> None:
-    assert is_rdma(transport)
     check(transport)
 
 
 @pytest.mark.parametrize("transport", ["cuda_ipc", "cma", "", "cuda_ipc+rc_mlx5", "sysv"])
 def test_a_deployment_that_requires_rdma_lets_nodes_use_their_own_memory(transport: str) -> None:
-    assert not is_rdma(transport)
     check(transport)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "rc_mlx5+tcp", "something_new"])
 def test_a_deployment_that_requires_rdma_refuses_everything_else(transport: str) -> None:
-    assert not is_rdma(transport)
     with pytest.raises(RdmaMissing, match=f"carried by {transport}".replace("+", r"\+")) as caught:
         check(transport)
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes

@@ -12,7 +12,6 @@ from baton.planner.answer import Candidate, Plan, Sensitivity
 from baton.planner.trials import Spread
 
 _SCHEMA = 1
-_MOST_TRADES = 12
 
 
 def facts(plan: Plan) -> dict[str, str]:

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
-from typing import ClassVar
 
 from baton.control.agent_watch import AgentWatch
 from baton.control.deadlines import Deadlines
@@ -63,8 +62,6 @@ _PAIR_FAILURES = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions:
     """How often pairs are checked and how long each step may take."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     interval_s: float = 5.0
     """Between two checks of a pair, give or take a tenth, so that coordinators do not march in

@@ -114,22 +114,6 @@ class Irregularity:
 AT_RANDOM = Irregularity()
 
 
-def late_share(
-    replicas: int, load: float, *, patience: float, irregularity: Irregularity = AT_RANDOM
-) -> float:
-    """The share of prompts that wait longer than `patience` services, with so many replicas.
-
-    Source: P(all busy) by A. Erlang (1917), by its recurrence; the wait of those who wait is taken
-    as exponential, which it is in M/M/c and, in heavy traffic, in GI/G/c (Kingman 1961).
-    """
-    if load <= 0:
-        return 0.0
-    blocked = 1.0
-    for number in range(1, replicas + 1):
-        blocked = load * blocked / (number + load * blocked)
-    return _late(replicas, load, blocked, patience / irregularity.wait_factor)
-
-
 def _late(replicas: int, load: float, blocked: float, patience: float) -> float:
     if load >= replicas:
         return 1.0
@@ -180,7 +164,6 @@ def decode_need(
     *,
     streams_per_replica: float,
     late_allowed: float,
-    dispersion: float = 1.0,
 ) -> float:
     """Replicas so that only a share `late_allowed` of the time more streams run than may.
 
@@ -188,7 +171,6 @@ def decode_need(
         load: Replicas' worth of streams: tokens/s asked for over what one replica generates.
         streams_per_replica: With how many it does that.
         late_allowed: Between 0 and 1.
-        dispersion: Variance of the number of streams over its mean: 1 for arrivals at random.
 
     Source: the number in an M/G/infinity system is Poisson whatever the services (Palm 1943), and
     Poisson is near normal where many are many.
@@ -197,4 +179,4 @@ def decode_need(
         return 0.0
     deviates = max(0.0, NormalDist().inv_cdf(1.0 - min(max(late_allowed, 1e-9), 0.999)))
     per_replica = max(streams_per_replica, 1.0)
-    return load + deviates * math.sqrt(max(0.0, dispersion) * load / per_replica)
+    return load + deviates * math.sqrt(load / per_replica)

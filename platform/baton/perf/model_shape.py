@@ -111,27 +111,6 @@ class ModelShape:
         """How many layers have experts."""
         return self.layers - self.experts.dense_layers if self.experts else 0
 
-    @property
-    def attention_width(self) -> float:
-        """Of one layer: each pair of tokens takes 4 operations for each of it.
-
-        With latent attention, as a prefill does it, with keys and values unpacked.
-        """
-        if self.latent is None:
-            return self.heads * self.head_dim
-        latent = self.latent
-        return self.heads * (latent.nope_dim + latent.rope_dim + latent.value_dim) / 2
-
-    @property
-    def decode_attention_width(self) -> float:
-        """The same for decoding. With latent attention, the heads attend to what is compressed.
-
-        Source: DeepSeek-V2 (2405.04434), §2.1.2 and appendix C: the projections are absorbed.
-        """
-        if self.latent is None:
-            return self.attention_width
-        return self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim) / 2
-
     def _ffn(self, width: int) -> int:
         return (3 if self.gated_ffn else 2) * self.hidden * width
 

@@ -86,7 +86,6 @@ class Roofline:
         pp: int = 1,
         weights: Dtype = Dtype.BF16,
         kv: Dtype = Dtype.BF16,
-        activations: Dtype | None = None,
         efficiency: Efficiency = DEFAULT,
     ) -> None:
         if tp < 1 or pp < 1:
@@ -96,7 +95,7 @@ class Roofline:
         self._tp = tp
         self._pp = pp
         self._weights = weights
-        self._activations = activations or activations_of(weights, accelerator)
+        self._activations = activations_of(weights, accelerator)
         self._efficiency = efficiency
         narrow = is_narrow(self._activations)
         self._gemm = efficiency.gemm_narrow if narrow else efficiency.gemm

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
 
 _MOST_DOUBLINGS = 64
 
@@ -45,8 +44,6 @@ class Circuit(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerOptions:
     """When a circuit opens, and for how long."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     failures: int = 3
     """Legs that fail in a row, with none done between them."""

@@ -13,7 +13,6 @@ At no time do two legs of a request run: the silent one is aborted first. See de
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from baton.domain.handoff import Decision
 
@@ -24,8 +23,6 @@ LATEST_OF_HUNDRED = 0.99
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeOptions:
     """How late is too late, and what makes another replica better."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     factor: float | None = 4.0
     """So many times what was predicted; None: never."""

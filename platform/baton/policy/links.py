@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from baton.domain.fleet import LinkTotals
 from baton.policy.link_flows import Flow, LinkFlows
@@ -41,8 +41,6 @@ class LinkState(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
     """What is believed of links before anything was seen, and how failures count."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     setup_s: float = 0.002
     """Descriptors, notification, and the steps of both engines that notice."""

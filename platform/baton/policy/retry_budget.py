@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import ClassVar
 
 _SLOTS = 10
 _FRESH = 0.5
@@ -29,8 +28,6 @@ _MOST_FRACTION = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryOptions:
     """How large the budget is."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     fraction: float = 0.2
     """Second tries for each request that arrives."""

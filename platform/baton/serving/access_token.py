@@ -58,15 +58,14 @@ class TokenGate:
 
         `token` may block, and may raise OSError or ValueError: then nobody is let in.
         """
-        self.token = token
-        """May be replaced at any time."""
+        self._token = token
         self._app = app
         self._open = frozenset(open_paths)
         self._said = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, as ASGI has it."""
-        token = self.token
+        token = self._token
         if scope["type"] != "http" or token is None or scope["path"] in self._open:
             await self._app(scope, receive, send)
             return

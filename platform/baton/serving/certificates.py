@@ -35,14 +35,11 @@ class CertificateWatch:
         tls: TlsConfig,
         name: Path,
         sockets: Callable[[], Iterable[Path]],
-        *,
-        poll_s: float = _POLL_S,
     ) -> None:
         """`name` is how HAProxy calls the certificate; it is told by these sockets, at any time."""
         self._files = tuple(Path(name) for name in (tls.cert_file, tls.key_file) if name)
         self._name = name
         self._sockets = sockets
-        self._poll_s = poll_s
         self._seen = self._state()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="baton-tls", daemon=True)
@@ -73,7 +70,7 @@ class CertificateWatch:
         return True
 
     def _follow(self) -> None:
-        while not self._ended.wait(self._poll_s):
+        while not self._ended.wait(_POLL_S):
             try:
                 self.look()
             except Exception:

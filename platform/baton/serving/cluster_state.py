@@ -6,7 +6,6 @@ import json
 import os
 import tempfile
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -43,11 +42,6 @@ class ClusterState:
     token_file: str
     pid_started_ticks: int | None = None
     """See `process_ticks`: a pid alone may have been given to someone else."""
-
-    @property
-    def started_at(self) -> datetime:
-        """When the holder started."""
-        return datetime.fromtimestamp(self.pid_started_at_s, tz=UTC)
 
     def is_alive(self) -> bool:
         """Whether the holder still runs; a wall clock that jumps does not matter to it."""

@@ -114,10 +114,6 @@ class MetricsEndpoint:
         """`host:port`; None while it is not bound."""
         return self._server.address
 
-    def ask_for(self, token: Callable[[], str] | None) -> None:
-        """Ask for another token from now on, or for none."""
-        self._gate.token = token
-
     async def start(self) -> None:
         """Serve from now on; never raises."""
         await self._server.start()

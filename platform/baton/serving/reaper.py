@@ -25,6 +25,7 @@ from pathlib import Path
 
 RUN_DIR_VARIABLE = "BATON_RUN_DIR"
 _POLL_S = 0.05
+_KILL_S = 5.0
 
 
 def marked_processes(run_dir: str) -> frozenset[int]:
@@ -63,10 +64,10 @@ def _holds_file_below(entry: Path, prefix: str) -> bool:
     return False
 
 
-def reap(run_dir: str, *, grace_s: float, kill_s: float = 5.0) -> frozenset[int]:
+def reap(run_dir: str, *, grace_s: float) -> frozenset[int]:
     """Ask the marked processes to end, then make them; returns the ids of those that survived."""
     _signal_until_gone(run_dir, signal.SIGTERM, within_s=grace_s)
-    return _signal_until_gone(run_dir, signal.SIGKILL, within_s=kill_s)
+    return _signal_until_gone(run_dir, signal.SIGKILL, within_s=_KILL_S)
 
 
 def _signal_until_gone(run_dir: str, number: signal.Signals, *, within_s: float) -> frozenset[int]:

@@ -64,11 +64,6 @@ def transport_towards(ranks: Sequence[RankTransports], *, workers: int, same_hos
     return "+".join(sorted(names))
 
 
-def is_rdma(transport: str) -> bool:
-    """Whether network cards move all the data without the kernel's help."""
-    return _RDMA.issuperset(transport.split("+"))
-
-
 def check_rdma(source_id: str, ranks: Sequence[RankTransports], *, same_host: bool) -> None:
     """Refuse a link that a deployment with `require_rdma` must not use.
 

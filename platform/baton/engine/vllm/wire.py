@@ -1,7 +1,7 @@
 """vLLM's EngineCore messages to and from our own values.
 
 Theory of operation: a client's request is tokenized by vLLM's API server and arrives as an
-`EngineCoreRequest`. `FrontendWire.split_request` takes from it what the brain must know and seals
+`EngineCoreRequest`. `FrontendWire.split` takes from it what the brain must know and seals
 the rest in `Request.payload`. Whoever runs a leg of it opens the payload with `EngineWire.join_leg`
 and gets a request for that engine; what the engine answers becomes a `LegOutput`
 (`EngineWire.to_output`) and, at the frontend again, an `EngineCoreOutput`
@@ -128,17 +128,8 @@ class FrontendWire:
         self._decode_output = MsgpackDecoder(EngineCoreOutput)
         self._encoder = MsgpackEncoder()
 
-    def split_request(self, frames: Sequence[Frame], *, now_s: float) -> Request:
-        """The request in an ADD message (its frames without the type frame).
-
-        Raises:
-            UnsupportedRequest: as `split`.
-            msgspec.DecodeError: the frames are not an `EngineCoreRequest`.
-        """
-        return self.split(self.read(frames), now_s=now_s)
-
     def read(self, frames: Sequence[Frame]) -> EngineCoreRequest:
-        """VLLM's request in an ADD message.
+        """VLLM's request in an ADD message (its frames without the type frame).
 
         Raises:
             msgspec.DecodeError: the frames are not an `EngineCoreRequest`.

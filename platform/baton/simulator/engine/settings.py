@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
 
 FIRST_TOKEN_ID = 3
 """Ids 0, 1 and 2 are the special tokens of the byte-level vocabularies that we generate into."""
@@ -73,8 +72,6 @@ class SimSettings:
     Raises:
         BadSetting: an engine could not work with one of them.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     prefill_tokens_per_s: float = 20_000.0
     prefill_step_s: float = 0.0

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from baton.domain.errors import BadTrace
 from baton.simulator.workloads.azure import cells_of, columns_of, header_and_rows
 from baton.simulator.workloads.lines import parsed, tokens
-from baton.simulator.workloads.trace import Trace
 
 _PROMPT, _OUTPUT = "num_prefill_tokens", "num_decode_tokens"
 
@@ -52,11 +51,6 @@ class Lognormal(NamedTuple):
 def lognormal(prompt: Lognormal, output: Lognormal) -> LengthModel:
     """Prompt and output independent of each other."""
     return lambda rng: Lengths(prompt.draw(rng), output.draw(rng))
-
-
-def empirical(trace: Trace) -> LengthModel:
-    """Those of a request of a trace, any with the same chance: prompt and output stay together."""
-    return among([Lengths(one.prompt_tokens, one.output_tokens) for one in trace.requests])
 
 
 def among(lengths: Sequence[Lengths]) -> LengthModel:

@@ -14,20 +14,10 @@ from collections.abc import Iterable, Iterator
 from baton.simulator.workloads.trace import Trace, TraceRequest
 
 
-def thin(trace: Trace, keep: float, rng: random.Random) -> Trace:
-    """Each request stays with chance `keep`; those of a session stay or go together.
-
-    With the same `rng`, what stays at a smaller `keep` also stays at a larger one. Prompts that
-    shared blocks with one another without a session share less afterwards.
-    """
-    if not 0 <= keep <= 1:
-        raise ValueError(f"keep is {keep}, wanted a share from 0 to 1")
-    return _with(trace, _kept(trace.requests, keep, rng))
-
-
 def superpose(trace: Trace, copies: float, rng: random.Random) -> Trace:
     """The trace and copies of it, shifted in time; of a fractional copy that share is kept.
 
+    Less than one copy leaves requests out; those of a session stay or go together.
     A copy is shifted by a random time and what sticks out is put in front, so that the rate is the
     same all the time. Copies share no blocks and no sessions with each other. With the same `rng`,
     fewer copies are a part of more.

@@ -1,11 +1,8 @@
-"""`python -m baton.telemetry.reference --write FILE`: the page that lists every metric."""
+"""Every metric as a page, from the catalogue."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Final
 
 from baton.telemetry.catalogue import CATALOGUE, Component, Kind, Metric
@@ -19,8 +16,7 @@ _HEAD: Final = """\
 # Metrics
 
 This page lists every metric of baton for engineers who write queries, dashboards and alerts. See
-[observability](observability.md) for scraping. `python -m baton.telemetry.reference` writes this
-page.
+[observability](observability.md) for scraping. `scripts/render-reference` writes this page.
 
 - Names with `_total` are counters, which restart at 0 with their process. [Histograms](#histograms)
   have their own table. All others are gauges.
@@ -78,16 +74,3 @@ def _section(where: Component) -> Iterator[str]:
 def _row(metric: Metric) -> str:
     labels = f" `{{{','.join(metric.labels)}}}`" if metric.labels else ""
     return f"| `{metric.name}`{labels} | {metric.help}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page; the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m baton.telemetry.reference")
-    parser.add_argument("--write", type=Path, required=True, metavar="FILE")
-    given = parser.parse_args(arguments)
-    given.write.write_text(page())
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
