@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from baton.policy.scaling.observation import Demand
-from baton.simulator.fluid import FluidOptions, FluidRun, flow
 from benchmarks import _slo_azure as detailed
+from benchmarks._fluid import FluidOptions, FluidRun, flow
 from benchmarks._slo_check import inflow_of
 from benchmarks._slo_table import figures_of
 from benchmarks._slo_world import ARMS, BURSTS, ROLES, fluid_pools

@@ -9,14 +9,14 @@ from pathlib import Path
 from baton.perf.hardware import Dtype
 from baton.policy.placement import Disaggregate
 from baton.policy.scaling.observation import Demand
-from baton.simulator.fluid import FluidRun, flow
-from baton.simulator.fluid_pools import Inflow
 from baton.simulator.scenario import Run, simulate
 from baton.simulator.workloads import rate_series
 from baton.simulator.workloads.rate_series import RateWindow
 from baton.simulator.workloads.trace import Trace
 from benchmarks import _slo_azure as detailed
 from benchmarks import _slo_servegen as fluid
+from benchmarks._fluid import FluidRun, flow
+from benchmarks._fluid_pools import Inflow
 from benchmarks._slo_world import ARMS, PREFILL, ROLES, SERVER, bounds, fluid_pools, strength
 
 CUT_S = (78_000.0, 79_800.0)

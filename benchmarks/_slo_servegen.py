@@ -10,10 +10,10 @@ from pathlib import Path
 
 from baton.perf.hardware import Dtype
 from baton.policy.scaling.observation import Demand
-from baton.simulator.fluid import FluidOptions, FluidRun, flow, inflows
-from baton.simulator.fluid_pools import Inflow
 from baton.simulator.workloads import rate_series
 from baton.simulator.workloads.rate_series import RateWindow
+from benchmarks._fluid import FluidOptions, FluidRun, flow, inflows
+from benchmarks._fluid_pools import Inflow
 from benchmarks._slo_table import figures_of
 from benchmarks._slo_world import (
     ARMS,

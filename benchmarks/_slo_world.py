@@ -22,8 +22,8 @@ from baton.policy.scaling.catalogue import scaling_policy
 from baton.policy.scaling.observation import Demand
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
 from baton.policy.scaling.wants import ScalingPolicy
-from baton.simulator.fluid_pools import FluidPool
 from baton.simulator.v1.settings import V1Settings
+from benchmarks._fluid_pools import FluidPool
 
 GPUS = 4
 """Of one replica: tensor parallel."""

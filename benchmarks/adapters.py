@@ -27,9 +27,9 @@ from statistics import median
 
 from baton.domain.fleet import Role
 from baton.domain.request import Phase, Request
-from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.fleet import FleetOptions, VirtualFleet
+from benchmarks._arrivals import open_loop, poisson_times
 from benchmarks._figures import quantile, rounded
 from benchmarks._provenance import provenance
 from benchmarks._routing_policies import ARMS, Arm

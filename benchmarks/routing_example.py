@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from baton.cli.explain import readable
 from baton.domain.fleet import Role
-from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from baton.telemetry.records import story
+from benchmarks._arrivals import open_loop, poisson_times
 from benchmarks._routing_policies import ARMS
 from benchmarks._routing_workloads import read_scenario
 

@@ -17,9 +17,9 @@ from baton.domain.request import Phase, Request
 from baton.domain.slo import Slo
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.slo_book import SloBook
-from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.fleet import FleetOptions, VirtualFleet
+from benchmarks._arrivals import open_loop, poisson_times
 from tests.simulator.fleets import JOINED_S
 
 TTFT_S = 0.8

@@ -11,10 +11,10 @@ from baton.control.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
 from baton.engine.sim import expected_tokens
-from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.fleet import VirtualFleet
 from baton.simulator.plans import economical, limits_under
 from baton.simulator.reporting import Reporting
+from benchmarks._arrivals import open_loop, poisson_times
 from tests.chaos.case import Outcome
 from tests.chaos.cases.virtual import Play, fail_everything, freeze
 from tests.simulator.fleets import ENGINE, JOINED_S, Tokens, fleet, requests

@@ -18,9 +18,9 @@ from baton.domain.fleet import Role
 from baton.domain.request import Request
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings
-from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from baton.simulator.reporting import Reporting
+from benchmarks._arrivals import open_loop, poisson_times
 from tests.simulator.fleets import JOINED_S, coordinator, fleet, requests
 
 REPLICAS = 8

@@ -14,9 +14,9 @@ from baton.domain.request import Phase, Request
 from baton.domain.value import evolve
 from baton.engine.sim import SimSettings, expected_tokens
 from baton.policy.placement import Disaggregate
-from baton.simulator.arrivals import closed_loop, open_loop, poisson_times
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from baton.simulator.reporting import Reporting
+from benchmarks._arrivals import closed_loop, open_loop, poisson_times
 from tests.control.world import check_story
 from tests.simulator.fleets import ENGINE, JOINED_S, Tokens, coordinator, fleet, requests
 

@@ -22,11 +22,11 @@ from baton.domain.leg_story import LegEnd, LegStory
 from baton.domain.recovery import Trouble
 from baton.domain.request import Phase, Request
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from baton.simulator.arrivals import open_loop, poisson_times
 from baton.simulator.engine.port import VirtualEngine
 from baton.simulator.engine.settings import SimSettings
 from baton.simulator.engine.tokens import expected_tokens
 from baton.simulator.fleet import LIVENESS_S, FleetOptions, VirtualFleet
+from benchmarks._arrivals import open_loop, poisson_times
 from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case, exactly
 
 LIMITS = CoordinatorLimits()

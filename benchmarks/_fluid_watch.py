@@ -8,7 +8,7 @@ from typing import NamedTuple
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
-from baton.simulator.fluid_pools import FluidFleet, FluidPool, Inflow
+from benchmarks._fluid_pools import FluidFleet, FluidPool, Inflow
 
 
 class _Totals(NamedTuple):

@@ -15,9 +15,9 @@ from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.policy.scaling.actions import Action, FlipReplicas, StartReplicas, StopReplicas, Tick
 from baton.policy.scaling.observation import Observation
-from baton.simulator.fluid import FluidOptions, FluidRun, flow, inflows
-from baton.simulator.fluid_pools import FluidPool, Inflow
 from baton.simulator.workloads.rate_series import RateWindow
+from benchmarks._fluid import FluidOptions, FluidRun, flow, inflows
+from benchmarks._fluid_pools import FluidPool, Inflow
 
 OPTIONS = FluidOptions(
     step_s=1.0,

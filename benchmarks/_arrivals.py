@@ -1,4 +1,4 @@
-"""Who sends requests when: open loop, at times that nothing can change, and closed loop."""
+"""Requests to a virtual fleet: open loop, at times that nothing changes, and closed loop."""
 
 from __future__ import annotations
 
@@ -32,20 +32,13 @@ def open_loop(
         fleet.timeline.at(at_s, _sending(fleet, arrival, choose(request)))
 
 
-def closed_loop(
-    fleet: VirtualFleet,
-    requests: Iterator[Request],
-    *,
-    clients: int,
-    choose: Callable[[Request], int] = lambda _: 0,
-) -> None:
+def closed_loop(fleet: VirtualFleet, requests: Iterator[Request], *, clients: int) -> None:
     """Let so many clients send the next request whenever their last one has ended."""
 
     def send_next() -> None:
         request = next(requests, None)
         if request is not None:
-            arrival = evolve(request, arrived_at_s=fleet.timeline.now_s)
-            fleet.send(arrival, choose(request))
+            fleet.send(evolve(request, arrived_at_s=fleet.timeline.now_s))
 
     # A client sends from a moment of its own: an end may be told in the midst of another event.
     fleet.watch(lambda _: fleet.timeline.after(0.0, send_next))
