@@ -13,18 +13,18 @@ from types import MappingProxyType
 
 from baton.domain.handoff import LegKind
 from baton.perf.step_timing import StepBatch
-from baton.policy.baselines.loads import pending_prefill_tokens
-from baton.policy.baselines.mooncake import choose_by_conductor
-from baton.policy.baselines.plain import choose_randomly
 from baton.policy.choosing import Candidate, Chooser, ChooserPlacer
 from baton.policy.placement import (
     Disaggregate,
     PlacementQuery,
     Placer,
 )
+from baton.policy.plain import choose_randomly
 from baton.policy.predicted import PredictedPlacer
 from baton.simulator.workloads import mooncake
 from baton.simulator.workloads.trace import Trace
+from benchmarks.policies.mooncake import choose_by_conductor
+from benchmarks.policies.terms import pending_prefill_tokens
 
 TICK_S = 3.0
 """The trace's timestamps are multiples of it."""

@@ -9,12 +9,16 @@ from types import MappingProxyType
 
 from baton.control.coordinator import Coordinator
 from baton.control.limits import CoordinatorLimits
-from baton.policy.baselines.catalogue import POLICIES
-from baton.policy.baselines.dynamo import DynamoKvCost, DynamoParameters
 from baton.policy.choosing import Chooser, ChooserPlacer
 from baton.policy.placement import Disaggregate, Placer
+from baton.policy.plain import POLICIES
 from baton.policy.predicted import PredictedPlacer
 from baton.policy.prefix_index import IndexMode, IndexOptions
+from benchmarks.policies import power_of_two
+from benchmarks.policies.dynamo import DynamoKvCost, DynamoParameters
+from benchmarks.policies.llmd import LlmdScorers
+from benchmarks.policies.mooncake import choose_by_conductor
+from benchmarks.policies.sglang import SglangCacheAware
 
 LIMITS = CoordinatorLimits(
     queue_wait_s=600.0, first_token_s=600.0, transfer_s=60.0, stall_s=600.0, total_s=3600.0
@@ -36,12 +40,12 @@ class Arm:
         return Coordinator(limits=LIMITS, placer=self.placer(seed), index=index)
 
 
-def _baseline(name: str, chooser: Callable[[], Chooser], index: IndexMode | None) -> Arm:
+def _arm(name: str, chooser: Callable[[], Chooser], index: IndexMode = IndexMode.EVENTS) -> Arm:
     def make(seed: int) -> Placer:
         rng = random.Random(f"{name}/{seed}")  # noqa: S311 - ties, not secrets
         return ChooserPlacer(name, chooser(), disaggregate=Disaggregate.ALWAYS, rng=rng)
 
-    return Arm(make, index or IndexMode.EVENTS)
+    return Arm(make, index)
 
 
 def _credit_4() -> Chooser:
@@ -51,19 +55,14 @@ def _credit_4() -> Chooser:
 ARMS: Mapping[str, Arm] = MappingProxyType(
     {
         "baton": Arm(lambda seed: PredictedPlacer(seed=seed), IndexMode.HYBRID),
-        "dynamo": _baseline("dynamo", POLICIES["dynamo"].chooser, POLICIES["dynamo"].index),
-        "dynamo_credit4": _baseline("dynamo_credit4", _credit_4, POLICIES["dynamo"].index),
-    }
-    | {
-        name.replace("-", "_"): _baseline(name, POLICIES[name].chooser, POLICIES[name].index)
-        for name in (
-            "sglang",
-            "llmd",
-            "mooncake",
-            "random",
-            "round-robin",
-            "least-loaded",
-            "power-of-two",
-        )
+        "dynamo": _arm("dynamo", DynamoKvCost),
+        "dynamo_credit4": _arm("dynamo_credit4", _credit_4),
+        "sglang": _arm("sglang", SglangCacheAware, IndexMode.PREDICTED),
+        "llmd": _arm("llmd", LlmdScorers, IndexMode.PREDICTED),
+        "mooncake": _arm("mooncake", lambda: choose_by_conductor),
+        "random": _arm("random", POLICIES["random"]),
+        "round_robin": _arm("round-robin", POLICIES["round-robin"]),
+        "least_loaded": _arm("least-loaded", POLICIES["least-loaded"]),
+        "power_of_two": _arm("power-of-two", lambda: power_of_two.choose),
     }
 )

@@ -17,13 +17,13 @@ from baton.perf.known_models import shape_of
 from baton.perf.memory import fit
 from baton.perf.modelled import ModelledTiming
 from baton.perf.roofline import Roofline
-from baton.policy.scaling.baselines.oracle import Oracle
 from baton.policy.scaling.catalogue import scaling_policy
 from baton.policy.scaling.observation import Demand
 from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
 from baton.policy.scaling.wants import ScalingPolicy
 from baton.simulator.v1.settings import V1Settings
 from benchmarks._fluid_pools import FluidPool
+from benchmarks._oracle import Oracle
 
 GPUS = 4
 """Of one replica: tensor parallel."""
@@ -126,8 +126,8 @@ class Arm:
     """A way to scale."""
 
     name: str
-    rule: ScalingRule | None
-    """None: the oracle."""
+    rule: str | None
+    """As in a configuration; None: the oracle."""
 
     def scaler(
         self,
@@ -139,7 +139,7 @@ class Arm:
     ) -> Autoscaler:
         """A new one; the oracle looks at the future every so many seconds."""
         options = AutoscalerOptions(interval_s=interval_s, bounds=bounds)
-        if self.rule is not ScalingRule.SLO:
+        if self.rule != ScalingRule.SLO:
             options = replace(options, up=_FREE, down=_FREE)
         return Autoscaler(self._policy(options, foresight, every_s), options)
 
@@ -148,7 +148,7 @@ class Arm:
     ) -> ScalingPolicy:
         if self.rule is None:
             return Oracle(options, foresight, every_s=every_s)
-        return scaling_policy(str(self.rule), replace(options, rule=self.rule))
+        return scaling_policy(self.rule, options)
 
 
 ARMS = {
@@ -157,10 +157,10 @@ ARMS = {
         Arm(name="oracle", rule=None),
         Arm(name="static_peak", rule=ScalingRule.STATIC),
         Arm(name="baton", rule=ScalingRule.SLO),
-        Arm(name="hpa", rule=ScalingRule.HPA),
-        Arm(name="kpa", rule=ScalingRule.KPA),
-        Arm(name="dynamo", rule=ScalingRule.DYNAMO),
-        Arm(name="wva", rule=ScalingRule.WVA),
+        Arm(name="hpa", rule="benchmarks.policies.hpa:Hpa"),
+        Arm(name="kpa", rule="benchmarks.policies.kpa:Kpa"),
+        Arm(name="dynamo", rule="benchmarks.policies.dynamo_planner:DynamoPlanner"),
+        Arm(name="wva", rule="benchmarks.policies.wva:Wva"),
     )
 }
 

@@ -91,6 +91,12 @@ def test_the_policies_that_are_compared_are_these() -> None:
     assert ARMS.keys() == KEYS
 
 
+def test_every_policy_has_the_index_that_it_ships_with() -> None:
+    indexes = {name: str(arm.index) for name, arm in ARMS.items()}
+    assert {name for name, index in indexes.items() if index == "hybrid"} == {"baton"}
+    assert {name for name, index in indexes.items() if index == "predicted"} == {"sglang", "llmd"}
+
+
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_every_policy_serves_every_request(name: str) -> None:
     found = run(Setting(workload=SMALL, engine=ENGINE, seed=1), ARMS[name], SMALL.draw(1))

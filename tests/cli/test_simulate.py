@@ -77,11 +77,19 @@ def test_engines_of_vllm_are_modelled_without_a_gpu() -> None:
     assert any("data sheets" in note for note in report["notes"])
 
 
-def test_a_policy_of_others_is_compared_even_if_the_configuration_leaves_splitting_open() -> None:
+def test_a_plain_policy_is_compared_even_if_the_configuration_leaves_splitting_open() -> None:
     report = report_of(*SMALL, "--compare", "policy=round-robin", config=GPU)
     assert [one["name"] for one in report["results"]] == ["predicted", "policy=round-robin"]
     assert report["provenance"]["with policy=round-robin"].count("disaggregate always") == 1
     assert report["results"][1]["counts"]["handoffs"] == 12
+
+
+def test_policies_from_outside_the_package_are_compared() -> None:
+    placement, scaling = "benchmarks.policies.llmd:LlmdScorers", "benchmarks.policies.hpa:Hpa"
+    report = report_of(*SMALL, "--autoscaler", scaling, "--compare", f"policy={placement}")
+    first, second = report["results"]
+    assert (first["name"], second["name"]) == (f"autoscaler={scaling}", f"policy={placement}")
+    assert first["failed"] == second["failed"] == 0
 
 
 def test_colocated_means_that_every_replica_does_both() -> None:
@@ -229,7 +237,7 @@ def test_options_that_make_no_sense_are_wrong_usage(arguments: tuple[str, ...], 
         (("--workload", "conv", "--requests", "5"), "--workload needs a rate"),
         (("--workload", "conv", "--rate", "5"), "--workload needs an end"),
         (("--trace", "none.csv"), "none.csv: cannot be read"),
-        ((*SMALL, "--compare", "dynamo"), "wanted a key and a value such as policy=dynamo"),
+        ((*SMALL, "--compare", "random"), "wanted a key and a value such as policy=random"),
         ((*SMALL, "--kill", "decode-9@1s"), "'decode-9'"),
         ((*SMALL, *NO_SLO, "--slo-scale-sweep"), "--slo-scale-sweep needs objectives"),
         ((*SMALL, "--report", "a.pdf"), "wanted .html or .png"),
@@ -244,9 +252,9 @@ def test_an_error_says_what_is_wrong_and_what_to_do(arguments: tuple[str, ...], 
 
 
 def test_a_comparison_that_cannot_be_configured_says_which_it_is() -> None:
-    result = simulate(*SMALL, "--compare", "policy=dynamoo")
+    result = simulate(*SMALL, "--compare", "policy=randm")
     assert result.exit_code == 2
-    assert "with router.policy=dynamoo: --set: router.policy" in result.stderr
+    assert "with router.policy=randm: --set: router.policy" in result.stderr
 
 
 def test_a_configuration_whose_engines_cannot_be_modelled_says_why() -> None:

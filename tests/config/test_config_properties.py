@@ -177,7 +177,7 @@ IN_AGREEMENT: dict[tuple[type, str], st.SearchStrategy[object]] = {
     (TenantConfig, "slo"): st.sampled_from([None, "default"]),
     (TenantConfig, "classes"): st.none() | st.just(["default"]),
     (TenantConfig, "anonymous"): st.none(),
-    (AutoscalerConfig, "policy"): st.sampled_from(["slo", "hpa", "own.scaling:make"]),
+    (AutoscalerConfig, "policy"): st.sampled_from(["slo", "static", "own.scaling:make"]),
     (AutoscalerConfig, "gpu_budget"): st.none() | st.integers(256 * 9, 10**6),
     (AutoscalerConfig, "scale_to_zero"): st.just(value=False),
 }

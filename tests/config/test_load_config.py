@@ -280,7 +280,7 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         "model: {source: tiny, max_len: many}\n"
         "pools:\n"
         "  p: {role: mixt, gpu: 1, replicas: {min: 3, start: 2}}\n"
-        "router: {policy: dynmo}\n",
+        "router: {policy: randm}\n",
         env={"BATON__SERVER__PORT": "0"},
         sets=["server.prot=1"],
     )
@@ -290,9 +290,8 @@ def test_everything_that_is_wrong_is_said_at_once_in_the_order_of_the_lines(
         "x0.yaml:5:13: pools.p.role: got 'mixt', wanted 'prefill', 'decode' or 'mixed', "
         "did you mean 'mixed'?",
         "x0.yaml:5:19: pools.p.gpu: unknown key, did you mean 'gpus' under 'resources'?",
-        "x0.yaml:6:18: router.policy: got 'dynmo', wanted 'predicted', 'random', 'round-robin', "
-        "'least-loaded', 'power-of-two', 'sglang', 'dynamo', 'llmd', 'mooncake' or your own "
-        "'module:function', did you mean 'dynamo'?",
+        "x0.yaml:6:18: router.policy: got 'randm', wanted 'predicted', 'random', 'round-robin', "
+        "'least-loaded' or your own 'module:function', did you mean 'random'?",
         "env BATON__SERVER__PORT: server.port: got 0, wanted a whole number, at least 1, "
         "at most 65535",
         "--set: server.prot: unknown key, did you mean 'port'?",
@@ -726,9 +725,9 @@ def model(rest: str, base: str = LEAST) -> str:
             "pools.main.resources.gpus: got 1, wanted 0: a simulated engine uses no GPU",
         ),
         (
-            with_key("router", "{policy: dynamo, disaggregate: auto}"),
+            with_key("router", "{policy: random, disaggregate: auto}"),
             "auto",
-            "router.disaggregate: got 'auto', which policy 'dynamo' cannot decide about, wanted "
+            "router.disaggregate: got 'auto', which policy 'random' cannot decide about, wanted "
             "'always' or 'never', or policy 'predicted'",
         ),
         (
@@ -790,7 +789,7 @@ def test_keys_that_contradict_each_other_are_found(
         PD.replace("role: prefill", "role: prefill, replicas: {min: 0}"),
         LEAST.replace("mixed", "decode"),
         with_key("router", "{policy: own.code:choose, disaggregate: auto}"),
-        with_key("router", "{policy: dynamo, disaggregate: never}"),
+        with_key("router", "{policy: random, disaggregate: never}"),
         main_pool("resources: {gpus: 1}, engine: {offload: {host_memory: 1B}}"),
         main_pool("engine: {max_num_batched_tokens: 64, max_num_seqs: 64, decode_step_tokens: 64}"),
         SIM.replace("sim}", "sim, offload: {host_memory: 2MiB}}"),
@@ -913,7 +912,7 @@ def test_placement_aims_at_the_objectives_of_the_default_class(load: Load) -> No
 
 
 @pytest.mark.parametrize("policy", [str(known) for known in Policy] + ["own:code"])
-def test_policies_of_others_split_what_they_can_unless_told(load: Load, policy: str) -> None:
+def test_plain_policies_split_what_they_can_unless_told(load: Load, policy: str) -> None:
     loaded = load(with_key("router", f"{{policy: {policy}}}"))
     decides = policy in {"predicted", "own:code"}
     assert loaded.config.router.disaggregate == ("auto" if decides else "always")

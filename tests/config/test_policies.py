@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
+from baton.config import DeploymentConfig, load_config, schema_scaling
 from baton.config.policies import build_placer, load_chooser, router_rng
-from baton.config.schema_routing import Policy
+from baton.config.schema_routing import MOVED_POLICIES, Policy
 from baton.domain.errors import ConfigInvalid
 from baton.domain.fleet import Role
 from baton.domain.handoff import Decision, LegKind
-from baton.policy.baselines.catalogue import POLICIES
 from baton.policy.choosing import Candidate
 from baton.policy.placement import PlacementQuery
+from baton.policy.plain import POLICIES
 from baton.policy.predicted import NAME
 from tests.fakes.timings import replica_view, surroundings
 
@@ -86,6 +86,28 @@ def test_the_names_in_a_configuration_are_those_of_the_policies() -> None:
 @pytest.mark.parametrize("policy", [str(known) for known in Policy])
 def test_every_policy_can_be_had_by_its_name_and_says_it_in_its_decisions(policy: str) -> None:
     assert decided(config(policy=policy)).policy == policy
+
+
+@pytest.mark.parametrize("place", MOVED_POLICIES.values())
+def test_a_policy_from_outside_the_package_is_found_and_asked(place: str) -> None:
+    assert decided(config(policy=place)).policy == place
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "place"),
+    [
+        *(("router.policy", name, place) for name, place in MOVED_POLICIES.items()),
+        *(
+            ("autoscaler.policy", name, place)
+            for name, place in schema_scaling.MOVED_POLICIES.items()
+        ),
+    ],
+)
+def test_a_name_of_a_policy_that_was_built_in_once_says_where_it_is_now(
+    key: str, name: str, place: str
+) -> None:
+    with pytest.raises(ConfigInvalid, match=f"got '{name}', wanted .* any more: write '{place}'"):
+        load_config([], sets=[*LEAST, f"{key}={name}"])
 
 
 def test_a_function_of_the_users_own_is_found_and_asked() -> None:

@@ -24,7 +24,7 @@ from baton.control.service_rules import ServiceRules
 from baton.domain.slo import NO_SLO, Slo
 from baton.domain.tenant import CacheSharing, RateLimit, Tenant
 from baton.policy.admission import AdmissionOptions, AdmissionRule
-from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
+from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
 from baton.policy.slo_book import Comparison, SloRule
 from tests.config.conftest import LEAST, Load
 
@@ -160,11 +160,10 @@ def test_the_autoscaler_keeps_within_the_bounds_of_the_pools(load: Load) -> None
     config = load(
         PD
         + "autoscaler:\n"
-        + "  {policy: kpa, interval: 500ms, gpu_budget: 12, dry_run: true,\n"
+        + "  {policy: static, interval: 500ms, gpu_budget: 12, dry_run: true,\n"
         + "   up: {cooldown: 1s, max_step: 2}, down: {cooldown: 1m, max_step: 3, headroom: 0.1}}\n"
     ).config
     assert autoscaler_options(config) == AutoscalerOptions(
-        rule=ScalingRule.KPA,
         interval_s=0.5,
         gpu_budget=12,
         up=StepLimits(cooldown_s=1, max_step=2),

@@ -10,9 +10,9 @@ from baton.control.pool_views import PoolState
 from baton.domain.demand import CoordinatorReport, DemandTotals, PoolReport
 from baton.domain.fleet import Role
 from baton.policy.scaling.actions import StartReplicas, StopReplicas
-from baton.policy.scaling.catalogue import scaling_policy
-from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule, StepLimits
+from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, StepLimits
 from baton.policy.scaling.per_model import PerModel
+from benchmarks.policies.hpa import Hpa
 
 TOKENS_PER_S = 1_000.0
 """What a replica decodes."""
@@ -25,15 +25,12 @@ class Shared:
     def __init__(self) -> None:
         limits = StepLimits(cooldown_s=0.0, max_step=BUDGET)
         options = AutoscalerOptions(
-            rule=ScalingRule.HPA,
             bounds={name: PoolBounds(min=1, max=BUDGET) for name in ("a", "b")},
             gpu_budget=BUDGET,
             up=limits,
             down=limits,
         )
-        self.machine = Autoscaler(
-            PerModel(lambda: scaling_policy(ScalingRule.HPA, options)), options
-        )
+        self.machine = Autoscaler(PerModel(lambda: Hpa(options)), options)
         self.observer = Observer(ObserverOptions(window_s=30.0))
         self.replicas = {"a": 1, "b": 1}
         self.busy_s = dict.fromkeys("ab", 0.0)

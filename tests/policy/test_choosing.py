@@ -14,7 +14,6 @@ from baton.domain.fleet import Load, ReplicaView, Role
 from baton.domain.handoff import Decision, HandoffMode, LegKind, Route, RouteReason
 from baton.domain.request import LocalOnly
 from baton.domain.value import evolve
-from baton.policy.baselines.plain import choose_least_loaded
 from baton.policy.choosing import LEAST_LOADED, Candidate, Chooser, ChooserPlacer
 from baton.policy.placement import (
     Disaggregate,
@@ -23,6 +22,7 @@ from baton.policy.placement import (
     PlacementQuery,
     place_release,
 )
+from baton.policy.plain import choose_least_loaded
 from tests.fakes.timings import FixedLinks, KnownHits, LinearTiming, replica_view, surroundings
 
 QUERY = PlacementQuery(prompt_tokens=100)

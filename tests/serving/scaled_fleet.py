@@ -15,7 +15,7 @@ from baton.serving.scaling_plan import ScalingPlan
 from baton.serving.scaling_ports import Looks, Reports
 from baton.serving.serve_control import DeploymentState
 
-AS_CONFIGURED = "baton.policy.scaling.baselines.fixed:Static"
+AS_CONFIGURED = "baton.policy.scaling.fixed:Static"
 """A policy of the user's own: as many replicas as the bounds start with."""
 ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE}
 

@@ -26,7 +26,7 @@ def plan(*sets: str) -> ScalingPlan:
         ((), False, "none is configured, pools are scaled by hand only"),
         (("autoscaler.policy=static",), False, "static, pools are scaled by hand only"),
         (("autoscaler.policy=slo",), True, "slo"),
-        (("autoscaler.policy=hpa", "autoscaler.dry_run=true"), True, "hpa, dry run"),
+        (("autoscaler.policy=slo", "autoscaler.dry_run=true"), True, "slo, dry run"),
     ],
 )
 def test_only_a_configured_autoscaler_that_is_not_static_scales(

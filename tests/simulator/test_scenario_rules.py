@@ -8,7 +8,7 @@ from baton.control.service_rules import ServiceRules
 from baton.domain.fleet import Role
 from baton.domain.slo import Slo
 from baton.domain.tenant import Tenant
-from baton.policy.scaling.baselines.fixed import Static
+from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions
 from baton.policy.slo_book import SloBook
 from baton.simulator.scenario import Stage, simulate

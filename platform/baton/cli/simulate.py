@@ -32,7 +32,7 @@ _SCALE = typer.Option(
 _COMPARE = typer.Option(
     "--compare",
     metavar="KEY=VALUE",
-    help="Serve the same requests with this changed, as policy=dynamo; repeatable.",
+    help="Serve the same requests with this changed, as policy=random; repeatable.",
 )
 _KILL = typer.Option(
     "--kill", metavar="REPLICA@TIME", help="A replica dies, as decode-0@30s; repeatable."
@@ -43,7 +43,7 @@ _SWEEP = typer.Option(
 _AUTOSCALER = typer.Option(
     "--autoscaler",
     metavar="POLICY",
-    help="Scale the pools by it: slo, hpa, kpa, dynamo, wva, ...; a run for each; repeatable.",
+    help="Scale the pools by it: slo, static, module:function; a run for each; repeatable.",
 )
 _COLD_START = typer.Option(
     "--cold-start", metavar="DURATION", help="How long a replica takes to start, as 60s."

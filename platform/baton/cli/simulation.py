@@ -28,7 +28,7 @@ from baton.simulator.workloads.trace import Trace
 _SHORT_PATHS = ("policy", "index", "disaggregate", "seed")
 """Keys of the router, which may be compared without saying `router.`."""
 _AUTOSCALER = "autoscaler"
-"""To be compared as `autoscaler=hpa`: the policy alone."""
+"""To be compared as `autoscaler=static`: the policy alone."""
 
 
 COLOCATED = "colocated"
@@ -64,7 +64,7 @@ class Order:
     environ: Mapping[str, str]
     sets: Sequence[str] = ()
     compare: Sequence[str] = ()
-    """`policy=dynamo` and the like, each another run of the same requests."""
+    """`policy=random` and the like, each another run of the same requests."""
     model_config: Path | None = None
     happenings: tuple[Happening, ...] = ()
     target: float = 0.9
@@ -215,8 +215,8 @@ def _arm(order: Order, change: str) -> _Arm:
 def _loaded(order: Order, changes: Sequence[str]) -> DeploymentConfig:
     """The configuration with changes.
 
-    Policies of others do not decide whether to disaggregate. Where the configuration leaves that
-    open, and the change says nothing of it, they split whatever they can.
+    Plain policies do not decide whether to disaggregate. Where the configuration leaves that open,
+    and the change says nothing of it, they split whatever they can.
     """
     sets = [*order.sets, *changes]
     try:
@@ -238,7 +238,7 @@ def _paths(order: Order, change: str) -> list[str]:
     key, found, value = change.partition("=")
     if not found or not key or not value:
         raise CannotSimulate(
-            f"--compare got {change!r}, wanted a key and a value such as policy=dynamo",
+            f"--compare got {change!r}, wanted a key and a value such as policy=random",
             f"write policy=NAME, disaggregate=never, {COLOCATED}, or any path that --set takes",
         )
     if key == _AUTOSCALER:

@@ -88,10 +88,10 @@ def _with_sim(owner: Section) -> Section:
 
 
 def _with_disaggregate(router: Section) -> Section:
-    """`auto` is for policies that decide about it; those of others split whatever they can."""
+    """`auto` is for policies that decide about it; plain ones split whatever they can."""
     policy = _text(router, "policy")
-    others = [str(known) for known in Policy if known is not Policy.PREDICTED]
-    if "disaggregate" in router.entries or policy not in others:
+    plain = [str(known) for known in Policy if known is not Policy.PREDICTED]
+    if "disaggregate" in router.entries or policy not in plain:
         return router
     always = str(Disaggregate.ALWAYS)
     origin = DefaultOrigin(f"policy {policy!r} does not decide about it")

@@ -180,16 +180,11 @@ def admission_options(config: DeploymentConfig) -> AdmissionOptions:
 
 
 def autoscaler_options(config: DeploymentConfig) -> AutoscalerOptions | None:
-    """What holds for scaling, whatever the policy; None where nothing is scaled.
-
-    `rule` is the default one where the policy is the user's own: see `scaling_policy_name`.
-    """
+    """What holds for scaling, whatever the policy; None where nothing is scaled."""
     scaler = config.autoscaler
     if scaler is None:
         return None
-    shipped = scaler.policy in {str(rule) for rule in ScalingRule}
     return AutoscalerOptions(
-        rule=ScalingRule(scaler.policy) if shipped else ScalingRule.SLO,
         interval_s=scaler.interval_s,
         gpu_budget=scaler.gpu_budget,
         up=StepLimits(cooldown_s=scaler.up.cooldown_s, max_step=scaler.up.max_step),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from baton.config.conditions import PATTERN, parse_condition
@@ -236,6 +236,8 @@ class Pluggable:
     """One of the values of an enum, or code of the user's own as `module:function`."""
 
     enum: type[StrEnum]
+    moved: Mapping[str, str] = field(default_factory=dict)
+    """Values that were in the enum once, each with its `module:function` of today."""
 
     def read(self, node: Node) -> str | None:
         """The text; None when the node is something else."""
@@ -323,6 +325,9 @@ def did_you_mean(got: str, known: Iterable[str]) -> str:
 def hint(leaf: Leaf, node: Node) -> str:
     """What else to say about a node that is not of this kind."""
     match leaf, node:
+        case Pluggable(moved=moved), Scalar(value=str(text)) if text in moved:
+            place = f"'{moved[text]}', with baton's repository on the PYTHONPATH"
+            return f"; {text!r} is not built in any more: write {place}"
         case Choice(enum) | Pluggable(enum), Scalar(value=str(text)):
             return did_you_mean(text, [str(member) for member in enum])
         case Quantity(unit), Scalar(value=int() | float(), text=text):

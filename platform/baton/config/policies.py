@@ -1,4 +1,4 @@
-"""From the configuration to a placement policy: baton's own, another's, or the user's."""
+"""From the configuration to a placement policy: baton's own, a plain one, or the user's."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def build_placer(config: DeploymentConfig, rng: Random) -> Placer:
     Raises:
         ConfigInvalid: the user's own cannot be loaded.
     """
-    from baton.policy.baselines.catalogue import POLICIES
+    from baton.policy.plain import POLICIES
     from baton.policy.predicted import PredictedPlacer
 
     name, disaggregate = str(config.router.policy), config.router.disaggregate
     if name == Policy.PREDICTED:
         return PredictedPlacer(predicted_options(config), seed=rng.getrandbits(63))
-    chooser = POLICIES[name].chooser() if name in POLICIES else load_chooser(name)
+    chooser = POLICIES[name]() if name in POLICIES else load_chooser(name)
     return ChooserPlacer(name, chooser, disaggregate=disaggregate, rng=rng)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from baton.config.bounds import Fraction
 from baton.config.leaves import Pluggable
@@ -16,17 +16,22 @@ _OPTIONS = PredictedOptions()
 
 
 class Policy(StrEnum):
-    """How replicas are chosen: baton's own way, and those of others for comparison."""
+    """How replicas are chosen: baton's own way, and plain ones for comparison."""
 
     PREDICTED = "predicted"
     RANDOM = "random"
     ROUND_ROBIN = "round-robin"
     LEAST_LOADED = "least-loaded"
-    POWER_OF_TWO = "power-of-two"
-    SGLANG = "sglang"
-    DYNAMO = "dynamo"
-    LLMD = "llmd"
-    MOONCAKE = "mooncake"
+
+
+MOVED_POLICIES: Final = {
+    "power-of-two": "benchmarks.policies.power_of_two:choose",
+    "sglang": "benchmarks.policies.sglang:SglangCacheAware",
+    "dynamo": "benchmarks.policies.dynamo:DynamoKvCost",
+    "llmd": "benchmarks.policies.llmd:LlmdScorers",
+    "mooncake": "benchmarks.policies.mooncake:choose_by_conductor",
+}
+"""Names that a configuration may still have, and where those policies are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +49,13 @@ class Deflect:
 class RouterConfig:
     """How requests are placed."""
 
-    policy: Annotated[str, Pluggable(Policy)] = Policy.PREDICTED
+    policy: Annotated[str, Pluggable(Policy, MOVED_POLICIES)] = Policy.PREDICTED
     """A policy's name, or a function of your own that chooses among candidates."""
     index: IndexMode = IndexMode.HYBRID
     """What tells which replica holds which prefix."""
     disaggregate: Disaggregate = Disaggregate.AUTO
-    """`always` unless said where the policy is another's: those do not decide about it."""
+    """With `random`, `round-robin` and `least-loaded`, `always` unless said: they do not decide
+    about it."""
     deflect: Deflect = field(default_factory=Deflect)
     seed: int = 0
     """Of what placement draws at random; every coordinator draws its own numbers from it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Final
 
 from baton.config.bounds import Positive
 from baton.config.leaves import Bounds, Pluggable
@@ -11,6 +11,14 @@ from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
 
 _OPTIONS = AutoscalerOptions()
 _Pause = Bounds(low=0, high=7 * 86_400)
+
+MOVED_POLICIES: Final = {
+    "hpa": "benchmarks.policies.hpa:Hpa",
+    "kpa": "benchmarks.policies.kpa:Kpa",
+    "dynamo": "benchmarks.policies.dynamo_planner:DynamoPlanner",
+    "wva": "benchmarks.policies.wva:Wva",
+}
+"""Names that a configuration may still have, and where those policies are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +47,7 @@ class StepsDown:
 class AutoscalerConfig:
     """How replicas follow demand, within each pool's `min` and `max`."""
 
-    policy: Annotated[str, Pluggable(ScalingRule)] = _OPTIONS.rule
+    policy: Annotated[str, Pluggable(ScalingRule, MOVED_POLICIES)] = ScalingRule.SLO
     """A policy's name, or a function of your own that makes one."""
     interval_s: Annotated[float, Bounds(low=0.1, high=3_600)] = _OPTIONS.interval_s
     """Between two decisions."""

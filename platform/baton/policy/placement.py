@@ -1,7 +1,7 @@
 """Placement: whether a request is disaggregated, and which replicas run its phases.
 
 What every placement policy is asked, what it may look at, and what it answers. Policies are in
-`predicted` (baton's own) and `baselines` (others', through `choosing`).
+`predicted` (baton's own) and, through `choosing`, `plain` ones and the user's.
 """
 
 from __future__ import annotations

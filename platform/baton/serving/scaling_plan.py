@@ -10,8 +10,8 @@ from baton.config.schema import DeploymentConfig
 from baton.control.observing import ObserverOptions
 from baton.control.pool_views import PoolState
 from baton.domain.fleet import Role
-from baton.policy.scaling.baselines.fixed import Static
 from baton.policy.scaling.catalogue import scaling_policy
+from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
 from baton.policy.scaling.per_model import PerModel
 from baton.policy.scaling.wants import ScalingPolicy
@@ -82,7 +82,7 @@ def scaling_plan(config: DeploymentConfig) -> ScalingPlan:
         rule=scaling_policy_name(config),
         roles={name: pool.role for name, pool in config.pools.items()},
         models={name: pool.model for name, pool in config.pools.items()} if several else {},
-        options=options or AutoscalerOptions(rule=ScalingRule.STATIC, bounds=pool_bounds(config)),
+        options=options or AutoscalerOptions(bounds=pool_bounds(config)),
         configured=options is not None,
     )
 

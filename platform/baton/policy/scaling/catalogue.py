@@ -8,11 +8,7 @@ from types import MappingProxyType
 from typing import cast
 
 from baton.domain.errors import ConfigInvalid
-from baton.policy.scaling.baselines.dynamo import Dynamo
-from baton.policy.scaling.baselines.fixed import Static
-from baton.policy.scaling.baselines.hpa import Hpa
-from baton.policy.scaling.baselines.kpa import Kpa
-from baton.policy.scaling.baselines.wva import Wva
+from baton.policy.scaling.fixed import Static
 from baton.policy.scaling.options import AutoscalerOptions, ScalingRule
 from baton.policy.scaling.slo import SloPolicy
 from baton.policy.scaling.wants import ScalingPolicy
@@ -21,10 +17,6 @@ RULES: Mapping[ScalingRule, Callable[[AutoscalerOptions], ScalingPolicy]] = Mapp
     {
         ScalingRule.SLO: SloPolicy,
         ScalingRule.STATIC: Static,
-        ScalingRule.HPA: Hpa,
-        ScalingRule.KPA: Kpa,
-        ScalingRule.DYNAMO: Dynamo,
-        ScalingRule.WVA: Wva,
     }
 )
 

@@ -14,10 +14,6 @@ class ScalingRule(StrEnum):
     """baton's own."""
     STATIC = "static"
     """As many as the configuration starts with."""
-    HPA = "hpa"
-    KPA = "kpa"
-    DYNAMO = "dynamo"
-    WVA = "wva"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +74,6 @@ class SloScalingOptions:
 class AutoscalerOptions:
     """What holds for all policies."""
 
-    rule: ScalingRule = ScalingRule.SLO
     interval_s: float = 2.0
     gpu_budget: float | None = None
     """GPUs of all pools together; None for no bound but those of the pools."""

@@ -1,4 +1,4 @@
-"""The scaling rules of others, by their published formulas, and who knows the future."""
+"""Scaling policies of other projects, by their published formulas, and the oracle."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from baton.domain.errors import ConfigInvalid
-from baton.policy.scaling.baselines.dynamo import Dynamo
-from baton.policy.scaling.baselines.fixed import Static
-from baton.policy.scaling.baselines.hpa import Hpa
-from baton.policy.scaling.baselines.kpa import Kpa
-from baton.policy.scaling.baselines.oracle import Oracle
-from baton.policy.scaling.baselines.wva import StepLine, Wva
-from baton.policy.scaling.catalogue import RULES, scaling_policy
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation, Service
-from baton.policy.scaling.options import AutoscalerOptions, PoolBounds, ScalingRule
 from baton.policy.scaling.slo import SloPolicy
 from baton.policy.scaling.wants import ScalingPolicy, ScalingReason
+from benchmarks._oracle import Oracle
+from benchmarks.policies.dynamo_planner import DynamoPlanner
+from benchmarks.policies.hpa import Hpa
+from benchmarks.policies.kpa import Kpa
+from benchmarks.policies.wva import StepLine, Wva
 from tests.policy.scaling.body import decodes, demand, options, prefills, seen
 
 NOTHING = Demand()
@@ -30,17 +26,6 @@ def busy(count: int, fraction: float | None, *, starting: int = 0) -> PoolObserv
 
 def wanted(policy: ScalingPolicy, observation: Observation, name: str = "prefill") -> int:
     return policy.wants(observation)[name].replicas
-
-
-# ------------------------------------------------------------------ static
-
-
-def test_static_wants_what_is_configured_and_leaves_other_pools_alone() -> None:
-    bounds = {"prefill": PoolBounds(min=1, start=3, max=9)}
-    policy = Static(AutoscalerOptions(bounds=bounds))
-    observation = seen(0.0, NOTHING, prefills(1), decodes(4, starting=1))
-    assert wanted(policy, observation) == 3
-    assert wanted(policy, observation, "decode") == 5
 
 
 # ------------------------------------------------------------------ HPA
@@ -131,22 +116,24 @@ def test_kpa_takes_one_prompt_at_a_time() -> None:
 # ------------------------------------------------------------------ Dynamo
 
 
-def dynamo(policy: Dynamo, at_s: float, asked: Demand, service: Service | None = None) -> int:
+def dynamo(
+    policy: DynamoPlanner, at_s: float, asked: Demand, service: Service | None = None
+) -> int:
     return wanted(policy, seen(at_s, asked, prefills(3), decodes(3), service=service))
 
 
 def test_dynamo_divides_demand_by_throughput_without_headroom() -> None:
-    wants = Dynamo(options()).wants(seen(0.0, demand(4.0, 2.5), prefills(3), decodes(3)))
+    wants = DynamoPlanner(options()).wants(seen(0.0, demand(4.0, 2.5), prefills(3), decodes(3)))
     assert (wants["prefill"].replicas, wants["decode"].replicas) == (4, 3)
 
 
 def test_dynamo_moves_by_eight_at_most() -> None:
-    assert dynamo(Dynamo(options()), 0.0, demand(19.0, 1.0)) == 11
+    assert dynamo(DynamoPlanner(options()), 0.0, demand(19.0, 1.0)) == 11
 
 
 def test_dynamo_adds_one_while_the_mean_is_late_and_takes_one_away_when_it_is_not() -> None:
     late, early = Service(ttft_mean_s=2.1), Service(ttft_mean_s=0.5)
-    policy = Dynamo(options())
+    policy = DynamoPlanner(options())
     dynamo(policy, 0.0, demand(1.0, 1.0))
     assert dynamo(policy, 5.0, demand(1.0, 1.0), late) == 4
     assert dynamo(policy, 8.0, demand(1.0, 1.0), late) == 3, "not within five seconds"
@@ -154,7 +141,7 @@ def test_dynamo_adds_one_while_the_mean_is_late_and_takes_one_away_when_it_is_no
 
 
 def test_dynamo_does_nothing_while_replicas_start() -> None:
-    policy = Dynamo(options())
+    policy = DynamoPlanner(options())
     dynamo(policy, 0.0, demand(1.0, 1.0))
     late = Service(ttft_mean_s=2.1)
     observation = seen(5.0, demand(1.0, 1.0), prefills(2, starting=1), decodes(3), service=late)
@@ -162,7 +149,7 @@ def test_dynamo_does_nothing_while_replicas_start() -> None:
 
 
 def test_dynamos_throughput_is_the_floor_of_its_load_loop() -> None:
-    policy = Dynamo(options())
+    policy = DynamoPlanner(options())
     dynamo(policy, 0.0, demand(3.0, 1.0))
     assert dynamo(policy, 5.0, demand(3.0, 1.0), Service(ttft_mean_s=0.1)) == 3
 
@@ -219,69 +206,3 @@ def test_the_oracle_needs_no_less_than_the_present_takes() -> None:
     assert {name: want.replicas for name, want in oracle.items()} == {
         name: want.replicas for name, want in ours.items()
     }
-
-
-# ------------------------------------------------------------------ all of them
-
-
-@pytest.mark.parametrize("rule", list(ScalingRule))
-def test_every_rule_has_a_policy_of_its_name(rule: ScalingRule) -> None:
-    assert scaling_policy(rule, options()).name == rule
-    assert set(RULES) == set(ScalingRule)
-
-
-@pytest.mark.parametrize("rule", list(ScalingRule))
-def test_every_rule_speaks_of_every_pool_in_whatever_order(rule: ScalingRule) -> None:
-    pools = [busy(3, 0.9), crowded(2, 100.0)]
-    one = scaling_policy(rule, options()).wants(seen(0.0, demand(3.0, 2.0), *pools))
-    two = scaling_policy(rule, options()).wants(seen(0.0, demand(3.0, 2.0), *pools[::-1]))
-    assert one == two
-    assert set(one) == {"prefill", "decode"}
-
-
-@pytest.mark.parametrize("rule", list(ScalingRule))
-def test_every_rule_bears_silence_and_unknown_capacities(rule: ScalingRule) -> None:
-    policy = scaling_policy(rule, options())
-    unknown = [
-        replace(pool, prefill_tokens_per_s=None, decode_tokens_per_s=None, decode_streams=None)
-        for pool in (prefills(0), decodes(2))
-    ]
-    for second in range(0, 400, 10):
-        wants = policy.wants(seen(float(second), NOTHING, *unknown))
-        assert all(want.replicas >= 0 for want in wants.values())
-
-
-class Own:
-    """A user's own policy."""
-
-    name = "own"
-
-    def __init__(self, options: AutoscalerOptions) -> None:
-        self.options = options
-
-    def wants(self, seen: Observation) -> dict[str, object]:
-        return {}
-
-
-def nothing(options: AutoscalerOptions) -> None:
-    """Makes no policy."""
-
-
-def test_a_users_own_policy_is_loaded_with_the_options() -> None:
-    given = options()
-    policy = scaling_policy("tests.policy.scaling.test_rules_of_others:Own", given)
-    assert policy.name == "own"
-
-
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ("nonsense", "no policy of that name, wanted one of slo"),
-        ("no.such.module:f", "ModuleNotFoundError"),
-        ("tests.policy.scaling.test_rules_of_others:absent", "AttributeError"),
-        ("tests.policy.scaling.test_rules_of_others:nothing", "made a NoneType"),
-    ],
-)
-def test_a_policy_that_cannot_be_used_is_refused_in_words(rule: str, message: str) -> None:
-    with pytest.raises(ConfigInvalid, match=message):
-        scaling_policy(rule, options())

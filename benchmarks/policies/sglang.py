@@ -10,6 +10,8 @@ Approximations: the router's tree is over characters and never told of evictions
 length is in full blocks and comes from the prefix index, which in mode `predicted` is fed by the
 routing decisions alone, as that tree is. Of several that match equally, the tree gives one that it
 met; here it is the one that was sent the prefix last.
+
+    router: {policy: "benchmarks.policies.sglang:SglangCacheAware", index: predicted}
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Source: https://knative.dev/docs/serving/autoscaling/kpa-specific/ (windows, rates, thresholds and
 their defaults) and knative.dev/serving pkg/autoscaler/scaling/autoscaler.go (the order in which
 they apply).
+
+    autoscaler: {policy: "benchmarks.policies.kpa:Kpa"}
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Source: https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/ (algorithm
 details, default behaviour), autoscaling/v2.
+
+    autoscaler: {policy: "benchmarks.policies.hpa:Hpa"}
 """
 
 from __future__ import annotations

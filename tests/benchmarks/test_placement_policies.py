@@ -1,4 +1,7 @@
-"""Others' policies: their formulas, worked out by hand from the published text."""
+"""Placement policies of other projects: their formulas, worked out by hand from the published text.
+
+Each is loaded as a configuration names it, from outside the package.
+"""
 
 from __future__ import annotations
 
@@ -9,81 +12,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.domain.fleet import Load, ReplicaView, Role
-from baton.domain.handoff import HitSource, LegKind
-from baton.domain.value import evolve
-from baton.policy.baselines.catalogue import POLICIES
-from baton.policy.baselines.draws import lowest, softmin
-from baton.policy.baselines.dynamo import (
-    DynamoFormula,
-    DynamoKvCost,
-    DynamoParameters,
-)
-from baton.policy.baselines.llmd import (
-    LlmdParameters,
-    LlmdScorers,
-    queue_scores,
-)
-from baton.policy.baselines.mooncake import choose_by_conductor, tbt_s, ttft_s
-from baton.policy.baselines.plain import RoundRobin, choose_least_loaded, choose_power_of_two
-from baton.policy.baselines.sglang import SglangCacheAware, SglangParameters
-from baton.policy.choosing import Candidate, Chooser
-from baton.policy.hits import NO_HIT, Hit
+from baton.config.policies import load_chooser
+from baton.config.schema_routing import MOVED_POLICIES
+from baton.domain.handoff import LegKind
+from baton.policy.choosing import Candidate
 from baton.policy.placement import PlacementQuery
-from tests.fakes.timings import LinearTiming, replica_view
-
-GROUPED = PlacementQuery(prompt_tokens=3_990, max_tokens=64)
-"""The workload that was measured: 3,000 of 3,990 tokens shared, in blocks of 16."""
-BLOCK = 16
-SHARED_BLOCKS = 187  # of the 187.5 that 3,000 tokens fill
-KV_BLOCKS = 1000
-
-
-def candidate(  # noqa: PLR0913 - each is a term of some formula
-    replica_id: str = "a",
-    *,
-    hit: int = 0,
-    host: int = 0,
-    age_s: float = 0.0,
-    used: float = 0.0,
-    queued: int = 0,
-    queued_tokens: int = 0,
-    running: int = 0,
-    pulling: int = 0,
-    legs: int = 0,
-    unseen_legs: int = 0,
-    unseen_tokens: int = 0,
-) -> Candidate:
-    """A replica of 1,000 blocks of 16 tokens; `used` is in blocks."""
-    load = Load(
-        queued_requests=queued,
-        queued_tokens=queued_tokens,
-        running_requests=running,
-        pulling_requests=pulling,
-        kv_used_fraction=used / KV_BLOCKS,
-    )
-    view = replica_view(
-        replica_id,
-        Role.MIXED,
-        load,
-        inflight_legs=legs,
-        unseen_legs=unseen_legs,
-        unseen_tokens=unseen_tokens,
-    )
-    held = Hit(hit, host, HitSource.REPORTED, age_s) if hit else NO_HIT
-    return Candidate(view, held, LinearTiming())
-
-
-def choose(
-    chooser: Chooser,
-    *candidates: Candidate,
-    kind: LegKind = LegKind.LOCAL,
-    query: PlacementQuery = GROUPED,
-    seed: int = 1,
-) -> str:
-    index = chooser(query, kind, candidates, Random(seed))
-    assert index is not None
-    return candidates[index].view.replica_id
+from benchmarks.policies import power_of_two
+from benchmarks.policies.dynamo import DynamoFormula, DynamoKvCost, DynamoParameters, softmin
+from benchmarks.policies.llmd import LlmdParameters, LlmdScorers, queue_scores
+from benchmarks.policies.mooncake import choose_by_conductor, tbt_s, ttft_s
+from benchmarks.policies.sglang import SglangCacheAware, SglangParameters
+from benchmarks.policies.terms import lowest
+from tests.policy.candidates import (
+    BLOCK,
+    GROUPED,
+    SHARED_BLOCKS,
+    busier,
+    candidate,
+    choose,
+    kinds,
+    prompts,
+    several,
+)
 
 
 def costs(
@@ -270,45 +220,22 @@ def test_mooncake_breaks_a_tie_of_ttft_by_the_time_between_tokens() -> None:
     assert {choose(choose_by_conductor, busy, idle, seed=seed) for seed in range(9)} == {"b"}
 
 
-# ---------------------------------------------------------------------------------------- plain
-
-
-def test_round_robin_gives_everyone_a_turn_for_each_kind_of_leg() -> None:
-    chooser, all_three = RoundRobin(), [candidate(one) for one in "abc"]
-    assert [choose(chooser, *all_three) for _ in range(5)] == list("abcab")
-    assert choose(chooser, *all_three, kind=LegKind.PREFILL) == "a"
-    without_c = all_three[:2]
-    assert choose(chooser, *without_c) == "a"
-    assert [choose(chooser, *all_three) for _ in range(3)] == list("bca")
-
-
-def test_least_loaded_counts_requests_then_tokens_then_ids() -> None:
-    one, two = candidate("a", running=2), candidate("b", legs=1, queued=1)
-    assert choose(choose_least_loaded, one, two) == "b"
-    tokens = candidate("a", running=1, queued_tokens=5), candidate("b", running=1)
-    assert choose(choose_least_loaded, *tokens) == "b"
-    assert choose(choose_least_loaded, candidate("b"), candidate("a")) == "a"
+# ---------------------------------------------------------------------------------- power of two
 
 
 def test_power_of_two_takes_the_less_loaded_of_two_and_never_the_worst_of_three() -> None:
     all_three = candidate("a", legs=1), candidate("b", legs=2), candidate("c", legs=3)
-    chosen = Counter(choose(choose_power_of_two, *all_three, seed=seed) for seed in range(300))
+    chosen = Counter(choose(power_of_two.choose, *all_three, seed=seed) for seed in range(300))
     # Of the three pairs a wins two and b one.
     assert chosen["c"] == 0
     assert 160 < chosen["a"] < 240
-    assert choose(choose_power_of_two, all_three[2]) == "c"
+    assert choose(power_of_two.choose, all_three[2]) == "c"
 
 
 def test_power_of_two_spreads_equals() -> None:
     equals = [candidate(one) for one in "abc"]
-    chosen = Counter(choose(choose_power_of_two, *equals, seed=seed) for seed in range(300))
+    chosen = Counter(choose(power_of_two.choose, *equals, seed=seed) for seed in range(300))
     assert min(chosen.values()) > 60
-
-
-def test_random_gives_each_the_same_chance() -> None:
-    chooser, views = POLICIES["random"].chooser(), [candidate("a", legs=99), candidate("b")]
-    chosen = Counter(choose(chooser, *views, seed=seed) for seed in range(300))
-    assert 110 < chosen["a"] < 190
 
 
 # ---------------------------------------------------------------------------------------- draws
@@ -333,32 +260,13 @@ def test_a_temperature_draws_by_the_distance_from_the_lowest() -> None:
 
 # ----------------------------------------------------------------------------------- properties
 
-candidates = st.builds(
-    candidate,
-    st.sampled_from("abcdefgh"),
-    hit=st.integers(0, 300),
-    age_s=st.floats(0, 9),
-    used=st.integers(0, KV_BLOCKS),
-    queued=st.integers(0, 9),
-    queued_tokens=st.integers(0, 9999),
-    running=st.integers(0, 99),
-    legs=st.integers(0, 150),
-    unseen_legs=st.integers(0, 9),
-    unseen_tokens=st.integers(0, 9999),
-)
-several = st.lists(
-    candidates, min_size=1, max_size=8, unique_by=lambda one: one.view.replica_id
-).map(lambda found: sorted(found, key=lambda one: one.view.replica_id))
-names = st.sampled_from(sorted(POLICIES))
-kinds = st.sampled_from(LegKind)
-prompts = st.builds(PlacementQuery, prompt_tokens=st.integers(0, 5000))
 
-
-@given(several, names, kinds, prompts, st.integers(0, 9))
+@given(several, st.sampled_from(sorted(MOVED_POLICIES)), kinds, prompts, st.integers(0, 9))
 def test_every_policy_answers_with_an_index_and_the_same_one_for_the_same_seed(
     found: list[Candidate], name: str, kind: LegKind, query: PlacementQuery, seed: int
 ) -> None:
-    first, again = (POLICIES[name].chooser()(query, kind, found, Random(seed)) for _ in range(2))
+    place = MOVED_POLICIES[name]
+    first, again = (load_chooser(place)(query, kind, found, Random(seed)) for _ in range(2))
     assert first == again
     assert first in range(len(found))
 
@@ -381,30 +289,11 @@ def test_a_score_belongs_to_its_candidate_wherever_it_stands(
     assert scores(found) == before
 
 
-def busier(one: Candidate) -> Candidate:
-    load = one.view.load
-    more = load._replace(
-        queued_requests=load.queued_requests + 200,
-        running_requests=load.running_requests + 200,
-        queued_tokens=load.queued_tokens + 9999,
-        kv_used_fraction=load.kv_used_fraction + 1,
-    )
-    view = evolve(
-        one.view, load=more, inflight_legs=one.view.inflight_legs + 300, inflight_tokens=99_999
-    )
-    return one._replace(view=view)
-
-
-@given(
-    several,
-    st.sampled_from(["least-loaded", "dynamo", "llmd", "mooncake"]),
-    kinds,
-    st.integers(0, 9),
-)
+@given(several, st.sampled_from(["dynamo", "llmd", "mooncake"]), kinds, st.integers(0, 9))
 def test_load_on_the_others_never_drives_a_request_away(
     found: list[Candidate], name: str, kind: LegKind, seed: int
 ) -> None:
-    chooser = POLICIES[name].chooser()
+    chooser = load_chooser(MOVED_POLICIES[name])
     index = chooser(GROUPED, kind, found, Random(seed))
     others = [one if place == index else busier(one) for place, one in enumerate(found)]
     assert chooser(GROUPED, kind, others, Random(seed)) == index
@@ -414,27 +303,9 @@ def test_load_on_the_others_never_drives_a_request_away(
 def test_a_longer_hit_never_drives_a_request_away(
     found: list[Candidate], name: str, seed: int
 ) -> None:
-    chooser = POLICIES[name].chooser()
+    chooser = load_chooser(MOVED_POLICIES[name])
     index = chooser(GROUPED, LegKind.LOCAL, found, Random(seed))
     assert index is not None
     longer = found[index].hit._replace(blocks=found[index].hit.blocks + 20)
     with_more = [*found[:index], found[index]._replace(hit=longer), *found[index + 1 :]]
     assert chooser(GROUPED, LegKind.LOCAL, with_more, Random(seed)) == index
-
-
-def test_every_policy_says_what_feeds_its_index() -> None:
-    fed = {name: spec.index for name, spec in POLICIES.items() if spec.index is not None}
-    assert fed == {
-        "sglang": "predicted",
-        "llmd": "predicted",
-        "dynamo": "events",
-        "mooncake": "events",
-    }
-
-
-def test_the_views_that_candidates_are_made_of_are_not_changed() -> None:
-    one = candidate("a", running=1)
-    before: ReplicaView = evolve(one.view)
-    for spec in POLICIES.values():
-        choose(spec.chooser(), one)
-    assert one.view == before

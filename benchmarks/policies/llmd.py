@@ -12,6 +12,8 @@ The highest weighted sum wins, equals are drawn. Prefill and decode profiles use
 Approximations: `matched` is in blocks of the engine, from the prefix index; with the approximate
 producer (the default) that index is fed by routing decisions, mode `predicted`. Loads are the
 replicas' last reports only, as there; what was sent since does not count.
+
+    router: {policy: "benchmarks.policies.llmd:LlmdScorers", index: predicted}
 """
 
 from __future__ import annotations
@@ -21,10 +23,9 @@ from dataclasses import dataclass
 from random import Random
 
 from baton.domain.handoff import LegKind
-from baton.policy.baselines.draws import lowest
-from baton.policy.baselines.dynamo import uncached_tokens
 from baton.policy.choosing import Candidate
 from baton.policy.placement import PlacementQuery
+from benchmarks.policies.terms import lowest, uncached_tokens
 
 _LONG_MATCH_TOKENS = 8192
 

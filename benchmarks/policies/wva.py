@@ -3,6 +3,8 @@
 Source: llm-d-incubation/workload-variant-autoscaler, docs (ITL = alpha + beta * batch; the largest
 rate a replica bears under TTFT and ITL, on average, by a queueing model; the cheapest accelerators
 first), and its use of Kubernetes' autoscaler to carry it out.
+
+    autoscaler: {policy: "benchmarks.policies.wva:Wva"}
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ import math
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.baselines.hpa import PERIOD_S, Stabilized
-from baton.policy.scaling.baselines.spread import spread
 from baton.policy.scaling.groups import groups_of
 from baton.policy.scaling.observation import Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
 from baton.policy.scaling.wants import ScalingReason, Want
+from benchmarks.policies.hpa import PERIOD_S, Stabilized
+from benchmarks.policies.spread import spread
 
 _MEMORY = 0.05
 """Weight of a new pair of batch and ITL: of the order of its filter's gain once it has settled."""

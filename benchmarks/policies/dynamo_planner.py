@@ -2,6 +2,8 @@
 
 Source: ai-dynamo/dynamo 0.8, components/planner (the rules with correction factors), and 1.6,
 planner/core (the load-based loop, its bounds, and which of the two is the floor).
+
+    autoscaler: {policy: "benchmarks.policies.dynamo_planner:DynamoPlanner"}
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from collections import deque
 from collections.abc import Mapping
 
 from baton.domain.fleet import Role
-from baton.policy.scaling.baselines.spread import spread
 from baton.policy.scaling.groups import Groups, groups_of
 from baton.policy.scaling.observation import Demand, Observation, PoolObservation
 from baton.policy.scaling.options import AutoscalerOptions
 from baton.policy.scaling.wants import ScalingReason, Want
+from benchmarks.policies.spread import spread
 
 ADJUSTMENT_S = 180.0
 LOAD_S = 5.0
@@ -24,7 +26,7 @@ SENSITIVITY = 0.8
 """One less only if all stay below this part of the objective afterwards."""
 
 
-class Dynamo:
+class DynamoPlanner:
     """Two loops.
 
     Every three minutes, by throughput: n_P = ceil(rate ISL min(1, c) / V_P) and

@@ -15,23 +15,30 @@ The lowest cost wins, equals are drawn. In a prefill pool decode blocks are not 
 0). In a decode pool no prefill and no reuse is: the cost is decode + A * active_requests(w).
 
 Approximations: a router of Dynamo's books blocks and tokens of every request it sends; here they
-are the replica's report and what was sent since (`loads`). Which of a prompt's blocks are active
+are the replica's report and what was sent since (`terms`). Which of a prompt's blocks are active
 there already is not known, so all are added, to every worker alike; blocks of generated tokens, not
 tracked by default there, are in what replicas report. There are no disk and shared tiers here.
+
+    router: {policy: "benchmarks.policies.dynamo:DynamoKvCost", index: events}
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
 from baton.domain.handoff import LegKind
-from baton.policy.baselines.draws import softmin
-from baton.policy.baselines.loads import active_blocks, active_requests, pending_prefill_tokens
 from baton.policy.choosing import Candidate
 from baton.policy.placement import PlacementQuery
+from benchmarks.policies.terms import (
+    active_blocks,
+    active_requests,
+    lowest,
+    pending_prefill_tokens,
+)
 
 
 class DynamoFormula(StrEnum):
@@ -113,9 +120,16 @@ class DynamoKvCost:
         )
 
 
-def uncached_tokens(query: PlacementQuery, one: Candidate) -> int:
-    """Prompt tokens that a replica does not hold."""
-    return max(0, query.prompt_tokens - one.hit.blocks * one.view.facts.block_size_tokens)
+def softmin(costs: Sequence[float], temperature: float, rng: Random) -> int:
+    """Index drawn with weight exp(-(cost - min) / ((max - min) * temperature)).
+
+    At temperature 0 it is the lowest cost.
+    """
+    low, spread = min(costs), max(costs) - min(costs)
+    if temperature <= 0 or spread <= 0:
+        return lowest(costs, rng)
+    weights = [math.exp(-(cost - low) / (spread * temperature)) for cost in costs]
+    return rng.choices(range(len(costs)), weights)[0]
 
 
 def _request_blocks(query: PlacementQuery, one: Candidate) -> int:

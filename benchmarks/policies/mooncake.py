@@ -13,6 +13,8 @@ prefix from the instance that holds the longest, where that is more than theta (
 longer than the local one: a chooser cannot order that, so theta is infinite here. Nor is a request
 refused that would miss its objectives: placement refuses nothing. One replica that runs both phases
 is chosen by TTFT, of equals by the time between tokens.
+
+    router: {policy: "benchmarks.policies.mooncake:choose_by_conductor", index: events}
 """
 
 from __future__ import annotations
@@ -21,11 +23,15 @@ from collections.abc import Sequence
 from random import Random
 
 from baton.domain.handoff import LegKind
-from baton.policy.baselines.draws import lowest
-from baton.policy.baselines.dynamo import uncached_tokens
-from baton.policy.baselines.loads import active_blocks, active_requests, pending_prefill_tokens
 from baton.policy.choosing import Candidate
 from baton.policy.placement import PlacementQuery
+from benchmarks.policies.terms import (
+    active_blocks,
+    active_requests,
+    lowest,
+    pending_prefill_tokens,
+    uncached_tokens,
+)
 
 
 def choose_by_conductor(

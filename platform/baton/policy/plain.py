@@ -1,12 +1,13 @@
-"""Policies that know nothing of prompts: random, round-robin, least-loaded, power-of-two."""
+"""Policies that know nothing of prompts, by their names in a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 
 from baton.domain.handoff import LegKind
-from baton.policy.choosing import Candidate
+from baton.policy.choosing import LEAST_LOADED, Candidate, Chooser
 from baton.policy.placement import PlacementQuery, load_key
 
 
@@ -52,16 +53,11 @@ def choose_least_loaded(
     return min(range(len(candidates)), key=lambda index: load_key(candidates[index].view))
 
 
-def choose_power_of_two(
-    query: PlacementQuery,
-    kind: LegKind,
-    candidates: Sequence[Candidate],
-    rng: Random,
-) -> int:
-    """Of two drawn at random the one with fewer requests, the first drawn of equals.
-
-    Source: Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, IEEE TPDS 12(10),
-    2001.
-    """
-    drawn = rng.sample(range(len(candidates)), min(2, len(candidates)))
-    return min(drawn, key=lambda index: load_key(candidates[index].view)[0])
+POLICIES: Mapping[str, Callable[[], Chooser]] = MappingProxyType(
+    {
+        "random": lambda: choose_randomly,
+        "round-robin": RoundRobin,
+        LEAST_LOADED: lambda: choose_least_loaded,
+    }
+)
+"""What makes each one."""

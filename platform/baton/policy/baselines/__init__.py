@@ -1,1 +1,0 @@
-"""Placement as others do it, from their published formulas, behind the same interface."""

@@ -1,1 +1,0 @@
-"""Scaling as others do it, from their published formulas, behind the same interface."""
