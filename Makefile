@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install install-gpu demo demo-once test test-gpu check check-dashboards check-deploy bench-agreement bench-apply bench-fidelity bench-frontends bench-from-zero bench-hybrid bench-ingress bench-long-prompts bench-loop bench-metrics bench-overhead bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install install-gpu demo demo-once test test-gpu check check-dashboards check-deploy bench-agreement bench-deployed bench-fidelity bench-frontends bench-hybrid bench-ingress bench-long-prompts bench-metrics bench-overhead bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -42,17 +42,14 @@ check-deploy: install ## manifests: every artefact by its offline validator, and
 bench-agreement: install ## whether baton bench and vllm bench serve agree on one endpoint
 	@.venv/bin/python -m benchmarks.bench_agreement $(ARGS)
 
-bench-apply: install ## how long baton apply takes on a deployment under load: Ray, simulated engines
-	@.venv/bin/python -m benchmarks.apply $(ARGS)
+bench-deployed: install ## whole deployments: a load step, baton apply, wake-ups, late handoffs; ARGS="--part apply"
+	@.venv/bin/python -m benchmarks.deployed $(ARGS)
 
 bench-fidelity: install ## how far predictions are from measurements; ARGS="--data FOLDER [--part NAME]"
 	@.venv/bin/python -m benchmarks.fidelity $(ARGS)
 
 bench-frontends: install ## what a streamed token costs in vLLM's Python and Rust frontends (needs vllm-rs)
 	@.venv/bin/python -m benchmarks.frontends $(ARGS)
-
-bench-from-zero: install ## whether each request to a fleet at zero is served, behind a balancer (simulated engines)
-	@.venv/bin/python -m benchmarks.from_zero $(ARGS)
 
 bench-hybrid: install ## baton's hybrid against colocation and static splits (simulated); ARGS="--data FOLDER"
 	@.venv/bin/python -m benchmarks.hybrid $(ARGS)
@@ -62,9 +59,6 @@ bench-ingress: install ## what an ingress takes: by token, by replicas up to 1,0
 
 bench-long-prompts: install ## what follow-up turns and 400 KB prompts cost before an engine, beside vLLM's API server
 	@.venv/bin/python -m benchmarks.long_prompts $(ARGS)
-
-bench-loop: install ## a load step against a baton that scales itself: Ray, simulated engines
-	@.venv/bin/python -m benchmarks.closed_loop $(ARGS)
 
 bench-metrics: install ## what metrics cost the data plane: CPU with and without (simulated engines, vLLM's API server)
 	@.venv/bin/python -m benchmarks.metrics_cost $(ARGS)

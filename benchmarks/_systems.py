@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCENARIOS = ROOT / "benchmarks" / "scenarios"
 _START_S = 600.0
 _STOP_S = 60.0
+_COMMAND_S = 180.0
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
 
@@ -175,6 +176,18 @@ class Baton:
         await_health(self.url, self._why_not)
         self._state = self._find_state()
 
+    def apply(self, *sets: str) -> dict[str, Any]:
+        """`baton apply` of the scenario with these keys changed; returns its report.
+
+        Raises:
+            RuntimeError: it was not applied.
+        """
+        arguments = ["apply", "-o", "json", "-c", str(SCENARIOS / f"{self._scenario}.yaml")]
+        for key in (f"server.port={self.url.rpartition(':')[2]}", *self._sets, *sets):
+            arguments += ["--set", key]
+        report: dict[str, Any] = json.loads(run_baton(*arguments).splitlines()[-1])
+        return report
+
     def groups(self) -> dict[str, list[psutil.Process]]:
         """All processes of its cluster; `other` holds Ray's own, and the one that started it."""
         assert self._state is not None, "asked before the start"
@@ -216,6 +229,24 @@ class Baton:
         if self._holder is not None and self._holder.poll() is not None and self._log is not None:
             return f"baton up ended: {tail(self._log)}"
         return None
+
+
+def run_baton(*arguments: str) -> str:
+    """Run a command of `baton`; returns its standard output.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    done = subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-m", "baton.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_COMMAND_S,
+    )
+    if done.returncode:
+        raise RuntimeError(f"baton {' '.join(arguments)}: {done.stderr[-500:]}")
+    return done.stdout
 
 
 def group_of(name: str, command: list[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.serving.data_path import find_haproxy
-from benchmarks import from_zero
+from benchmarks.deployed.__main__ import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(400)]
 def test_requests_to_a_fleet_at_zero_are_served_behind_a_balancer(tmp_path: Path) -> None:
     if find_haproxy(os.environ) is None:
         pytest.skip("no HAProxy for a balancer")
-    out = tmp_path / "from_zero.json"
-    assert from_zero.main(["--wakes", "2", "--out", str(out)]) == 0
-    figures = json.loads(out.read_text())["figures"]
+    assert main(["--part", "from-zero", "--wakes", "2", "--results", str(tmp_path)]) == 0
+    figures = json.loads((tmp_path / "from_zero.json").read_text())["figures"]
     assert (figures["wakes"], figures["served"], figures["balancer_downs"]) == (2, 2, 0)
     assert not figures["left_behind"]

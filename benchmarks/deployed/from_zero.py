@@ -1,15 +1,11 @@
 """Whether a deployment that is scaled to zero serves the request that comes then, each time.
 
-Ray Serve, HAProxy, vLLM's API server, the coordinator, the autoscaler and replicas are real; only
-the engines' computing is simulated, in real time. A balancer stands in front, as one does in
-production: an HAProxy that asks for `/health` and sends requests only while the answer is 200.
-Whenever no replica is left, one request comes through it, in turn of a class without an SLO, and of
-one whose TTFT objective is shorter than any cold start. It must be served, by a replica that is
-started because of it. A second request comes while that start is under
-way, and is to be served, too.
-
-Prints one JSON object and writes `results/from_zero.json`; see `--help`. The exit status is 1 where
-a request was refused or the balancer took the deployment out.
+A balancer stands in front, as one does in production: an HAProxy that asks for `/health` and sends
+requests only while the answer is 200. Whenever no replica is left, one request comes through it, in
+turn of a class without an SLO, and of one whose TTFT objective is shorter than any cold start. It
+must be served, by a replica that is started because of it. A second request comes while that start
+is under way, and is to be served, too. The part fails when a request was refused or the balancer
+took the deployment out.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +28,11 @@ import httpx
 
 from baton.serving.data_path import find_haproxy
 from benchmarks._figures import rounded
-from benchmarks._provenance import provenance
+from benchmarks._program import say
 from benchmarks._systems import ENGINE, Baton, free_port
+from benchmarks.deployed.part import Found
 
 SCENARIO = "from-zero"
-RESULTS = Path(__file__).parent / "results" / "from_zero.json"
 CLASSES = ("default", "chat")
 _ANSWER_S = 150.0
 _EMPTY_S = 120.0
@@ -79,16 +74,9 @@ class Wake:
         return self.statuses == (200, 200) and not self.why
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--wakes", type=int, default=20, help="times from zero (20)")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--set", action="append", default=[], help="a key of the scenario: KEY=V")
-    options = parser.parse_args(arguments)
-    baton = Baton("baton", SCENARIO, sets=options.set)
+def measure(options: argparse.Namespace) -> Found:
+    """Start a deployment, wake it up `options.wakes` times, end it."""
+    baton = Baton("baton", SCENARIO)
     wakes: list[Wake] = []
     try:
         baton.start()
@@ -101,11 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         left = baton.stop()
     figures = summary(wakes, downs, left)
-    options.out.parent.mkdir(exist_ok=True)
-    kept = {"figures": rounded(figures), "wakes": [rounded(asdict(one)) for one in wakes]}
-    options.out.write_text(json.dumps(kept | provenance(("ray", "vllm")), indent=1) + "\n")
-    print(json.dumps(rounded(figures)))
-    return int(figures["served"] < len(wakes) or bool(downs) or not wakes)
+    good = bool(wakes) and figures["served"] == len(wakes) and not downs
+    return Found(figures=figures, details={"wakes": [asdict(one) for one in wakes]}, good=good)
 
 
 def summary(wakes: Sequence[Wake], downs: int, left: Sequence[int]) -> dict[str, Any]:
@@ -226,12 +211,3 @@ def _await(holds: Callable[[], bool], within_s: float, what: str) -> None:
         if time.monotonic() > until_s:
             raise RuntimeError(f"{what} after {within_s:.0f} s")
         time.sleep(_POLL_S)
-
-
-def say(what: str) -> None:
-    """Tell how it goes on."""
-    print(what, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
