@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install install-gpu demo demo-once test test-gpu check check-dashboards check-deploy bench-agreement bench-deployed bench-fidelity bench-frontends bench-hybrid bench-ingress bench-long-prompts bench-metrics bench-overhead bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install install-gpu demo demo-once test test-gpu check check-dashboards check-deploy bench-agreement bench-deployed bench-fidelity bench-hybrid bench-ingress bench-long-prompts bench-metrics bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -48,9 +48,6 @@ bench-deployed: install ## whole deployments: a load step, baton apply, wake-ups
 bench-fidelity: install ## how far predictions are from measurements; ARGS="--data FOLDER [--part NAME]"
 	@.venv/bin/python -m benchmarks.fidelity $(ARGS)
 
-bench-frontends: install ## what a streamed token costs in vLLM's Python and Rust frontends (needs vllm-rs)
-	@.venv/bin/python -m benchmarks.frontends $(ARGS)
-
 bench-hybrid: install ## baton's hybrid against colocation and static splits (simulated); ARGS="--data FOLDER"
 	@.venv/bin/python -m benchmarks.hybrid $(ARGS)
 
@@ -62,9 +59,6 @@ bench-long-prompts: install ## what follow-up turns and 400 KB prompts cost befo
 
 bench-metrics: install ## what metrics cost the data plane: CPU with and without (simulated engines, vLLM's API server)
 	@.venv/bin/python -m benchmarks.metrics_cost $(ARGS)
-
-bench-overhead: install ## what baton adds to vLLM's own API server on the same simulated engines
-	@.venv/bin/python -m benchmarks.overhead $(ARGS)
 
 bench-real-engines: install ## baton on real vLLM (CPU) beside vllm serve, a proxy, vllm-router, Ray Serve LLM; ARGS="--repeats 1"
 	@.venv/bin/python -m benchmarks.real_engines $(ARGS)

@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmark: streams out of bytes, percentiles, spreads and differences."""
+"""The arithmetic of benchmarks: streams out of bytes, percentiles, spreads and ratios."""
 
 from __future__ import annotations
 
@@ -155,15 +155,6 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread:
         """The spread of one figure's repeats."""
         return cls(min=min(values), median=quantile(values, 0.5), max=max(values))
-
-
-def differences(theirs: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Repeat by repeat, for the machine may be in another mood in the next.
-
-    Raises:
-        ValueError: not as many of one as of the other.
-    """
-    return [a - b for a, b in zip(theirs, base, strict=True)]
 
 
 def ratios(theirs: Sequence[float], base: Sequence[float]) -> list[float]:

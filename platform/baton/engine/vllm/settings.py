@@ -56,7 +56,7 @@ class Nixl:
     progress_delay_us: int | None = 1000
     """Pause of the agent's progress thread; None leaves NIXL's busy polling, right for RDMA.
 
-    Source: benchmarks/idle_cpu.py.
+    Source: benchmarks/results/idle_cpu.json.
     """
 
     @property
