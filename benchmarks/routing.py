@@ -1,38 +1,42 @@
 """How placement policies compare, on simulated engines in virtual time.
 
 Every policy serves the same requests on the same fleet, all in turn, several times over with other
-seeds. All figures are simulated: they compare policies, and say nothing of any real engine. Three
-loads, from `benchmarks/scenarios/routing.yaml`:
+seeds. All figures are simulated: they compare policies, and say nothing of any real engine. Parts:
 
-- prompts that share prefixes in groups, in a closed loop (the figures at the top);
-- `heavy`: prompts four times as long, in an open loop at 80 % of saturation;
-- `single_turn`: prompts that share nothing, on split pools: does any replica starve?
+- `prefixes`, by default, has three loads, from `benchmarks/scenarios/routing.yaml`: prompts that
+  share prefixes in groups, in a closed loop (the figures at the top); `heavy`: prompts four times
+  as long, in an open loop at 80 % of saturation; `single_turn`: prompts that share nothing, on
+  split pools: does any replica starve?
+- `adapters`: 50 LoRA adapters over one model; how often is one loaded where a request is placed?
+- `example`: prints one placement as `baton explain route` does, and writes nothing.
 
 Prints one JSON object as the last line of stdout and writes it, with every repeat's figures, to
-`benchmarks/results/routing.json`. Progress goes to stderr.
+`benchmarks/results/routing.json` or `adapters.json`. Progress goes to stderr.
 
     python -m benchmarks.routing [--repeats 3] [--seed 1] [--policy NAME]... [--out FILE]
+    python -m benchmarks.routing --part adapters
+    python -m benchmarks.routing --part example [--request r80]
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks._figures import rounded
+from benchmarks import _routing_adapters as adapters
+from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import provenance
+from benchmarks._routing_example import explained
 from benchmarks._routing_policies import ARMS, Arm
 from benchmarks._routing_report import compare, summarize
 from benchmarks._routing_runs import Setting, run, saturated_rate
 from benchmarks._routing_workloads import SCENARIO, Scenario, read_scenario
 
-RESULTS = Path(__file__).parent / "results" / "routing.json"
 _REFERENCE = "dynamo"
 """Whose saturation sets the rate of the heavy load."""
 
@@ -41,28 +45,48 @@ Runs = dict[str, dict[str, list[dict[str, float]]]]
 
 
 def main() -> int:
-    """Run everything; returns the exit status."""
+    """Run a part; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=("prefixes", "adapters", "example"), default="prefixes")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", action="append", choices=sorted(ARMS), default=[])
     parser.add_argument("--load", action="append", default=[])
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--request", default="r80", help="of the example")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    scenario = read_scenario()
-    arms = {name: arm for name, arm in ARMS.items() if not options.policy or name in options.policy}
+    if options.part == "example":
+        print(explained(options.request))
+        return 0
     seeds = [options.seed + repeat for repeat in range(options.repeats)]
     began_s = time.monotonic()
-    runs = run_all(scenario, arms, seeds, loads=options.load or list(scenario.workloads))
-    result = summarize(runs) | compare(runs) | _ideals(scenario) | {"simulated": True}
-    result |= {"repeats": options.repeats, "seed": options.seed}
-    result["took_s"] = time.monotonic() - began_s
-    result |= {"config_sha256": hashlib.sha256(SCENARIO.read_bytes()).hexdigest()} | provenance()
-    whole = rounded(result | {"engine": asdict(scenario.engine), "runs": runs})
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(whole, indent=1) + "\n")
-    print(json.dumps(rounded(result)))
+    if options.part == "adapters":
+        file, (figures, details) = RESULTS / "adapters.json", _adapters(seeds)
+    else:
+        file, (figures, details) = RESULTS / "routing.json", _prefixes(options, seeds)
+    figures |= {"simulated": True, "repeats": options.repeats, "seed": options.seed}
+    figures |= {"took_s": time.monotonic() - began_s} | provenance()
+    write(options.out or file, figures | details)
+    quote(figures)
     return 0
+
+
+def _adapters(seeds: Sequence[int]) -> tuple[dict[str, object], dict[str, object]]:
+    setting = adapters.Setting()
+    runs = adapters.run_all(setting, seeds)
+    figures = adapters.summary(runs) | {"adapters": setting.adapters}
+    return figures, {"setting": asdict(setting), "runs": runs}
+
+
+def _prefixes(
+    options: argparse.Namespace, seeds: Sequence[int]
+) -> tuple[dict[str, object], dict[str, object]]:
+    scenario = read_scenario()
+    arms = {name: arm for name, arm in ARMS.items() if not options.policy or name in options.policy}
+    runs = run_all(scenario, arms, seeds, loads=options.load or list(scenario.workloads))
+    figures = summarize(runs) | compare(runs) | _ideals(scenario)
+    figures |= {"config_sha256": hashlib.sha256(SCENARIO.read_bytes()).hexdigest()}
+    return figures, {"engine": asdict(scenario.engine), "runs": runs}
 
 
 def run_all(
@@ -99,11 +123,6 @@ def _ideals(scenario: Scenario) -> dict[str, object]:
 
 def _in_one_line(figures: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
-
-
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.routing_example import explained
+from benchmarks._routing_example import explained
 
 
 def test_the_readme_shows_what_the_example_prints() -> None:

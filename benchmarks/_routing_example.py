@@ -2,14 +2,11 @@
 
 The README shows what this prints: the `grouped` load of `benchmarks/scenarios/routing.yaml`, at 14
 requests a second, over two prefill and three decode replicas, in virtual time.
-
-    python -m benchmarks.routing_example [REQUEST_ID]
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import replace
 
 from baton.cli.explain import readable
@@ -44,7 +41,3 @@ def explained(request_id: str) -> str:
     fleet.run(ended=len(requests), until_s=3600.0)
     (record,) = (one for one in fleet.records if one.request_id == request_id)
     return "\n".join(readable({"requests": [story(record)]}))
-
-
-if __name__ == "__main__":
-    print(explained(sys.argv[1] if len(sys.argv) > 1 else "r80"))

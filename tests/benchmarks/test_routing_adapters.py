@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from benchmarks._routing_adapters import Setting, draw, run, summary
 from benchmarks._routing_policies import ARMS
-from benchmarks.adapters import Setting, draw, run, summary
 
 SETTING = Setting(adapters=6, requests=60, replicas=2, output_tokens=4)
 SMALL = replace(SETTING, engine=replace(SETTING.engine, adapter_slots=3, adapters_per_batch=2))

@@ -1,28 +1,17 @@
 """How often a request finds its LoRA adapter loaded where it is placed: 50 adapters over one model.
 
-Every policy serves the same requests on the same fleet of simulated engines, in virtual time, all
-in turn, several times over with other seeds. All figures are simulated: they compare policies, and
-say nothing of any real engine. Adapters are asked for by Zipf's law; each has a system prompt of
-its own, which is cached under its name alone. An engine keeps a few adapters loaded, runs fewer of
-them together, and computes nothing while it loads one.
-
-Prints one JSON object as the last line of stdout and writes it, with every repeat's figures, to
-`benchmarks/results/adapters.json`. Progress goes to stderr.
-
-    python -m benchmarks.adapters [--adapters 50] [--repeats 3] [--seed 1] [--out FILE]
+Requests name adapters by Zipf's law. Each adapter has a system prompt of its own, which is cached
+under its name alone. An engine keeps a few adapters loaded, runs fewer of them together, and
+computes nothing while it loads one.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from statistics import median
 
 from baton.domain.fleet import Role
@@ -31,13 +20,16 @@ from baton.simulator.engine.settings import SimSettings
 from baton.simulator.fleet import FleetOptions, VirtualFleet
 from benchmarks._arrivals import open_loop, poisson_times
 from benchmarks._figures import quantile, rounded
-from benchmarks._provenance import provenance
+from benchmarks._program import say
 from benchmarks._routing_policies import ARMS, Arm
+from benchmarks._routing_runs import UnfinishedError
 
-RESULTS = Path(__file__).parent / "results" / "adapters.json"
 POLICIES = ("baton", "round_robin", "least_loaded", "llmd")
 _SETTLE_S = 1.0
 _LIMIT_S = 3600.0
+
+Runs = dict[str, list[dict[str, float]]]
+"""Figures by policy and repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,35 +52,15 @@ class Setting:
     )
 
 
-class UnfinishedError(RuntimeError):
-    """Requests failed or never ended: the run compares nothing."""
-
-
-def main() -> int:
-    """Run everything; returns the exit status."""
-    own = Setting()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--adapters", type=int, default=own.adapters)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    setting = Setting(adapters=options.adapters)
-    began_s = time.monotonic()
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in POLICIES}
-    for seed in range(options.seed, options.seed + options.repeats):
+def run_all(setting: Setting, seeds: Sequence[int]) -> Runs:
+    """Serve the load with each seed under every policy in turn."""
+    runs: Runs = {name: [] for name in POLICIES}
+    for seed in seeds:
         requests = draw(setting, seed)
         for name in POLICIES:
             runs[name].append(run(setting, ARMS[name], requests, seed))
             say(f"seed {seed}, {name}: {json.dumps(rounded(runs[name][-1]))}")
-    result = summary(runs) | {"simulated": True, "adapters": setting.adapters}
-    result |= {"repeats": options.repeats, "seed": options.seed}
-    result |= {"took_s": time.monotonic() - began_s} | provenance()
-    whole = rounded(result | {"setting": asdict(setting), "runs": runs})
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(whole, indent=1) + "\n")
-    print(json.dumps(rounded(result)))
-    return 0
+    return runs
 
 
 def draw(setting: Setting, seed: int) -> list[Request]:
@@ -145,7 +117,7 @@ def run(setting: Setting, arm: Arm, requests: Sequence[Request], seed: int) -> d
     }
 
 
-def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, object]:
+def summary(runs: Runs) -> dict[str, object]:
     """Each policy's medians over the repeats, with the least and the most hits beside them."""
     found: dict[str, object] = {}
     for name, repeats in runs.items():
@@ -157,12 +129,3 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, object]:
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
     return tuple(rng.randrange(3, 90) for _ in range(count))
-
-
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
