@@ -4,7 +4,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 ARGS ?=
 
-.PHONY: help install install-gpu demo demo-once test test-gpu check check-dashboards check-deploy bench-agreement bench-deployed bench-fidelity bench-hybrid bench-ingress bench-real-engines bench-rivals bench-roles bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
+.PHONY: help install install-gpu demo demo-once test test-gpu check check-dashboards check-deploy bench-agreement bench-deployed bench-fidelity bench-hybrid bench-ingress bench-real-engines bench-rivals bench-router-cost bench-routing bench-simulator bench-slo bench-transfer chaos mutations sbom clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' Makefile
@@ -59,9 +59,6 @@ bench-real-engines: install ## baton on real vLLM (CPU) beside vllm serve, a pro
 
 bench-rivals: install ## baton beside vLLM, Dynamo, smg and others: CPU per token, added TTFT; ARGS="--repeats 1 --points 1x512,64x512"
 	@.venv/bin/python -m benchmarks.rivals $(ARGS)
-
-bench-roles: install ## a thousand role flips and twenty scale-downs under load (simulated engines, real time)
-	@.venv/bin/python -m benchmarks.role_flips $(ARGS)
 
 bench-router-cost: install ## what a routing decision and the prefix index cost, up to 1,000 replicas
 	@.venv/bin/python -m benchmarks.router_cost --keep $(ARGS)

@@ -40,6 +40,7 @@ LINES: Final = {
     "F15": "a bad configuration applied under load: no request fails",
     "F16": "a rolling upgrade under load: no request fails",
     "F17": "a drain lets work under way end",
+    "F18": "a thousand role changes and twenty scale-downs under load: no request fails",
     "B1": "request smuggling: conflicting lengths, NUL, two hosts, `..`, `%2f`, `//`, huge headers",
     "B2": "requests made up from the OpenAPI schema: no 5xx",
     "B3": "fuzzed streams, JSON, link frames, configuration: no crash, no hang",

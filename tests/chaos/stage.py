@@ -19,7 +19,7 @@ from typing import Any
 from baton.control.limits import CoordinatorLimits
 from baton.control.pairs import ProbeOptions
 from baton.domain.commands import RequestRecord
-from baton.domain.fleet import Role
+from baton.domain.fleet import ReplicaView, Role
 from baton.engine.sim import SimSettings, expected_tokens
 from baton.policy.placement import Disaggregate
 from baton.runtime.link.options import LinkOptions
@@ -196,6 +196,14 @@ class SimStage:
             await door.until(lambda d=door: d.when(name, "draining") is not None)  # type: ignore[misc]
         return time.monotonic()
 
+    async def set_role(self, name: str, role: Role) -> float:
+        """Give a replica another role; returns after how many seconds every door knew it."""
+        began_s = time.monotonic()
+        await self.replicas[name].order("role", str(role))
+        for door in self.doors:
+            await door.until(lambda d=door: _role(d.view(name)) is role)  # type: ignore[misc]
+        return time.monotonic() - began_s
+
     async def stop(self, name: str) -> None:
         """End a replica in good order, and have every door know that it left."""
         replica = self.replicas.pop(name)
@@ -256,6 +264,10 @@ async def sim_stage(plan: SimPlan | None = None) -> AsyncIterator[SimStage]:
         yield stage
     finally:
         await stage.close()
+
+
+def _role(view: ReplicaView | None) -> Role | None:
+    return None if view is None else view.facts.role
 
 
 def _split(address: str) -> tuple[str, int]:

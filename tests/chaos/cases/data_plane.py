@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 
 from baton.control.limits import CoordinatorLimits
 from baton.domain.fleet import Role
 from baton.domain.request import Phase
+from baton.policy.placement import Disaggregate
+from benchmarks._figures import quantile
 from tests.chaos import faults
 from tests.chaos.case import Bound, Engines, Figure, Outcome, at_least, at_most, case, exactly
-from tests.chaos.history import Barred, Exchange, History, longest_first_token_s, longest_stall
+from tests.chaos.history import (
+    Barred,
+    Ending,
+    Exchange,
+    History,
+    longest_first_token_s,
+    longest_stall,
+)
 from tests.chaos.load import HttpClient, Load, open_loop
 from tests.chaos.playing import in_phase, kept, legs_at, outcome, played, resumed
 from tests.chaos.stage import SETTINGS, SimPlan, SimStage, sim_stage
@@ -299,3 +310,80 @@ async def _freed_s(stage: SimStage, name: str, began_s: float) -> float:
         while any((await stage.replicas[name].held()).values()):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.02)
     return time.monotonic() - began_s
+
+
+# -------------------------------------------------------------------- F18: role changes
+
+_ROLE_PAUSE_S = 0.02
+"""Between two changes of a role."""
+
+
+@case(
+    "F18",
+    "a thousand role changes and twenty scale-downs at 80 requests/s: no request fails",
+    engines=Engines.SIMULATED,
+    minutes=2,
+)
+def roles_changed(_: Path) -> Outcome:
+    """Any replica gets any role, whatever roles the others have."""
+    load = Load(rate_per_s=80, requests=6000, shared_prompts=4)
+    return asyncio.run(role_changes(1000, 20, load))
+
+
+async def role_changes(changes: int, scale_downs: int, load: Load) -> Outcome:
+    """Change roles by chance under load; every so often drain a replica and start another."""
+    rng, roles = Random(0), dict[str, Role]()
+    known_s, free_s, barred, changed_at_s = list[float](), list[float](), list[Barred](), 0.0
+    plan = SimPlan(roles=(_P, _P, _D, _D, Role.MIXED), doors=2, disaggregate=Disaggregate.AUTO)
+    async with sim_stage(plan) as stage:
+        roles |= {name: replica.plan.role for name, replica in stage.replicas.items()}
+
+        async def scale_down() -> None:
+            name = rng.choice([*roles])
+            began_s = time.monotonic()
+            barred.append(
+                Barred(replica_id=name, from_s=await stage.drain(name), why="its scale-down")
+            )
+            free_s.append(await _freed_s(stage, name, began_s))
+            await stage.stop(name)
+            role = roles.pop(name)
+            roles[await stage.grow(role)] = role
+
+        async def disturb() -> None:
+            nonlocal changed_at_s
+            every = changes // scale_downs
+            for number in range(changes):
+                name = rng.choice([*roles])
+                roles[name] = rng.choice([role for role in Role if role is not roles[name]])
+                known_s.append(await stage.set_role(name, roles[name]))
+                if number % every == every // 2:
+                    await scale_down()
+                changed_at_s = time.monotonic()
+                await asyncio.sleep(_ROLE_PAUSE_S)
+
+        exchanges = await played(stage, load, disturb)
+        history = await kept(stage, exchanges, barred)
+    bounds = (
+        exactly("role changes", len(known_s), changes),
+        exactly("scale-downs", len(free_s), scale_downs),
+        *_bounds_of_changes(history, changed_at_s),
+    )
+    figures: dict[str, Figure] = {
+        "known_p50_s": quantile(known_s, 0.5),
+        "known_p99_s": quantile(known_s, 0.99),
+        "free_after_max_s": max(free_s),
+        "resumed": resumed(stage.records()),
+    }
+    return outcome(history, bounds, figures)
+
+
+def _bounds_of_changes(history: History, changed_at_s: float) -> tuple[Bound, ...]:
+    exchanges, records = history.exchanges, history.records or ()
+    unfinished = sum(exchange.ending is not Ending.FINISHED for exchange in exchanges)
+    handed_off = sum(record.prefill_done_at_s is not None for record in records)
+    ended_at_s = max(exchange.ended_at_s or math.inf for exchange in exchanges)
+    return (
+        exactly("requests that did not finish", unfinished, 0),
+        at_least("requests that were handed off", handed_off, 1),
+        at_most("last change, s after the last request ended", changed_at_s - ended_at_s, 0.0),
+    )
