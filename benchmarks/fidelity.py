@@ -1,9 +1,7 @@
 """How far the performance model and the simulator are from what others have measured.
 
-Parts, each against published figures: `silicon` (TTFT and TPOT of GPUs), `vllm_log` (one engine's
-request log), `distserve`, `splitwise`, `mooncake` (what those papers report of whole systems).
-Every figure that ends in neither `measured` nor `paper` is simulated (S); those two are what was
-measured (M) or published. `benchmarks/README.md` says what each means.
+Parts, each against published measurements: `silicon` (TTFT and TPOT of GPUs), `vllm_log` (one
+engine's request log). All figures are simulated (S); `benchmarks/README.md` says what each means.
 
 Prints a line `name value` for each figure, and one JSON object as the last line of stdout; writes
 `benchmarks/results/fidelity.json`, which keeps what it has of parts that did not run. Progress goes
@@ -29,11 +27,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks._figures import rounded
+from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import provenance
 
-RESULTS = Path(__file__).parent / "results" / "fidelity.json"
-PARTS = ("silicon", "vllm_log", "distserve", "splitwise", "mooncake")
+PARTS = ("silicon", "vllm_log")
 DATA = "BATON_TRACES"
 
 Figures = dict[str, float]
@@ -54,7 +51,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--part", action="append", choices=PARTS, default=[])
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "fidelity.json")
     options = parser.parse_args()
     folder = data_folder(options.data, os.environ)
     if folder is None:
@@ -66,7 +63,7 @@ def main() -> int:
     failed = {name: run.failed for name, run in runs.items() if run.failed is not None}
     for name, value in figures.items():
         print(f"{name} {value:.6g}")
-    print(json.dumps(rounded(figures | {"failed": failed})))
+    quote(figures | {"failed": failed})
     return 1 if failed else 0
 
 
@@ -117,14 +114,7 @@ def keep(file: Path, runs: Mapping[str, Run]) -> None:
     old = json.loads(file.read_text())["parts"] if file.exists() else {}
     origin = provenance()
     new = {name: run._asdict() | origin for name, run in runs.items()}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    ordered = {name: one for name in PARTS if (one := new.get(name) or old.get(name))}
-    file.write_text(json.dumps(rounded({"parts": ordered}), indent=1) + "\n")
-
-
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
+    write(file, {"parts": old | new})
 
 
 if __name__ == "__main__":
