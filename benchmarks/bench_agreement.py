@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import Any
 
 from baton.serving.engines import model_path
+from baton.simulator.workloads import mooncake
 from baton.simulator.workloads.arrivals import poisson
-from baton.simulator.workloads.mooncake import write
 from baton.simulator.workloads.trace import Trace, TraceRequest
 from benchmarks._bare import MODEL_NAME
-from benchmarks._figures import rounded
+from benchmarks._program import RESULTS, quote, say, write
 from benchmarks._provenance import ROOT, provenance
 from benchmarks._systems import Bare, scenario
 
@@ -82,9 +82,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=5.0)
     parser.add_argument("--streams", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks/results/bench_agreement.json"
-    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "bench_agreement.json")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -105,14 +103,9 @@ def main() -> int:
     }
     result |= provenance(PACKAGES)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(rounded(result | {"runs": runs}), indent=1) + "\n")
-    print(json.dumps(rounded(result)))
+    write(options.out, result | {"runs": runs})
+    quote(result)
     return 0 if result["agrees"] else 1
-
-
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _interrupt(_number: int, _frame: object) -> None:
@@ -184,7 +177,7 @@ def trace_file(folder: Path, load: Load, rng: random.Random, fresh: count[int]) 
     )
     trace = Trace(name=load.name, requests=requests, block_tokens=_BLOCK_TOKENS)
     file = folder / "trace.jsonl"
-    file.write_text("".join(f"{line}\n" for line in write(trace)))
+    file.write_text("".join(f"{line}\n" for line in mooncake.write(trace)))
     return file
 
 

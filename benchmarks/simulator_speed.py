@@ -37,10 +37,11 @@ from baton.simulator.scenario import PoolPlan, Run, Scenario, simulate
 from baton.simulator.v1.settings import V1Settings
 from baton.simulator.workloads import mooncake
 from baton.simulator.workloads.trace import Trace, TraceRequest
+from benchmarks._program import RESULTS
 from benchmarks._provenance import provenance
 
 TRACE = Path("traces", "mooncake", "conversation_trace.jsonl")
-RESULT = Path(__file__).parent / "results" / "simulator_speed.json"
+RESULT = RESULTS / "simulator_speed.json"
 CASES = ("mooncake", "mooncake16", "fleet")
 KV_TOKEN_BYTES = 327_680
 """Llama-3.1-70B in 16 bits: 80 layers, 8 heads of 128, keys and values."""

@@ -33,7 +33,8 @@ from pathlib import Path
 from baton.runtime.rank_transports import read_transports
 from baton.transfer.transport import transport_environment
 from benchmarks._figures import rounded
-from benchmarks._provenance import ROOT, provenance
+from benchmarks._program import RESULTS, quote, say
+from benchmarks._provenance import provenance
 from benchmarks._transfer_contenders import (
     MIB,
     SIZES_MIB,
@@ -54,7 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--sweep", choices=sorted(SWEEPS))
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/transfer.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "transfer.json")
     options = parser.parse_args()
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
@@ -74,7 +75,7 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     whole = rounded(result | {"seconds": seconds}, digits=7)
     options.out.write_text(json.dumps(whole) + "\n", encoding="utf-8")
-    print(json.dumps(rounded(result)))
+    quote(result)
     return 0
 
 
@@ -105,11 +106,6 @@ def visit(one: Contender, pair: Pair, size_mib: int) -> list[float]:
         return [pair.run(order) for _ in range(1 + _TIMED)][1:]
     finally:
         pair.pause()
-
-
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

