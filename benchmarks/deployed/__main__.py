@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the parts; returns the exit status."""
     options = _options(arguments)
     options.results.mkdir(parents=True, exist_ok=True)
-    figures, good = {}, True
+    figures: dict[str, Mapping[str, object]] = {}
+    good = True
     for name in options.part or PARTS:
         say(f"{name} ...")
         found = PARTS[name](options)
