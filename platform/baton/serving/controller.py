@@ -37,7 +37,6 @@ from baton.serving.observatory import Observatory
 from baton.serving.packing import packed
 from baton.serving.private_port import keep_port_private
 from baton.serving.quota_desk import QuotaDesk
-from baton.serving.ray_gauges import RayGauges
 from baton.serving.scaling_loop import ScalingLoop
 from baton.serving.scaling_plan import observer_options, scaling_plan
 from baton.serving.scaling_ports import Looks
@@ -54,7 +53,6 @@ from baton.serving.serve_control import call_all
 from baton.serving.serve_fleet import ServeFleet, StoredMemory
 from baton.serving.start_desk import StartDesk
 from baton.serving.usage_memory import UsageMemory
-from baton.telemetry.controller_metrics import ControllerState
 from baton.telemetry.logs import configure_logs, log_event
 
 _LOGGER = logging.getLogger(__name__)
@@ -100,7 +98,6 @@ class ControllerBody:
             readers=(
                 self._desk,
                 hearing,
-                RayGauges(self._state, clock=self._clock),
                 self._usage,
                 self.adapters,
                 StartDesk(
@@ -246,9 +243,6 @@ class ControllerBody:
     def targets(self, address: str | None, node: str) -> list[TargetGroup]:
         """Every process that has metrics; this one's are at `address`, if anywhere."""
         return target_groups(self._membership.members, controller=address, node=node)
-
-    def _state(self) -> ControllerState:
-        return self.measured.state()
 
     def _replicas(self) -> list[Member]:
         pools = self._config.pools

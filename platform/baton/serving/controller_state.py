@@ -114,7 +114,6 @@ class Measured:
             yield ClassFare(
                 slo=slo,
                 lately=now.counts,
-                good_per_s=now.good_per_s,
                 over_window=self._observer.ledgers.attained(slo, now_s),
             )
 

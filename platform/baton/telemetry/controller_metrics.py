@@ -47,7 +47,6 @@ class ClassFare:
 
     slo: Slo
     lately: ClassCounts = field(default_factory=ClassCounts)
-    good_per_s: float = 0.0
     over_window: ClassCounts = field(default_factory=ClassCounts)
     """Over the time for which its target counts."""
 
@@ -100,7 +99,7 @@ def _add_pools(found: Families, state: ControllerState) -> None:
     seen: Mapping[str, PoolObservation] = {} if state.seen is None else state.seen.pools
     for size in state.pools:
         pool = seen.get(size.name)
-        for count, replicas in pool_counts(size, pool).items():
+        for count, replicas in _pool_counts(size, pool).items():
             found.add(c.POOL_REPLICAS, replicas, size.name, count)
         found.add(c.POOL_BOUNDS, size.min, size.name, PoolBound.MIN)
         found.add(c.POOL_BOUNDS, size.max, size.name, PoolBound.MAX)
@@ -109,7 +108,7 @@ def _add_pools(found: Families, state: ControllerState) -> None:
             _add_pool(found, pool)
 
 
-def pool_counts(size: PoolSize, pool: PoolObservation | None) -> dict[PoolCount, int | None]:
+def _pool_counts(size: PoolSize, pool: PoolObservation | None) -> dict[PoolCount, int | None]:
     """How many replicas there are: as ingresses see them, or where they do not, as deployed."""
     return {
         PoolCount.WANT: size.want,
