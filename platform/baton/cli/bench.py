@@ -16,13 +16,12 @@ from baton.cli.bench_options import (
     numbers,
     objectives_of,
     one_of,
-    positive,
     prefix_of,
     share_of,
     span_of,
     warm_up_of,
 )
-from baton.cli.options import Output, seconds
+from baton.cli.options import Output, positive, seconds
 from baton.cli.output import ExitCode, OutputFormat, complain, print_report, reported_errors
 
 if TYPE_CHECKING:

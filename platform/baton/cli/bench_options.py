@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from baton.cli.options import command_line, seam_of, seconds
+from baton.cli.options import command_line, positive, seam_of, seconds
 from baton.cli.output import reported_errors
 
 if TYPE_CHECKING:
@@ -35,13 +35,6 @@ def numbers(text: str | None, option: str) -> tuple[float, ...]:
         if option == "--concurrency" and not float(one).is_integer():
             raise typer.BadParameter(f"got {one!r}, wanted a whole number", param_hint=option)
     return tuple(sorted(found))
-
-
-def positive(number: float, option: str) -> float:
-    """The number, if it is one above 0."""
-    if not 0 < number < math.inf:
-        raise typer.BadParameter(f"got {number:g}, wanted more than 0", param_hint=option)
-    return number
 
 
 def one_of(text: str, known: tuple[str, ...], option: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -116,6 +117,17 @@ def seconds(text: str, option: str = "--timeout") -> float:
     if duration_s > _MOST_S:
         raise typer.BadParameter(f"got {text!r}, wanted at most 100 years", param_hint=option)
     return duration_s
+
+
+def positive(number: float, option: str) -> float:
+    """A number above 0.
+
+    Raises:
+        BadParameter: it is 0 or less, infinite, or no number.
+    """
+    if not 0 < number < math.inf:
+        raise typer.BadParameter(f"got {number:g}, wanted more than 0", param_hint=option)
+    return number
 
 
 def command_line(context: typer.Context) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from baton.cli.bench_options import command_of, header_of
-from baton.cli.options import Output, seconds
+from baton.cli.options import Output, positive, seconds
 from baton.cli.output import ExitCode, OutputFormat, complain, print_report, reported_errors
 from baton.cli.simulate import progress_bar
 from baton.cli.traces import TraceUnusable, load_or_pace, make_workload
@@ -116,8 +116,8 @@ def replay(  # noqa: PLR0913 - each is an option
         workload=workload,
         url=url,
         model=model,
-        rate_per_s=_positive(rate, "--rate"),
-        speed=_positive(speed, "--speed"),
+        rate_per_s=None if rate is None else positive(rate, "--rate"),
+        speed=None if speed is None else positive(speed, "--speed"),
         most=limit,
         duration_s=_duration(duration, "--duration"),
         deadline_s=seconds(deadline, "--deadline"),
@@ -314,11 +314,5 @@ def _notes(order: _Order, trace: Trace, replayed: Replayed) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------ options
-def _positive(number: float | None, option: str) -> float | None:
-    if number is not None and not 0 < number < float("inf"):
-        raise typer.BadParameter(f"got {number:g}, wanted more than 0", param_hint=option)
-    return number
-
-
 def _duration(text: str | None, option: str) -> float | None:
     return None if text is None else seconds(text, option)

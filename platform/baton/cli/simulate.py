@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from baton.cli.options import ConfigFiles, Output, Sets, command_line, seam_of, seconds
+from baton.cli.options import ConfigFiles, Output, Sets, command_line, positive, seam_of, seconds
 from baton.cli.output import OutputFormat, print_report, reported_errors
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ def simulate(  # noqa: PLR0913 - each is an option
         requests=Requests(
             file=trace,
             workload=workload,
-            rate_per_s=_positive(rate, "--rate"),
+            rate_per_s=None if rate is None else positive(rate, "--rate"),
             duration_s=None if duration is None else seconds(duration, "--duration"),
             most=requests,
-            scales=tuple(_positive(one, "--scale") or 0.0 for one in scale or ()),
+            scales=tuple(positive(one, "--scale") for one in scale or ()),
             skip_bad=skip_bad,
             seed=seed,
         ),
@@ -160,12 +160,6 @@ def progress_bar(what: str) -> Iterator[Callable[[float], None]]:
     ) as bar:
         task = bar.add_task(what, total=1.0)
         yield lambda fraction: bar.update(task, completed=fraction)
-
-
-def _positive(number: float | None, option: str) -> float | None:
-    if number is not None and not 0 < number < float("inf"):
-        raise typer.BadParameter(f"got {number:g}, wanted more than 0", param_hint=option)
-    return number
 
 
 def _kill(text: str) -> Happening:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from baton.domain.errors import BatonError, NotRunning
+from baton.domain.words import few
 from baton.policy.silences import REST_S
 from baton.serving.cluster_state import ClusterState
 from baton.serving.doctor_facts import Unknown, answers_at, answers_health, within
@@ -34,7 +35,6 @@ _PORTS_S = 10.0
 _DOOR_S = 25.0
 _OLD_LOAD_S = 2.0 + REST_S
 """Replicas report four times a second while they have work, else every 4 s."""
-_FEW = 3
 _NAMES = (
     "deployment",
     "endpoint",
@@ -204,7 +204,7 @@ def check_joined(told: Told) -> Check:
     ]
     if lost:
         return topic.failed(
-            _few(list(dict.fromkeys(lost))),
+            few(list(dict.fromkeys(lost))),
             "open the ports between nodes where it cannot connect; where it is refused, the"
             " replica is of another version: replace it",
         )
@@ -222,7 +222,7 @@ def check_pools(told: Told) -> Check:
         if pool.get("trouble")
     ]
     if troubled:
-        return topic.failed(_few(troubled), "see 'baton logs --level warning' for why they end")
+        return topic.failed(few(troubled), "see 'baton logs --level warning' for why they end")
     empty = [pool["pool"] for pool in pools if pool["want"] and not pool["ready"]]
     if empty:
         return topic.failed(
@@ -234,7 +234,7 @@ def check_pools(told: Told) -> Check:
     ]
     if short:
         return topic.warned(
-            _few(short), "wait while they start; else add nodes, or see 'baton logs'"
+            few(short), "wait while they start; else add nodes, or see 'baton logs'"
         )
     return topic.passed(", ".join(f"{pool['pool']} {pool['ready']}" for pool in pools) or "none")
 
@@ -248,7 +248,7 @@ def check_pairs(links: tuple[Told, ...] | Unknown) -> Check:
     if bad:
         named = [f"{row['source_id']} -> {row['target_id']}: {row['why']}" for row in bad]
         return topic.failed(
-            f"{len(bad)} of {len(links)} are quarantined: {_few(named)}",
+            f"{len(bad)} of {len(links)} are quarantined: {few(named)}",
             "open the ports between their nodes and look at 'baton links'; they are probed again"
             " by themselves, 30 s apart at most",
         )
@@ -271,7 +271,7 @@ def check_side_channels(links: tuple[Told, ...] | Unknown) -> Check:
     )
     if deaf:
         return topic.failed(
-            f"no answer from {_few(deaf)}",
+            f"no answer from {few(deaf)}",
             "replace them (their processes live, their listener does not), or open their ports",
         )
     return topic.passed("every source answers" if links else "nothing is handed off here")
@@ -287,7 +287,7 @@ def check_agents(told: Told) -> Check:
     }
     if broken:
         return topic.failed(
-            _few(sorted(broken)),
+            few(sorted(broken)),
             "wait a minute, for it is replaced by itself; where several are broken at once none"
             " is: look for what they have in common (driver, network cards, UCX's settings)",
         )
@@ -306,7 +306,7 @@ def check_leases(told: Told) -> Check:
     if void:
         named = [f"{replica_id} {count}" for replica_id, count in sorted(void.items())]
         return topic.warned(
-            f"pulls that came too late, since the start: {_few(named)}; their prompts were computed"
+            f"pulls that came too late, since the start: {few(named)}; their prompts were computed"
             " again",
             "raise transfer.lease above the longest step of an engine, or look for engines that"
             " stood still with 'baton logs --level warning'",
@@ -377,7 +377,7 @@ def _slow_starts(told: Told, wait_s: float | None) -> str:
     pools = cast("list[Told]", told.get("pools") or [])
     starts = ((pool["pool"], pool.get("cold_start_s") or 0.0) for pool in pools)
     slow = [f"{name} {start_s:.0f} s" for name, start_s in starts if start_s > wait_s]
-    return f"{_few(slow)} (they wait {wait_s:.0f} s)" if slow else ""
+    return f"{few(slow)} (they wait {wait_s:.0f} s)" if slow else ""
 
 
 def check_reports(told: Told) -> Check:
@@ -391,7 +391,7 @@ def check_reports(told: Told) -> Check:
     ]
     if old:
         return topic.failed(
-            f"load reports are old: {_few(old)}",
+            f"load reports are old: {few(old)}",
             "see whether the replicas' nodes are overloaded; 'baton logs --replica ID'",
         )
     astray = sorted(
@@ -403,7 +403,7 @@ def check_reports(told: Told) -> Check:
     )
     if astray:
         return topic.warned(
-            f"what is cached is not known well of {_few(astray)}",
+            f"what is cached is not known well of {few(astray)}",
             "wait a minute; else set router.index to predicted, or see 'baton status'",
         )
     return topic.passed(f"of {len({view['replica_id'] for view in views})} replicas, fresh")
@@ -446,8 +446,3 @@ def check_nodes(nodes: Mapping[str, Mapping[str, str | None]] | Unknown) -> Chec
 
 def _ingresses(told: Told) -> list[Told]:
     return cast("list[Told]", told.get("ingresses") or [])
-
-
-def _few(lines: list[str]) -> str:
-    more = len(lines) - _FEW
-    return "; ".join(lines[:_FEW]) + (f"; and {more} more" if more > 0 else "")

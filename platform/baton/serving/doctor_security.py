@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import psutil
 
 from baton.domain.addresses import address_text, is_loopback, is_loopback_address
+from baton.domain.words import few
 from baton.serving.cluster_state import ClusterState
 from baton.serving.doctor_facts import Unknown
 from baton.serving.doctor_verdicts import Check, Topic
@@ -63,7 +63,9 @@ def check_open_ports(
     unmeant = [one for one in ports if one.port not in meant]
     if unmeant:
         return topic.failed(
-            _few(f"{address_text(one.address, one.port)} ({one.program})" for one in unmeant),
+            few(
+                [f"{address_text(one.address, one.port)} ({one.program})" for one in unmeant], _FEW
+            ),
             "keep others from these ports by the firewall or a network policy; a HAProxy that was"
             " not started by baton needs 'bind 127.0.0.1:PORT' for statistics and metrics",
         )
@@ -86,9 +88,3 @@ def check_ray_door(door: str | Unknown, address: str) -> Check:
         "start Ray with RAY_AUTH_MODE=token on every node, and give each the token's file with"
         " mode 600",
     )
-
-
-def _few(lines: Iterable[str]) -> str:
-    shown = list(lines)
-    more = len(shown) - _FEW
-    return "; ".join(shown[:_FEW]) + (f"; and {more} more" if more > 0 else "")

@@ -50,13 +50,17 @@ def admin_sockets(run_dir: Path) -> list[Path]:
 
 def direct_server_is_up(stat: str) -> bool:
     """Whether HAProxy's `show stat` knows a server in use that is no backup."""
+    return any(
+        row["svname"] not in _NO_SERVERS and row["act"] == "1" and row["status"] == "UP"
+        for row in stat_rows(stat)
+    )
+
+
+def stat_rows(stat: str) -> list[dict[str, str]]:
+    """What HAProxy's `show stat` says of each frontend, backend and server, by column."""
     header, _, rows = stat.removeprefix("# ").partition("\n")
     names = header.split(",")
-    servers = [dict(zip(names, row.split(","), strict=False)) for row in rows.splitlines() if row]
-    return any(
-        server["svname"] not in _NO_SERVERS and server["act"] == "1" and server["status"] == "UP"
-        for server in servers
-    )
+    return [dict(zip(names, row.split(","), strict=False)) for row in rows.splitlines() if row]
 
 
 def ask_haproxy(path: Path, command: str) -> str:

@@ -10,6 +10,7 @@ from typing import cast
 
 from baton.config.schema import DeploymentConfig, PoolConfig
 from baton.config.selectors import selects
+from baton.domain.words import few
 from baton.serving.app import pool_options
 
 Resources = Mapping[str, float]
@@ -156,5 +157,4 @@ def _text(needs: Resources, pool: PoolConfig) -> str:
 
 def _kinds_text(kinds: Iterable[NodeKind]) -> str:
     shown = [f"{kind.name}: {amounts(kind.resources) or 'nothing'}" for kind in kinds]
-    more = f"; {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return "; ".join(shown[:_SHOWN]) + more
+    return few(shown, _SHOWN)

@@ -19,13 +19,14 @@ from baton.config.schema import DeploymentConfig
 from baton.domain.addresses import is_loopback
 from baton.domain.errors import ConfigInvalid
 from baton.domain.model_sources import is_path
+from baton.domain.words import few
 from baton.runtime.key_files import load_ring
 from baton.serving.growth import NodeKind, may_host
 from baton.serving.preflight_facts import ask_nodes
 from baton.serving.preflight_models import source_findings
+from baton.serving.preflight_security import why_unreadable
 
 _HEAD = "node:__internal_head__"
-_FEW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def files_here(config: DeploymentConfig, duties: Duties) -> FilesSeen:
         except ConfigInvalid as error:
             found += error.findings
     token = config.observability.token_file
-    if duties.controller and token is not None and (why := _unreadable(Path(token))):
+    if duties.controller and token is not None and (why := why_unreadable(token)):
         found.append(f"observability.token_file: {token} cannot be read: {why}")
     if not duties.ingress:
         return FilesSeen(missing=tuple(dict.fromkeys(found)))
@@ -89,14 +90,6 @@ def _models(config: DeploymentConfig, duties: Duties) -> Iterator[str]:
                 yield f"models.{name}.adapters.{adapter}.source: {source} is no directory"
 
 
-def _unreadable(path: Path) -> str:
-    try:
-        with path.open("rb"):
-            return ""
-    except OSError as error:
-        return error.strerror or str(error)
-
-
 def _digest(path: Path) -> str:
     try:
         with path.open("rb") as file:
@@ -112,9 +105,9 @@ def file_findings(seen: Mapping[str, FilesSeen]) -> tuple[tuple[str, ...], tuple
         for line in one.missing:
             lacking.setdefault(line, []).append(node)
     missing = tuple(
-        f"{line} (on {_names(nodes)}); put it on every node where it may be read, or keep what"
-        " reads it away from there: ingresses stay on the head with server.host 127.0.0.1,"
-        " engines go by pools.*.placement.labels"
+        f"{line} (on {few(nodes, separator=', ')}); put it on every node where it may be read, or"
+        " keep what reads it away from there: ingresses stay on the head with server.host"
+        " 127.0.0.1, engines go by pools.*.placement.labels"
         for line, nodes in lacking.items()
     )
     return missing, tuple(_differing(seen))
@@ -128,16 +121,13 @@ def _differing(seen: Mapping[str, FilesSeen]) -> Iterator[str]:
                 versions.setdefault(path, {}).setdefault(digest, []).append(node)
     for path, by_digest in versions.items():
         if len(by_digest) > 1:
-            groups = ", another on ".join(_names(nodes) for nodes in by_digest.values())
+            groups = ", another on ".join(
+                few(nodes, separator=", ") for nodes in by_digest.values()
+            )
             yield (
                 f"the key file {path} is one on {groups}: a key may be good for one ingress and not"
                 " for the next; copy one file to all of them, each time that it changes"
             )
-
-
-def _names(nodes: list[str]) -> str:
-    shown = ", ".join(nodes[:_FEW])
-    return shown if len(nodes) <= _FEW else f"{shown} and {len(nodes) - _FEW} more"
 
 
 def node_files(config: DeploymentConfig) -> Mapping[str, FilesSeen]:

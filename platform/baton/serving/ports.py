@@ -25,7 +25,7 @@ from pathlib import Path
 
 from baton.config.schema import SIDE_CHANNEL_PORTS
 from baton.domain.errors import EngineStartFailed
-from baton.runtime.sockets import bound_socket
+from baton.serving.data_path import port_is_free
 
 REST_S = 3_900.0
 """How long peers may remember an engine, and five minutes for requests that still wait for it."""
@@ -87,7 +87,7 @@ class PortReservation:
             except BlockingIOError:
                 free = False
             else:
-                free = _is_rested(lock, now_s) and _can_bind(host, port)
+                free = _is_rested(lock, now_s) and port_is_free(host, port)
             if not free:
                 for taken in locks:
                     os.close(taken)
@@ -119,11 +119,3 @@ def _rests_since(lock: int, now_s: float) -> None:
 def _write(lock: int, text: bytes) -> None:
     os.pwrite(lock, text, 0)
     os.ftruncate(lock, len(text))
-
-
-def _can_bind(host: str, port: int) -> bool:
-    try:
-        bound_socket(host, port).close()
-    except OSError:
-        return False
-    return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from baton.config.api_arguments import SINCE
@@ -19,6 +19,7 @@ from baton.config.start_deadlines import weights_bytes
 from baton.domain.addresses import address_text, is_loopback, is_loopback_address
 from baton.domain.errors import CannotStart, ConfigInvalid
 from baton.domain.tenant import DEFAULT_TENANT
+from baton.domain.words import few
 from baton.engine.gpus import old_driver
 from baton.runtime.key_files import load_ring
 from baton.serving.growth import Growth, beyond_growth
@@ -368,16 +369,14 @@ def node_version_findings(
         for node, versions in sorted(by_node.items()):
             nodes.setdefault(versions.get(package) or "none", []).append(node)
         if len(nodes) > 1:
-            found = ", ".join(f"{v} on {_few(names)}" for v, names in sorted(nodes.items()))
+            found = ", ".join(
+                f"{version} on {few(names, separator=', ')}"
+                for version, names in sorted(nodes.items())
+            )
             findings.append(
                 f"package {package} differs between nodes: {found}; install one version everywhere"
             )
     return tuple(findings)
-
-
-def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"  # noqa: PLR2004
 
 
 def _gib(size_bytes: int) -> str:

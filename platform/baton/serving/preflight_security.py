@@ -85,13 +85,19 @@ def door_findings(
     return (f"{what}; {remedy}cluster.allow_open: true",), ()
 
 
-def _unreadable(key: str, path: str) -> list[str]:
+def why_unreadable(path: str) -> str:
+    """Why this user cannot read a file; empty when that works."""
     try:
         with Path(path).open("rb"):
-            return []
+            return ""
     except OSError as error:
-        why = error.strerror or str(error)
+        return error.strerror or str(error)
+
+
+def _unreadable(key: str, path: str) -> list[str]:
+    if why := why_unreadable(path):
         return [f"{_TLS}.{key}: {path} cannot be read: {why}; give a file that this user may read"]
+    return []
 
 
 def _no_password() -> str:

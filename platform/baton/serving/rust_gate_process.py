@@ -19,6 +19,7 @@ from pathlib import Path
 
 from baton.domain.errors import EngineStartFailed, LinkFailed
 from baton.runtime.owned_process import OwnedProcess, Program
+from baton.serving.front import stat_rows
 from baton.serving.rust_gate import GateSettings, gate_config
 from baton.serving.rust_gate_maps import map_commands
 
@@ -109,13 +110,10 @@ class RustGate:
 
     async def _under_way(self) -> int:
         """How many requests are at the frontend."""
-        header, _, rows = (await self._ask("show stat")).removeprefix("# ").partition("\n")
-        names = header.split(",")
-        told = (dict(zip(names, row.split(","), strict=False)) for row in rows.splitlines() if row)
         return sum(
-            int(one["scur"])
-            for one in told
-            if (one["pxname"], one["svname"]) == ("rust", "BACKEND")
+            int(row["scur"])
+            for row in stat_rows(await self._ask("show stat"))
+            if (row["pxname"], row["svname"]) == ("rust", "BACKEND")
         )
 
     async def close(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from baton.domain.words import few
+
 _MOST_FIELDS = 10
 _MAX_CHARS = 300
 """Of what is said about one field."""
@@ -61,8 +63,7 @@ _UNREADABLE = "the body is not valid JSON"
 def of_fields(errors: Sequence[object]) -> str:
     """What is wrong with which fields, from a framework's list of errors."""
     said = list(dict.fromkeys(_of_field(error) for error in errors))
-    more = len(said) - _MOST_FIELDS
-    return "; ".join(said[:_MOST_FIELDS]) + (f"; and {more} more" if more > 0 else "")
+    return few(said, _MOST_FIELDS)
 
 
 def plain(message: str) -> str:
