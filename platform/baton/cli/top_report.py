@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from baton.console.views import first_views, service_view
+
 Told = dict[str, Any]
 _SLOWEST_KEYS = (
     "request_id",
@@ -49,15 +51,9 @@ def top_report(
 
 
 def _service(told: Told) -> dict[str, object]:
-    """Goodput first: what came out as promised of what was asked for."""
-    classes = told.get("classes") or []
+    """All classes together: their goodput, and what is asked for."""
     demand = told.get("demand") or {}
-    ended = sum(row["requests_per_s"] for row in classes)
-    good = sum(row["goodput_per_s"] for row in classes)
-    return {
-        "goodput_per_s": round(good, 3),
-        "ended_per_s": round(ended, 3),
-        "good_fraction": round(good / ended, 4) if ended else None,
+    return service_view(told) | {
         "offered_per_s": demand.get("requests_per_s"),
         "refused_per_s": demand.get("refused_per_s"),
         "prompt_tokens_per_s": demand.get("prompt_tokens_per_s"),
@@ -69,15 +65,11 @@ def _service(told: Told) -> dict[str, object]:
 
 
 def _pools(told: Told, ingresses: list[Told]) -> list[Told]:
-    # As the first ingress sees a replica that has reached it: one that is new has reached none.
-    views: dict[str, Told] = {}
-    for ingress in ingresses:
-        for view in ingress["replicas"]:
-            views.setdefault(view["replica_id"], view)
-    return [pool | _load(pool["pool"], views.values()) for pool in told.get("pools") or []]
+    views = first_views(ingresses).values()
+    return [pool | _load(pool["pool"], views) for pool in told.get("pools") or []]
 
 
-def _load(pool: str, views: Iterable[Told]) -> Told:
+def _load(pool: str, views: Iterable[Mapping[str, Any]]) -> Told:
     """What the replicas of a pool do; none is among the views twice."""
     own = [view for view in views if view["pool"] == pool]
     used = [view["kv_used_fraction"] for view in own]

@@ -62,17 +62,26 @@ def service_view(report: Told) -> Drawn:
 
 def fleet_view(report: Told) -> Drawn:
     """Every replica that Ray knows, as the first ingress sees it that has reached it."""
-    seen: dict[str, Told] = {}
+    ingresses: Sequence[Told] = report.get("ingresses") or ()
+    seen = first_views(ingresses)
     leases: Counter[str] = Counter()
-    for ingress in report.get("ingresses") or ():
+    for ingress in ingresses:
         for row in ingress.get("replicas") or ():
-            seen.setdefault(row["replica_id"], row)
             leases[row["replica_id"]] += row.get("leases", 0)
     members: Sequence[Told] = report.get("members") or tuple(seen.values())
     rows = [_replica(member, seen.get(member.get("replica_id", ""))) for member in members]
     for row in rows:
         row["leases"] = leases[str(row["replica_id"])]
     return {"pools": report.get("pools") or [], "replicas": rows}
+
+
+def first_views(ingresses: Iterable[Told]) -> dict[str, Told]:
+    """Each replica as the first ingress sees it that has reached it; a new one has reached none."""
+    seen: dict[str, Told] = {}
+    for ingress in ingresses:
+        for row in ingress.get("replicas") or ():
+            seen.setdefault(row["replica_id"], row)
+    return seen
 
 
 def _replica(member: Told, seen: Told | None) -> Drawn:
