@@ -87,7 +87,7 @@ def test_a_second_deployment_is_told_that_the_port_is_in_use(baton: Deployment, 
         *("--set", f"server.front={front}"),
         *("--set", f"server.port={public_port(baton)}"),
     )
-    assert f":{public_port(baton)}: the port is in use" in said
+    assert f":{public_port(baton)} (server.port) is held by" in said
 
 
 def test_ingresses_are_replaced_while_streams_flow_and_none_is_lost(baton: Deployment) -> None:

@@ -21,7 +21,6 @@ from baton.serving.doctor_facts import (
     FileFact,
     Imported,
     MachineNow,
-    PortFact,
     Unknown,
     answers_at,
     answers_health,
@@ -33,7 +32,7 @@ from baton.serving.doctor_facts import (
 )
 from baton.serving.doctor_machine import machine_checks
 from baton.serving.doctor_verdicts import Check, Verdict
-from baton.serving.preflight_facts import PortListener
+from baton.serving.preflight_facts import PortFact, PortListener
 
 GIB = 1024**3
 IMPORTS = {

@@ -26,6 +26,7 @@ from baton.serving.preflight import (
 from baton.serving.preflight_facts import (
     ClusterFacts,
     MachineFacts,
+    PortFact,
     PortListener,
     available_memory_bytes,
     installed_versions,
@@ -35,8 +36,7 @@ from baton.serving.preflight_models import source_findings
 
 GIB = 1024**3
 GOOD = MachineFacts(
-    port_is_free=True,
-    listener=None,
+    port=PortFact(key="server.port", host="127.0.0.1", port=8123, free=True),
     available_memory_bytes=1024 * GIB,
     gpus=0,
     versions={"ray": "2.60.0", "vllm": "0.32.0", "nixl": "1.5.1", "torch": "2.13.0+cpu"},
@@ -74,8 +74,8 @@ def test_a_machine_that_has_everything_is_silent(tmp_path: Path) -> None:
 def test_a_port_in_use_names_who_listens(
     tmp_path: Path, listener: PortListener | None, told: str
 ) -> None:
-    facts = replace(GOOD, port_is_free=False, listener=listener)
-    (line,) = judge_machine(config(tmp_path, "server.port=8123"), facts).errors
+    facts = replace(GOOD, port=replace(GOOD.port, free=False, listener=listener))
+    (line,) = judge_machine(config(tmp_path), facts).errors
     assert "127.0.0.1:8123" in line
     assert told in line
     assert "server.port" in line

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baton.config.schema import DeploymentConfig
-from baton.domain.addresses import address_text
-from baton.serving.doctor_facts import FileFact, MachineNow, PortFact, Unknown
+from baton.serving.doctor_facts import FileFact, MachineNow, Unknown
 from baton.serving.doctor_verdicts import Check, Topic, size_text
 from baton.serving.preflight import (
     gpu_findings,
     key_findings,
     keyless_findings,
     memory_findings,
+    port_findings,
 )
 from baton.serving.preflight_models import source_findings
 
@@ -118,23 +118,9 @@ def check_ports(
         return topic.skipped(_NO_CONFIG)
     if runs_at is not None:
         return topic.passed(f"held by what runs at {runs_at}")
-    if taken := [port for port in machine.ports if not port.free]:
-        return topic.failed(
-            "; ".join(
-                f"{address_text(one.host, one.port)} ({one.key}) {_held(one)}" for one in taken
-            ),
-            f"stop it, or set {' and '.join(one.key for one in taken)} to another",
-        )
+    if findings := port_findings(machine.ports):
+        return topic.said(findings)
     return topic.passed(", ".join(f"{one.port} ({one.key})" for one in machine.ports) + " free")
-
-
-def _held(port: PortFact) -> str:
-    listener = port.listener
-    if listener is None:
-        return "is in use, or the address is not this machine's"
-    if listener.pid is None:
-        return "is held by another user's process"
-    return f"is held by {listener.program} (pid {listener.pid})"
 
 
 def check_secrets(machine: MachineNow, config: DeploymentConfig | None) -> Check:

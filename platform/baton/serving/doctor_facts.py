@@ -26,13 +26,14 @@ from baton.config.derive import key_files
 from baton.config.schema import DeploymentConfig
 from baton.engine.cuda_home import CannotCompileError, check_compilers
 from baton.engine.gpus import compute_on_cpus, count_gpus, driver_cuda
-from baton.serving.data_path import choose_data_path, port_is_free
+from baton.serving.data_path import choose_data_path
 from baton.serving.front import own_client
 from baton.serving.preflight_facts import (
-    PortListener,
+    SERVER_PORT,
+    PortFact,
     available_memory_bytes,
     installed_versions,
-    port_listener,
+    port_fact,
 )
 
 T = TypeVar("T")
@@ -80,18 +81,6 @@ class Imported:
     """Empty when it could be imported."""
     cuda: str | None = None
     """Of torch: the CUDA that it was built for; None for none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortFact:
-    """A port that a configuration wants."""
-
-    key: str
-    """The key that sets it."""
-    host: str
-    port: int
-    free: bool
-    listener: PortListener | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,16 +187,10 @@ def within(deadline_s: float, what: str, find: Callable[[], T]) -> T | Unknown:
 def port_facts(config: DeploymentConfig) -> tuple[PortFact, ...]:
     """The ports that a configuration names; 0 is any that is free."""
     metrics = config.observability.metrics
-    wanted = [("server.port", config.server.host, config.server.port)]
+    wanted = [(SERVER_PORT, config.server.host, config.server.port)]
     if metrics.enabled:
         wanted.append(("observability.metrics.port", metrics.host, metrics.port))
-    return tuple(_port(key, host, port) for key, host, port in wanted if port)
-
-
-def _port(key: str, host: str, port: int) -> PortFact:
-    free = port_is_free(host, port)
-    listener = None if free else port_listener(port)
-    return PortFact(key=key, host=host, port=port, free=free, listener=listener)
+    return tuple(port_fact(key, host, port) for key, host, port in wanted if port)
 
 
 def secret_files(config: DeploymentConfig) -> tuple[FileFact, ...]:

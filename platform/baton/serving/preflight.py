@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.config.api_arguments import SINCE
@@ -27,6 +27,7 @@ from baton.serving.named_files import file_findings, node_files
 from baton.serving.preflight_facts import (
     ClusterFacts,
     MachineFacts,
+    PortFact,
     PortListener,
     cluster_facts,
     cluster_room,
@@ -163,7 +164,7 @@ def judge_machine(config: DeploymentConfig, facts: MachineFacts) -> Findings:
     alone = is_loopback(config.cluster.node_address)
     return Findings(
         errors=(
-            *port_findings(config.server.host, config.server.port, facts),
+            *port_findings([facts.port]),
             *source_findings(config.models),
             *missing,
             *argument_findings(config, facts.versions),
@@ -236,22 +237,22 @@ def keyless_findings(config: DeploymentConfig) -> tuple[str, ...]:
     )
 
 
-def port_findings(host: str, port: int, facts: MachineFacts) -> tuple[str, ...]:
-    """Whether the public port can be had."""
-    if facts.port_is_free:
-        return ()
-    return (
-        f"cannot listen on {address_text(host, port)}: {_whose(facts.listener)}; "
-        "stop it, or set server.port to another",
+def port_findings(ports: Sequence[PortFact]) -> tuple[str, ...]:
+    """Ports that cannot be had."""
+    return tuple(
+        f"{address_text(port.host, port.port)} ({port.key}) {_held(port.listener)};"
+        f" stop it, or set {port.key} to another"
+        for port in ports
+        if not port.free
     )
 
 
-def _whose(listener: PortListener | None) -> str:
+def _held(listener: PortListener | None) -> str:
     if listener is None:
-        return "the port is in use, or the address is not this machine's"
+        return "is in use, or the address is not this machine's"
     if listener.pid is None:
-        return "the port is in use by another user's process"
-    return f"the port is in use by {listener.program} (pid {listener.pid})"
+        return "is held by another user's process"
+    return f"is held by {listener.program} (pid {listener.pid})"
 
 
 def package_findings(

@@ -19,6 +19,7 @@ from baton.serving.data_path import port_is_free
 from baton.serving.versions import PACKAGES
 
 _Answer = TypeVar("_Answer")
+SERVER_PORT = "server.port"
 _NODE_ANSWER_S = 60.0
 """A node may have to start a worker process first."""
 
@@ -32,11 +33,23 @@ class PortListener:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PortFact:
+    """A port that a configuration wants."""
+
+    key: str
+    """The key that sets it."""
+    host: str
+    port: int
+    free: bool
+    listener: PortListener | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
     """One machine."""
 
-    port_is_free: bool
-    listener: PortListener | None
+    port: PortFact
+    """The public one."""
     available_memory_bytes: int
     gpus: int
     versions: Mapping[str, str | None]
@@ -59,15 +72,20 @@ class ClusterFacts:
 
 def machine_facts(host: str, port: int) -> MachineFacts:
     """This machine, now."""
-    free = port_is_free(host, port)
     return MachineFacts(
-        port_is_free=free,
-        listener=None if free else port_listener(port),
+        port=port_fact(SERVER_PORT, host, port),
         available_memory_bytes=available_memory_bytes(),
         gpus=count_gpus(os.environ),
         driver_cuda=driver_cuda(),
         versions=installed_versions(PACKAGES),
     )
+
+
+def port_fact(key: str, host: str, port: int) -> PortFact:
+    """Whether the port that a key sets is free on this machine, and else who listens on it."""
+    free = port_is_free(host, port)
+    listener = None if free else port_listener(port)
+    return PortFact(key=key, host=host, port=port, free=free, listener=listener)
 
 
 def port_listener(port: int) -> PortListener | None:
