@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
+from ray import cloudpickle
 
 from baton.config import (
     SecretRef,
@@ -60,6 +64,30 @@ def test_a_configuration_cannot_be_changed_and_travels_by_pickle(load: Load) -> 
     with pytest.raises(FrozenInstanceError):
         config.version = 2  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own bytes
+
+
+_ECHO = """
+import sys
+from ray import cloudpickle
+from baton.config.schema import DeploymentConfig
+
+role, config = cloudpickle.loads(sys.stdin.buffer.read())
+assert isinstance(config, DeploymentConfig)
+sys.stdout.buffer.write(cloudpickle.dumps((role, config)))
+"""
+"""A process that imports no more than the schema, takes a configuration and sends it on."""
+
+
+def test_ray_carries_a_configuration_to_a_process_and_back_as_text(load: Load) -> None:
+    config = load(PD + "router: {seed: 7}\n").config
+    sent = cloudpickle.dumps(("ingress", config))
+    received = subprocess.run(
+        [sys.executable, "-c", _ECHO], input=sent, stdout=subprocess.PIPE, check=True
+    ).stdout
+    for pickled in (sent, received):
+        assert b"seed: 7" in pickled
+        assert pickle.loads(pickled) == ("ingress", config)  # noqa: S301 - our own bytes
+    assert copy.deepcopy(config) == config
 
 
 def test_a_configuration_travels_as_text_that_another_version_can_read(load: Load) -> None:

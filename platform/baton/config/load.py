@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copyreg
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
@@ -11,6 +12,7 @@ from baton.config.checks import check
 from baton.config.complete import complete
 from baton.config.layers import add_env, add_sets, lay_over
 from baton.config.read import Unreadable, read_file, read_text
+from baton.config.render import render
 from baton.config.schema import DeploymentConfig
 from baton.config.tree import (
     DefaultOrigin,
@@ -77,6 +79,17 @@ def load_text(text: str) -> DeploymentConfig:
     if not isinstance(root, Section):
         raise _invalid([Finding(start, (), "wanted a mapping of keys such as 'pools'")], None)
     return _built(root, findings).config
+
+
+def _as_text(config: DeploymentConfig) -> tuple[Callable[[str], DeploymentConfig], tuple[str]]:
+    return load_text, (render(config),)
+
+
+# A pickled configuration is its text, because another version of baton may unpickle it. Pickled as
+# a dataclass it would be bare values in the order of the fields: with one more field in the middle,
+# each later field would get the value of its neighbour. This is registered here, where the schema
+# and the text are known; the package imports this module, so every process has it.
+copyreg.pickle(DeploymentConfig, _as_text)
 
 
 def _built(root: Section, findings: list[Finding]) -> LoadedConfig:

@@ -6,7 +6,7 @@ planned but has no effect yet is named in `NOT_YET` and refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -416,17 +416,6 @@ class DeploymentConfig:
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-
-    def __reduce__(self) -> tuple[Callable[[str], DeploymentConfig], tuple[str]]:
-        """Travel as text, for whoever unpickles it may be another version of baton.
-
-        Pickled as it is, a configuration would be the bare values of its fields in their order:
-        one more field in the middle, and every later one would get the value of its neighbour.
-        """
-        from baton.config.load import load_text  # here: they import this
-        from baton.config.render import render
-
-        return load_text, (render(self),)
 
     @property
     def model_name(self) -> str:
