@@ -2,6 +2,7 @@
 
 Theory of operation: ruamel's parser yields events with marks; a recursive descent builds the tree
 from them, so that neither deep nesting nor a fan of aliases can cost more than the bounds below.
+ruamel's own composer keeps no place of an alias and has no bound on depth.
 Only YAML 1.2's core types exist: `yes`, `1_000` and dates are text. What cannot be parsed at all
 raises `Unreadable` with one finding; everything else that is wrong is collected.
 """
@@ -19,17 +20,11 @@ from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
     CollectionStartEvent,
-    DocumentEndEvent,
     DocumentStartEvent,
     Event,
-    MappingEndEvent,
-    MappingStartEvent,
     NodeEvent,
     ScalarEvent,
-    SequenceEndEvent,
     SequenceStartEvent,
-    StreamEndEvent,
-    StreamStartEvent,
 )
 from ruamel.yaml.reader import ReaderError
 
@@ -117,8 +112,7 @@ def _problem(error: MarkedYAMLError) -> str:
     problem = str(error.problem or error)
     if r"'\t'" in problem:
         return "not YAML: a tab where only spaces are allowed, indent with spaces"
-    context = f" {error.context}" if error.context else ""
-    return f"not YAML:{context} {problem}" if not context else f"not YAML:{context}, {problem}"
+    return f"not YAML: {error.context}, {problem}" if error.context else f"not YAML: {problem}"
 
 
 def _nth_character(start: Origin, text: str, position: int) -> Origin:
@@ -147,8 +141,8 @@ class _Builder:
     def __init__(self, start: Origin, findings: list[Finding]) -> None:
         self._start = start
         self._findings = findings
-        self._anchors: dict[str, tuple[Node, int]] = {}
-        self._open_anchors: set[str] = set()
+        self._anchors: dict[str, tuple[Node, int] | None] = {}
+        """What stands at each anchor and how many values that is; None while it is read."""
         self._values = 0
 
     def at(self, mark: StringMark) -> Origin:
@@ -159,15 +153,10 @@ class _Builder:
     def document(self, events: Iterator[Event]) -> Node:
         root: Node | None = None
         for event in events:
-            match event:
-                case StreamStartEvent() | StreamEndEvent() | DocumentEndEvent():
-                    pass
-                case DocumentStartEvent() if root is not None:
-                    self._stop(self.at(event.start_mark), "a second document, wanted only one")
-                case DocumentStartEvent():
-                    pass
-                case NodeEvent():
-                    root = self._node(event, events, ())
+            if isinstance(event, DocumentStartEvent) and root is not None:
+                self._stop(self.at(event.start_mark), "a second document, wanted only one")
+            if isinstance(event, NodeEvent):
+                root = self._node(event, events, ())
         return root if root is not None else Scalar(None, self._start, "")
 
     def _stop(self, origin: Origin, what: str, path: Path = ()) -> NoReturn:
@@ -175,30 +164,24 @@ class _Builder:
 
     def _node(self, event: NodeEvent, events: Iterator[Event], path: Path) -> Node:
         origin = self.at(event.start_mark)
+        before = self._values
         self._count(1, origin)
         if len(path) > MAX_DEPTH:
             self._stop(origin, f"nested more than {MAX_DEPTH} deep")
         if isinstance(event, AliasEvent):
-            return self._alias(event, origin, path)
-        before = self._values
+            return self._alias(event.anchor, origin, path)
         if event.anchor:
-            self._open_anchors.add(event.anchor)
-        match event:
-            case ScalarEvent():
-                node: Node = _scalar(event, origin)
-            case SequenceStartEvent():
-                node = self._listing(events, origin, path)
-            case MappingStartEvent():
-                node = self._section(events, origin, path)
-            case _:
-                raise AssertionError(event)
-        if node_tag := _tag(event):
-            self._findings.append(
-                Finding(origin, path, f"tag {node_tag} is not allowed, remove it")
-            )
+            self._anchors[event.anchor] = None
+        if isinstance(event, ScalarEvent):
+            node: Node = _scalar(event, origin)
+        elif isinstance(event, SequenceStartEvent):
+            node = self._listing(events, origin, path)
+        else:
+            node = self._section(events, origin, path)
+        if tag := _tag(event):
+            self._findings.append(Finding(origin, path, f"tag {tag} is not allowed, remove it"))
         if event.anchor:
-            self._open_anchors.discard(event.anchor)
-            self._anchors[event.anchor] = node, self._values - before + 1
+            self._anchors[event.anchor] = node, self._values - before
         return node
 
     def _count(self, values: int, origin: Origin) -> None:
@@ -206,35 +189,30 @@ class _Builder:
         if self._values > MAX_VALUES:
             self._stop(origin, f"more than {MAX_VALUES} values (aliases count as what they repeat)")
 
-    def _alias(self, event: NodeEvent, origin: Origin, path: Path) -> Node:
-        if event.anchor in self._open_anchors:
-            self._stop(origin, f"alias *{event.anchor} contains itself", path)
-        if event.anchor not in self._anchors:
-            self._stop(origin, f"alias *{event.anchor} has no anchor before it", path)
-        node, values = self._anchors[event.anchor]
+    def _alias(self, anchor: str, origin: Origin, path: Path) -> Node:
+        if anchor not in self._anchors:
+            self._stop(origin, f"alias *{anchor} has no anchor before it", path)
+        anchored = self._anchors[anchor]
+        if anchored is None:
+            self._stop(origin, f"alias *{anchor} contains itself", path)
+        node, values = anchored
         self._count(values, origin)
         return node
 
     def _listing(self, events: Iterator[Event], origin: Origin, path: Path) -> Listing:
         items: list[Node] = []
-        for event in events:
-            if isinstance(event, SequenceEndEvent):
-                break
-            if isinstance(event, NodeEvent):
-                items.append(self._node(event, events, (*path, str(len(items)))))
+        while isinstance(event := next(events), NodeEvent):
+            items.append(self._node(event, events, (*path, str(len(items)))))
         return Listing(tuple(items), origin)
 
     def _section(self, events: Iterator[Event], origin: Origin, path: Path) -> Section:
         entries: dict[str, Entry] = {}
-        for event in events:
-            if isinstance(event, MappingEndEvent):
-                break
+        while isinstance(event := next(events), NodeEvent):
             key_origin = self.at(event.start_mark)
             if not isinstance(event, ScalarEvent):
                 self._stop(key_origin, "a key that is no plain text, wanted a name", path)
             key, value_event = str(event.value), next(events)
-            if not isinstance(value_event, NodeEvent):
-                continue
+            assert isinstance(value_event, NodeEvent), "the parser puts a node after each key"
             node = self._node(value_event, events, (*path, key))
             if isinstance(node, Scalar) and not node.text and node.value is None:
                 # An absent value has no place of its own: the parser marks what follows it.
