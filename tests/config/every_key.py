@@ -16,7 +16,16 @@ from typing import cast
 
 from baton.config import DeploymentConfig
 from baton.config.diff import diff
-from baton.config.fields import Anything, Environment, Field, Labels, Named, Nested, fields_of
+from baton.config.fields import (
+    Anything,
+    Environment,
+    Field,
+    Labels,
+    Named,
+    Nested,
+    each,
+    fields_of,
+)
 from baton.config.leaves import (
     Choice,
     Flag,
@@ -27,7 +36,7 @@ from baton.config.leaves import (
     Whole,
 )
 from baton.config.load import _built, load_text
-from baton.config.render import plain
+from baton.config.render import plain, plain_value
 from baton.config.tree import Entry, FileOrigin, Listing, Node, Path, Scalar, Section, format_path
 from baton.config.units import format_quantity
 from baton.domain.errors import ConfigInvalid
@@ -262,7 +271,8 @@ def _schema_keys(schema: type, at: Path) -> Iterator[Path]:
 def _changes(base: Tree, about: Sequence[str]) -> Iterator[Changed]:
     old = load_text(json.dumps(base))
     whole = plain(old)
-    for path, field, value in _leaves(type(old), whole, ()):
+    for path, field, had in each(old):
+        value = plain_value(field, had)
         if not any(f"{format_path(path)}.".startswith(f"{one}.") for one in about):
             continue
         for other in _others(path, field, value):
@@ -270,27 +280,6 @@ def _changes(base: Tree, about: Sequence[str]) -> Iterator[Changed]:
             if new is not None and any(one.path == path for one in diff(old, new)):
                 yield Changed(path=path, field=field, old=old, new=new)
                 break
-
-
-def _leaves(
-    schema: type, values: Mapping[str, object], at: Path
-) -> Iterator[tuple[Path, Field, object]]:
-    for key, field in fields_of(schema).items():
-        value, path = values[key], (*at, key)
-        match field.kind, value:
-            case Nested(inner), Mapping():
-                yield from _leaves(inner, value, path)
-            case Nested(), _:
-                pass
-            case Named(inner), Mapping():
-                for name, section in value.items():
-                    assert isinstance(section, Mapping)
-                    yield from _leaves(inner, section, (*path, name))
-            case ((Anything() | Environment() | Labels()), Mapping()):
-                for name, one in value.items():
-                    yield (*path, name), field, one
-            case _:
-                yield path, field, value
 
 
 def _others(path: Path, field: Field, value: object) -> Iterator[object]:

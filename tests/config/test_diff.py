@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.config import DeploymentConfig
 from baton.config.api_arguments import READS_MODEL
 from baton.config.diff import _ROWS, Change, Reload, changes_layout, diff, elsewhere, reload_class
-from baton.config.fields import Anything, Environment, Labels, Named, Nested, fields_of
 from baton.config.render import plain
 from baton.config.tree import Path, format_path, is_raw
 from tests.config.conftest import LEAST, Load
+from tests.config.every_key import keys_of_the_schema
 from tests.config.test_config_properties import CONFIGS, Tree, load
 
 PD = LEAST.replace("{main: {role: mixed}}", "{p: {role: prefill}, d: {role: decode}}")
 
 
-def schema_paths(of: type, at: Path = ()) -> Iterator[Path]:
-    """Every key of the schema, names that users choose as `x`."""
-    for key, field in fields_of(of).items():
-        match field.kind:
-            case Nested(inner):
-                yield from schema_paths(inner, (*at, key))
-            case Named(inner):
-                yield from schema_paths(inner, (*at, key, "x"))
-            case Anything() | Environment() | Labels():
-                yield (*at, key, "x")
-            case _:
-                yield (*at, key)
-
-
-PATHS = sorted(schema_paths(DeploymentConfig))
+PATHS = sorted(keys_of_the_schema())
 
 
 @pytest.mark.parametrize("path", PATHS, ids=format_path)

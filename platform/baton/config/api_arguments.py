@@ -161,14 +161,19 @@ SINCE: Mapping[str, tuple[int, int]] = {"reasoning_effort_map": (0, 33)}
 CROSS_ORIGIN = ("allow_credentials", "allowed_headers", "allowed_methods", "allowed_origins")
 """What browsers of other origins may do; several models have one front for it."""
 
-OWN_KEYS: Mapping[str, str] = {
+MODEL_KEYS: Mapping[str, str] = {
     "model": "source of the model",
-    "model_tag": "source of the model",
     "served_model_name": "name of the model",
     "revision": "revision of the model",
     "max_model_len": "max_len of the model",
     "enable_lora": "adapters of the model",
     "lora_modules": "adapters of the model",
+}
+"""Arguments of API servers and of engines that have a key of their own, and which."""
+
+OWN_KEYS: Mapping[str, str] = {
+    **MODEL_KEYS,
+    "model_tag": "source of the model",
     "allowed_media_domains": "server.allow.media_domains",
     "trust_request_chat_template": "server.allow.chat_templates",
     "enable_prompt_embeds": "server.allow.prompt_embeds",
@@ -185,7 +190,7 @@ OWN_KEYS: Mapping[str, str] = {
     "max_num_queued_reqs": "admission.max_queue",
     "otlp_traces_endpoint": "observability.tracing.otlp",
 }
-"""Arguments that have a key of their own, and which."""
+"""All arguments of API servers that have one."""
 
 _NO_SERVER = "vLLM's HTTP server is not started, baton's front listens; remove it"
 _NO_ROUTE = "its route is not opened by server.routes; remove it"

@@ -17,7 +17,9 @@ from baton.config.fields import (
     Anything,
     Environment,
     Field,
+    Free,
     Labels,
+    Mapped,
     Named,
     Names,
     Nested,
@@ -153,9 +155,7 @@ class Builder:
                 what = f"got the name {key[:60]!r}, wanted {names.meaning}"
                 self.findings.append(Finding(value.origin, path, what))
 
-    def _free(
-        self, mapping: Anything | Environment | Labels, entry: Entry, path: Path
-    ) -> Mapping[str, object]:
+    def _free(self, mapping: Free, entry: Entry, path: Path) -> Mapping[str, object]:
         """A mapping whose keys the user chooses, to something else than sections."""
         self._check_names(mapping.names, entry, path)
         match mapping:
@@ -239,9 +239,7 @@ _SECRET = "looks like a secret and is given as a literal"  # noqa: S105 - a mess
 
 
 def _wanted(field: Field) -> str:
-    if isinstance(field.kind, Nested | Named | Anything | Environment | Labels):
-        return "a mapping"
-    return field.kind.wanted()
+    return "a mapping" if isinstance(field.kind, Mapped) else field.kind.wanted()
 
 
 def _suggestion(schema: type, key: str) -> str:

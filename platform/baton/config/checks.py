@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from baton.config.addresses import host_wanted, ip_network, is_host, needs_zone
+from baton.config.api_arguments import MODEL_KEYS
 from baton.config.build import Builder
 from baton.config.checks_adapters import check_adapters
 from baton.config.checks_api import check_api
@@ -44,10 +45,7 @@ from baton.domain.model_sources import trouble
 from baton.policy.placement import Disaggregate
 
 _OWN_KEYS: Mapping[str, str] = {
-    "model": "source of the model",
-    "served_model_name": "name of the model",
-    "revision": "revision of the model",
-    "max_model_len": "max_len of the model",
+    **MODEL_KEYS,
     "dtype": "engine.dtype",
     "block_size": "engine.block_size",
     "gpu_memory_utilization": "engine.gpu_memory_utilization",
@@ -62,8 +60,6 @@ _OWN_KEYS: Mapping[str, str] = {
     "kv_transfer_config": "transfer",
     "kv_events_config": "router.index",
     "kv_offloading_size": "engine.offload.host_memory",
-    "enable_lora": "adapters of the model",
-    "lora_modules": "adapters of the model",
     "max_loras": "engine.adapters.max_batched",
     "max_cpu_loras": "engine.adapters.max_loaded",
     "max_lora_rank": "engine.adapters.max_rank",

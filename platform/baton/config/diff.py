@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.config.api_arguments import READS_MODEL
-from baton.config.fields import Anything, Environment, Field, Labels, Named, Nested, fields_of
+from baton.config.fields import each, fields_of
 from baton.config.render import flow, plain_value
 from baton.config.schema import DeploymentConfig, FrontendKind
 from baton.config.tree import Path, format_path, is_raw, is_secret_name, matches
@@ -243,30 +243,8 @@ def _rows(path: Path) -> tuple[_Row, ...]:
 
 def leaves(config: DeploymentConfig) -> Iterator[tuple[Path, str]]:
     """Each key with its value as it would stand in the file; empty sections have none."""
-    yield from _leaves(config, ())
-
-
-def _leaves(section: object, at: Path) -> Iterator[tuple[Path, str]]:
-    for key, field in fields_of(type(section)).items():
-        yield from _of_field(field, getattr(section, field.attribute), (*at, key))
-
-
-def _of_field(field: Field, value: object, path: Path) -> Iterator[tuple[Path, str]]:
-    match field.kind, value:
-        case Nested(), None:
-            return
-        case Nested(), _:
-            yield from _leaves(value, path)
-        case Named(), Mapping():
-            for name, section in value.items():
-                yield from _leaves(section, (*path, name))
-        case ((Anything() | Environment() | Labels()), Mapping()):
-            written = plain_value(field, value)
-            assert isinstance(written, Mapping), "mappings are written as mappings"
-            for name, one in written.items():
-                yield (*path, name), flow(one)
-        case _:
-            yield path, flow(plain_value(field, value))
+    for path, field, value in each(config):
+        yield path, flow(plain_value(field, value))
 
 
 def _in_order(before: Mapping[Path, str], after: Mapping[Path, str]) -> list[Path]:

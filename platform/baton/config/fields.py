@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 
@@ -28,6 +28,7 @@ from baton.config.leaves import (
     Text,
     Whole,
 )
+from baton.config.tree import Path
 from baton.config.units import Unit
 
 
@@ -94,7 +95,11 @@ class Labels:
     names: Names
 
 
-Kind = Leaf | Nested | Named | Anything | Environment | Labels
+Free = Anything | Environment | Labels
+"""A mapping under names that the user chooses, to values that are no sections."""
+Mapped = Nested | Named | Free
+"""What is written as a mapping."""
+Kind = Leaf | Mapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +130,28 @@ def _fields_of(schema: type) -> Mapping[str, Field]:
     hints = typing.get_type_hints(schema, include_extras=True)
     fields = [_field(field, hints[field.name]) for field in dataclasses.fields(schema)]
     return types.MappingProxyType({field.key: field for field in fields})
+
+
+def each(section: object, at: Path = ()) -> Iterator[tuple[Path, Field, object]]:
+    """Each key of a section and of the sections in it, as its path, its field and its value.
+
+    Of a mapping to values, each name is a key; empty mappings and absent sections have none.
+    """
+    for key, field in fields_of(type(section)).items():
+        path, value = (*at, key), getattr(section, field.attribute)
+        match field.kind, value:
+            case Nested(), None:
+                pass
+            case Nested(), _:
+                yield from each(value, path)
+            case Named(), Mapping():
+                for name, inner in value.items():
+                    yield from each(inner, (*path, name))
+            case ((Anything() | Environment() | Labels()), Mapping()):
+                for name, inner in value.items():
+                    yield (*path, name), field, inner
+            case _:
+                yield path, field, value
 
 
 def not_yet_of(schema: type) -> Mapping[str, str]:

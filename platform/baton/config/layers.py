@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from baton.config.fields import Anything, Environment, Kind, Labels, Named, Nested, fields_of
+from baton.config.fields import Environment, Kind, Mapped, Named, Nested, fields_of
 from baton.config.read import Unreadable, read_text
 from baton.config.schema import DeploymentConfig, ModelConfig
 from baton.config.tree import (
@@ -28,24 +29,11 @@ _SEGMENT = re.compile(r'"([^"]+)"|([^".]+)')
 _ROOT = Nested(DeploymentConfig)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(NamedTuple):
     """What may stand at a key, as far as the schema says."""
 
     kind: Kind | None
     optional: bool
-    is_whole: bool = False
-    """Whether a mapping here is one value, which another takes the place of."""
-
-    def keeps(self, low: Node, high: Node) -> bool:
-        """Whether `high` is a section's key with everything under it commented out.
-
-        It adds nothing to the section below, unless null has a meaning of its own there.
-        """
-        if self.optional or not isinstance(low, Section):
-            return False
-        is_section = isinstance(self.kind, Nested | Named | Anything | Environment | Labels)
-        return is_section and isinstance(high, Scalar) and high.value is None
 
 
 def merge_sections(low: Node, high: Node, schema: type) -> Node:
@@ -63,36 +51,38 @@ def lay_over(low: Section, high: Section) -> Section:
 
 
 def _merge(low: Node, high: Node, slot: _Slot) -> Node:
-    if isinstance(low, Section) and isinstance(high, Section) and not slot.is_whole:
+    if not isinstance(low, Section):
+        return high
+    if isinstance(high, Section):
         return _lay_over(low, high, slot.kind)
-    return low if slot.keeps(low, high) else high
+    # A section's key with everything under it commented out adds nothing to the section below,
+    # unless null has a meaning of its own there.
+    is_null = isinstance(high, Scalar) and high.value is None
+    return low if is_null and isinstance(slot.kind, Mapped) and not slot.optional else high
 
 
 def _lay_over(low: Section, high: Section, kind: Kind | None) -> Section:
     entries = dict(low.entries)
     for key, entry in high.entries.items():
         below = entries.get(key)
-        entries[key] = entry if below is None else _over(below, entry, _slot(kind, key))
+        if below is None or isinstance(kind, Environment):  # `{env: NAME}` is one value
+            entries[key] = entry
+            continue
+        node = _merge(below.node, entry.node, _slot(kind, key))
+        # A section's place is where it first stood: what is missing in it is missing there.
+        replaced = node is entry.node and node is not below.node
+        entries[key] = Entry(node, entry.origin if replaced else below.origin)
     return Section(entries, low.origin)
-
-
-def _over(low: Entry, high: Entry, slot: _Slot) -> Entry:
-    node = _merge(low.node, high.node, slot)
-    # A section's place is where it first stood: what is missing in it is missing there.
-    both = isinstance(low.node, Section) and isinstance(high.node, Section) and not slot.is_whole
-    return Entry(node, low.origin if both or node is low.node else high.origin)
 
 
 def _slot(kind: Kind | None, key: str) -> _Slot:
     match kind:
         case Nested(schema) if (field := fields_of(schema).get(key)) is not None:
-            return _Slot(field.kind, optional=field.optional)
+            return _Slot(field.kind, field.optional)
         case Nested() if kind == _ROOT and key == "model":
             return _Slot(Nested(ModelConfig), optional=False)
         case Named(schema):
             return _Slot(Nested(schema), optional=False)
-        case Environment():
-            return _Slot(None, optional=True, is_whole=True)
         case _:
             return _Slot(None, optional=True)
 

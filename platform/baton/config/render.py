@@ -75,20 +75,17 @@ def _leaves(values: Plain, path: Path) -> Iterator[tuple[Path, object]]:
 
 
 def plain_value(field: Field, value: object) -> object:
-    """The value of one key as plain JSON."""
-    match field.kind, value:
-        case _, None:
-            return None
-        case Nested(), _:
-            return plain(value)
-        case Named(), Mapping():
-            return {name: plain(section) for name, section in value.items()}
-        case Environment(), Mapping():
-            return {name: _variable(text) for name, text in value.items()}
-        case ((Anything() | Nested() | Named() | Environment() | Labels()), _):
-            return value
-        case leaf, _:
-            return leaf.write(value)
+    """The value of one key, or of one name in a mapping to values, as plain JSON."""
+    kind = field.kind
+    if value is None or isinstance(kind, Anything | Labels):
+        return value
+    if isinstance(kind, Named | Environment) and isinstance(value, Mapping):
+        return {name: plain_value(field, inner) for name, inner in value.items()}
+    if isinstance(kind, Nested | Named):
+        return plain(value)
+    if isinstance(kind, Environment):
+        return _variable(value)
+    return kind.write(value)
 
 
 def _variable(value: object) -> object:

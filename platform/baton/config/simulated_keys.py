@@ -9,12 +9,12 @@ are judged where its pools have them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.config.derive import wakes
-from baton.config.fields import Anything, Environment, Field, Labels, Named, Nested, fields_of
+from baton.config.fields import Free, each
 from baton.config.schema import DeploymentConfig, EngineKind
 from baton.config.tree import Path, format_path, matches
 from baton.perf.engine_arguments import IRRELEVANT_ARGUMENTS
@@ -263,26 +263,6 @@ def not_simulated(config: DeploymentConfig) -> Iterator[str]:
 
 def said(config: DeploymentConfig) -> Iterator[tuple[Path, object]]:
     """Every key that has another value than its default, with that value."""
-    yield from _said(config, ())
-
-
-def _said(section: object, at: Path) -> Iterator[tuple[Path, object]]:
-    for key, field in fields_of(type(section)).items():
-        yield from _of_field(field, getattr(section, field.attribute), (*at, key))
-
-
-def _of_field(field: Field, value: object, path: Path) -> Iterator[tuple[Path, object]]:
-    match field.kind, value:
-        case Nested(), None:
-            return
-        case Nested(), _:
-            yield from _said(value, path)
-        case Named(), Mapping():
-            for name, section in value.items():
-                yield from _said(section, (*path, name))
-        case ((Anything() | Environment() | Labels()), Mapping()):
-            for name, one in value.items():
-                yield (*path, name), one
-        case _:
-            if field.required or value != field.default:
-                yield path, value
+    for path, field, value in each(config):
+        if isinstance(field.kind, Free) or field.required or value != field.default:
+            yield path, value
