@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ from baton.config.tree import (
 ENV_PREFIX = "BATON__"
 _SEGMENT = re.compile(r'"([^"]+)"|([^".]+)')
 _ROOT = Nested(DeploymentConfig)
+Moved = Callable[[Section], Section]
+"""A layer with new names for the old ones in it."""
 
 
 class _Slot(NamedTuple):
@@ -87,13 +89,16 @@ def _slot(kind: Kind | None, key: str) -> _Slot:
             return _Slot(None, optional=True)
 
 
-def add_env(root: Section, env: Mapping[str, str], findings: list[Finding]) -> Section:
+def add_env(
+    root: Section, env: Mapping[str, str], findings: list[Finding], moved: Moved
+) -> Section:
     """`root` with `BATON__POOLS__DECODE__REPLICAS__MAX=6` and its like laid over it.
 
     Shorter names go first, so that a variable for one key wins over one for the whole section,
     in whatever order the environment lists them.
     """
     names = [name for name in env if name.startswith(ENV_PREFIX)]
+    together = Section({}, root.origin)
     for name in sorted(names, key=lambda name: (name.count("__"), name)):
         origin = EnvOrigin(name)
         segments = name.removeprefix(ENV_PREFIX).split("__")
@@ -102,11 +107,13 @@ def add_env(root: Section, env: Mapping[str, str], findings: list[Finding]) -> S
             findings.append(Finding(origin, (), what))
             continue
         path = _existing_path(root, segments)
-        root = _lay(root, path, _Said(origin, env[name], findings))
+        layer = _layer(root, path, _Said(origin, env[name], findings))
+        root, together = lay_over(root, moved(layer)), lay_over(together, layer)
+    moved(together)  # variables have no order: an old and a new name among them are an error
     return root
 
 
-def add_sets(root: Section, sets: Sequence[str], findings: list[Finding]) -> Section:
+def add_sets(root: Section, sets: Sequence[str], findings: list[Finding], moved: Moved) -> Section:
     """`root` with `pools.decode.replicas.max=6` and its like laid over it, later ones on top."""
     for option in sets:
         written, equals, value = option.partition("=")
@@ -115,7 +122,8 @@ def add_sets(root: Section, sets: Sequence[str], findings: list[Finding]) -> Sec
             what = f"got {written[:60]!r}, wanted path.to.key=value"
             findings.append(Finding(SetOrigin(), (), what))
             continue
-        root = _lay(root, path, _Said(SetOrigin(), value, findings))
+        layer = _layer(root, path, _Said(SetOrigin(), value, findings))
+        root = lay_over(root, moved(layer))
     return root
 
 
@@ -128,27 +136,28 @@ class _Said:
     findings: list[Finding]
 
 
-def _lay(root: Section, path: Path, said: _Said) -> Section:
+def _layer(root: Section, path: Path, said: _Said) -> Section:
+    """What one variable or option adds to `root`; nothing where it is wrong."""
     try:
         node = read_text(said.text, said.origin, said.findings)
     except Unreadable as error:
         what = f"{error.finding.what}, put text with special characters in quotes"
         said.findings.append(Finding(said.origin, path, what))
-        return root
+        return Section({}, said.origin)
     path = _with_model_named(root, path)
     reached: Node = root
     for depth, key in enumerate(path):
         if isinstance(reached, Listing):
             what = f"{format_path(path[:depth])} is a list, set it as a whole: [first, second]"
             said.findings.append(Finding(said.origin, path, what))
-            return root
+            return Section({}, said.origin)
         entry = reached.entries.get(key) if isinstance(reached, Section) else None
         if entry is None:
             break
         reached = entry.node
     for key in reversed(path[1:]):
         node = Section({key: Entry(node, said.origin)}, said.origin)
-    return lay_over(root, Section({path[0]: Entry(node, said.origin)}, said.origin))
+    return Section({path[0]: Entry(node, said.origin)}, said.origin)
 
 
 def _with_model_named(root: Section, path: Path) -> Path:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path as FilePath
 
 from baton.config.build import Builder
 from baton.config.checks import check
 from baton.config.complete import complete
-from baton.config.layers import add_env, add_sets, lay_over
+from baton.config.layers import Moved, add_env, add_sets, lay_over
 from baton.config.read import Unreadable, read_file, read_text
+from baton.config.renamed_keys import RENAMED_KEYS, RenamedKey, with_new_names
 from baton.config.render import render
 from baton.config.schema import DeploymentConfig
 from baton.config.tree import (
@@ -39,6 +41,8 @@ class LoadedConfig:
     config: DeploymentConfig
     origins: Mapping[str, str]
     """By path (`pools.decode.replicas.max`): `default`, `file:line:column`, `env NAME`, `--set`."""
+    warnings: tuple[str, ...] = ()
+    """Each deprecated key with its place."""
 
 
 def load_config(
@@ -46,6 +50,7 @@ def load_config(
     *,
     env: Mapping[str, str] | None = None,
     sets: Sequence[str] = (),
+    renamed: Sequence[RenamedKey] = RENAMED_KEYS,
 ) -> LoadedConfig:
     """The configuration of some files, later ones on top, then `env`, then `sets`.
 
@@ -53,19 +58,26 @@ def load_config(
         paths: YAML files; all but the first are overlays.
         env: the environment; only variables that begin with `BATON__` are looked at.
         sets: texts such as `pools.decode.replicas.max=6`.
+        renamed: the keys whose old names are read.
 
     Raises:
         ConfigInvalid: with one line for each thing that is wrong.
     """
     findings: list[Finding] = []
-    root = _layered([FilePath(path) for path in paths], findings)
-    return _built(add_sets(add_env(root, env or {}, findings), sets, findings), findings)
+    warnings: list[Finding] = []
+    moved = partial(with_new_names, table=renamed, warnings=warnings, findings=findings)
+    root = _layered([FilePath(path) for path in paths], findings, moved)
+    root = add_env(root, env or {}, findings, moved)
+    loaded = _built(add_sets(root, sets, findings, moved), findings)
+    in_place = sorted(dict.fromkeys(warnings), key=in_order)
+    return replace(loaded, warnings=tuple(map(str, in_place)))
 
 
-def load_text(text: str) -> DeploymentConfig:
+def load_text(text: str, renamed: Sequence[RenamedKey] = RENAMED_KEYS) -> DeploymentConfig:
     """The configuration that `render` has written, here or by another version of baton.
 
-    Keys that this version has and the other had not get their defaults.
+    Keys that this version has and the other had not get their defaults. Keys by their old names
+    get their new ones.
 
     Raises:
         ConfigInvalid: this version cannot use it.
@@ -78,6 +90,7 @@ def load_text(text: str) -> DeploymentConfig:
         raise _invalid([error.finding], None) from error
     if not isinstance(root, Section):
         raise _invalid([Finding(start, (), "wanted a mapping of keys such as 'pools'")], None)
+    root = with_new_names(root, table=renamed, warnings=[], findings=findings)
     return _built(root, findings).config
 
 
@@ -104,7 +117,7 @@ def _built(root: Section, findings: list[Finding]) -> LoadedConfig:
     return LoadedConfig(config=config, origins=origins)
 
 
-def _layered(files: Sequence[FilePath], findings: list[Finding]) -> Section:
+def _layered(files: Sequence[FilePath], findings: list[Finding], moved: Moved) -> Section:
     layers: list[Section] = []
     unreadable: list[Finding] = []
     for file in files:
@@ -114,7 +127,7 @@ def _layered(files: Sequence[FilePath], findings: list[Finding]) -> Section:
             unreadable.append(error.finding)
             continue
         if isinstance(node, Section):
-            layers.append(node)
+            layers.append(moved(node))
         elif not (isinstance(node, Scalar) and node.value is None):
             what = f"got {describe(node, ())}, wanted a mapping of keys such as 'pools'"
             unreadable.append(Finding(node.origin, (), what))
