@@ -22,8 +22,7 @@ from pathlib import Path
 
 from benchmarks._provenance import provenance
 from tests.chaos import results
-from tests.chaos.mutation import Mutation
-from tests.chaos.mutation_rows import ROWS
+from tests.chaos.mutation_rows import ROWS, Mutation
 from tests.chaos.report import PAGE, page
 from tests.chaos.results import FILE, MUTATIONS, Catch, Removal, Removals
 

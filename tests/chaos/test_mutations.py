@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.mutation import Mutation
-from tests.chaos.mutation_rows import ROWS
+from tests.chaos.mutation_rows import ROWS, Mutation, read_rows
 from tests.chaos.mutations import Laboratory, read_outcome
 from tests.chaos.results import Catch
 
@@ -49,6 +48,52 @@ def test_the_tests_of_a_row_exist(name: str) -> None:
     file, _, test = name.partition("::")
     assert (ROOT / file).exists()
     assert test.partition("[")[0] in (ROOT / file).read_text()
+
+
+BLOCKS = """\
+# A heading
+
+@ a.py | tests/test_a.py -k sum
+the sum
+- a + b
++ a
+
+the lines
+-     one()
+-
++
+
+# Another heading
+
+@ b.py | tests/test_b.py
+the rest
+- c
++ d
+"""
+
+
+def test_rows_are_read_from_blocks_of_text() -> None:
+    tests = ("tests/test_a.py", "-k", "sum")
+    assert list(read_rows(BLOCKS)) == [
+        Mutation("the sum", "a.py", "a + b", "a", tests),
+        Mutation("the lines", "a.py", "    one()\n", "", tests),
+        Mutation("the rest", "b.py", "c", "d", ("tests/test_b.py",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BLOCKS.replace("- a + b\n", ""),
+        BLOCKS.replace("+ d\n", ""),
+        BLOCKS.replace("the sum\n", ""),
+        BLOCKS.replace(" | tests/test_b.py", ""),
+        BLOCKS.replace("- c", "  c"),
+    ],
+)
+def test_a_block_that_is_not_complete_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must name its file"):
+        list(read_rows(text))
 
 
 def test_no_two_rows_are_of_the_same() -> None:
