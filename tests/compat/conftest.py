@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import openai
 import pytest
 
 from baton.engine.gpus import compute_on_cpus
-from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
@@ -26,17 +24,14 @@ from tests.compat.endpoint import (
     ServerThread,
     serve,
 )
+from tests.fakes.tiny_model import tiny_model
 
 compute_on_cpus(os.environ)  # before the first test imports vLLM
 
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        write_tiny_model(folder)
-    return folder
+    return tiny_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")

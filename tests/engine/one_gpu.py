@@ -22,8 +22,9 @@ from baton.policy.judging import tpot_s, ttft_s
 from baton.policy.links import LinkState
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
-from tests.engine.vllm_engines import engine_settings, peering_engine, tiny_model
+from tests.engine.vllm_engines import engine_settings, peering_engine
 from tests.engine.vllm_fleet import RealFleet
+from tests.fakes.tiny_model import tiny_model
 
 PREFILL, DECODE = "p0", "d0"
 SHAPE = "meta-llama/Llama-3.1-8B"

@@ -6,7 +6,6 @@ import json
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -16,12 +15,12 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed, LinkFailed
 from baton.domain.fleet import ReplicaFacts, Role
-from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.engine.vllm.quick_tokens import QuickEncoder
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MODEL, MonotonicClock, ServerThread, serve
+from tests.fakes.tiny_model import tiny_model
 
 # vLLM warns of its own deprecated fields, and when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -37,9 +36,7 @@ FACTS = FleetFacts(
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return tiny_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from baton.config.load import load_text
 from baton.domain.errors import ConfigInvalid
-from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.settings import engine_arguments
 from baton.serving.engines import ReplicaSite, vllm_settings
+from tests.fakes.tiny_model import tiny_model
 
 pytest.importorskip("vllm")
 with warnings.catch_warnings():
@@ -87,9 +87,7 @@ PAIRS: Mapping[str, Pair] = {
 def places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Where models are; a draft model's configuration without its weights is enough."""
     folder = tmp_path_factory.mktemp("models")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = write_tiny_model(folder / "tiny")
+    model = tiny_model(folder)
     config = json.loads((model / "config.json").read_text())
     found = {"$MODEL": str(model)}
     for word, name in (("$DRAFTS", "tiny-eagle3"), ("$OTHERS", "other-eagle3")):

@@ -20,7 +20,7 @@ from baton.engine.vllm.rust_binary import find_rust_frontend
 from baton.engine.vllm.rust_frontend import RustFrontend
 from tests.contracts.engine_contract import Listener, running
 from tests.engine.test_rust_frontend import Fleet, ask, client, frontend, settings
-from tests.engine.vllm_engines import VllmEngine, engine_settings, tiny_model
+from tests.engine.vllm_engines import VllmEngine, engine_settings
 
 pytestmark = [
     pytest.mark.real,
@@ -29,11 +29,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

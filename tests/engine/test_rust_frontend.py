@@ -20,7 +20,6 @@ from baton.domain.commands import Delivery
 from baton.domain.errors import EngineFailed, EngineStartFailed, LinkFailed
 from baton.domain.handoff import CacheUse
 from baton.domain.request import FinishReason, Request
-from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend_limits import FrontendLimits
 from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
 from baton.engine.vllm.rust_arguments import SERVED
@@ -235,15 +234,6 @@ async def test_where_it_is_not_installed_that_is_said(
 
 
 # ---------------------------------------------------------------- with itself
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        write_tiny_model(folder)
-    return folder
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 
 from baton.domain.errors import EngineStartFailed
 from baton.domain.request import Request
-from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend_settings import FrontendSettings
 
 with warnings.catch_warnings():
@@ -38,15 +37,8 @@ WORD = "fourscore"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return str(write_tiny_model(tmp_path_factory.mktemp("tiny")))
-
-
-@pytest.fixture(scope="module")
-def grammars(model: str) -> RustGrammars:
-    return RustGrammars(FrontendSettings(model=model, served_name="tiny"))
+def grammars(model: Path) -> RustGrammars:
+    return RustGrammars(FrontendSettings(model=str(model), served_name="tiny"))
 
 
 def asked(**constraint: object) -> SamplingParams:
@@ -90,14 +82,14 @@ BAD: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("constraint", GOOD, ids=str)
 def test_engines_are_asked_for_what_vllms_python_frontend_would_ask_for(
-    grammars: RustGrammars, model: str, constraint: dict[str, object]
+    grammars: RustGrammars, model: Path, constraint: dict[str, object]
 ) -> None:
     python = asked(**constraint)
     assert python.structured_outputs is not None
     python.structured_outputs._backend = None
     config = StructuredOutputsConfig()
     facts = SimpleNamespace(is_diffusion=False)
-    python._validate_structured_outputs(facts, config, get_tokenizer(model))
+    python._validate_structured_outputs(facts, config, get_tokenizer(str(model)))
     assert prepared(grammars, **constraint) == python.structured_outputs
 
 
@@ -115,18 +107,18 @@ def test_what_no_engine_could_keep_to_is_refused_by_the_name_of_its_field(
         prepared(grammars, **constraint)
 
 
-def test_another_backend_is_used_where_the_model_is_configured_so(model: str) -> None:
+def test_another_backend_is_used_where_the_model_is_configured_so(model: Path) -> None:
     extra = {"structured-outputs-config": {"backend": "guidance"}}
-    told = RustGrammars(FrontendSettings(model=model, served_name="tiny", extra=extra))
+    told = RustGrammars(FrontendSettings(model=str(model), served_name="tiny", extra=extra))
     assert prepared(told, regex="a+")._backend == "guidance"
 
 
 def test_a_vllm_that_checks_in_another_way_is_said_at_the_start(
-    model: str, monkeypatch: pytest.MonkeyPatch
+    model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rust_grammars, "_CHECK", "verify")
     with pytest.raises(EngineStartFailed, match=r"install the vLLM that this release names"):
-        RustGrammars(FrontendSettings(model=model, served_name="tiny"))
+        RustGrammars(FrontendSettings(model=str(model), served_name="tiny"))
 
 
 # ---------------------------------------------------------------------- at the seam

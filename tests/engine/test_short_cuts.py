@@ -7,6 +7,7 @@ import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -16,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.errors import EngineFailed
-from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend_errors import INTERNAL, Dialect
 from baton.engine.vllm.frontend_gate import Exchange, Message
 from baton.engine.vllm.frontend_settings import FrontendSettings
@@ -85,10 +85,7 @@ def fleet() -> EchoFleet:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, fleet: EchoFleet) -> Iterator[ServerThread]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = write_tiny_model(tmp_path_factory.mktemp("tiny"))
+def server(model: Path, fleet: EchoFleet) -> Iterator[ServerThread]:
     settings = FrontendSettings(model=str(model), served_name=MODEL, routes=tuple(ROUTES))
     with serve(settings, fleet) as running:
         yield running

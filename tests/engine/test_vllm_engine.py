@@ -41,7 +41,6 @@ from tests.engine.vllm_engines import (
     checking_engine,
     engine_settings,
     not_compiling,
-    tiny_model,
     with_payload,
 )
 from tests.fakes.free_ports import free_port
@@ -62,11 +61,6 @@ IDLE_WINDOWS = 10
 def stray_sockets() -> set[Path]:
     """Sockets right among the temporary files, where vLLM has them unless it is told otherwise."""
     return {one for one in Path(tempfile.gettempdir()).iterdir() if one.is_socket()}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -21,7 +21,8 @@ from baton.engine.vllm.settings import Json
 from tests.contracts.engine_contract import running_pair
 from tests.engine.tiny_int8 import write_tiny_int8
 from tests.engine.tiny_moe import write_tiny_moe
-from tests.engine.vllm_engines import checking_engine, engine_settings, tiny_model, with_payload
+from tests.engine.vllm_engines import checking_engine, engine_settings, with_payload
+from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
     pytest.mark.real,

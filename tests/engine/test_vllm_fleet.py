@@ -26,8 +26,8 @@ from baton.domain.request import Phase
 from baton.policy.placement import Disaggregate
 from baton.policy.predicted import PredictedOptions, PredictedPlacer
 from baton.policy.prefix_index import IndexMode, IndexOptions
-from tests.engine.vllm_engines import tiny_model
 from tests.engine.vllm_fleet import DECODERS, STREAMS, RealFleet, send_garbage
+from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
     pytest.mark.real,

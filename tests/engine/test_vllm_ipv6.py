@@ -13,14 +13,9 @@ from baton.domain.addresses import parse_address
 from baton.domain.fleet import Role
 from baton.domain.handoff import Leg, LegKind
 from tests.contracts.engine_contract import RunningPair, running_pair
-from tests.engine.vllm_engines import (
-    VllmEngine,
-    checking_engine,
-    engine_settings,
-    tiny_model,
-    with_payload,
-)
+from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, with_payload
 from tests.fakes.machine import need_ipv6
+from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
     pytest.mark.real,

@@ -18,7 +18,8 @@ from baton.engine.vllm.settings import VllmEngineSettings
 from baton.transfer.side_channel import check_side_channel
 from tests.contracts.engine_contract import DEADLINE_S, RunningPair, running_pair
 from tests.contracts.lease_contract import LeaseContract
-from tests.engine.vllm_engines import VllmEngine, engine_settings, tiny_model, with_payload
+from tests.engine.vllm_engines import VllmEngine, engine_settings, with_payload
+from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
     pytest.mark.real,

@@ -19,14 +19,9 @@ from baton.domain.value import evolve
 from baton.engine.vllm.settings import AdapterSlots
 from baton.policy.block_hash import chain, chain_root
 from tests.contracts.engine_contract import Listener, RunningPair, running_pair
-from tests.engine.vllm_engines import (
-    VllmEngine,
-    checking_engine,
-    engine_settings,
-    tiny_model,
-    with_payload,
-)
+from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, with_payload
 from tests.fakes.tiny_adapter import RANK, write_tiny_adapter
+from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
     pytest.mark.real,

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engine.vllm_engines import tiny_model
 from tests.fakes.free_ports import HOST, free_port
+from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [pytest.mark.real, pytest.mark.thorough, pytest.mark.timeout(300)]
 

@@ -34,7 +34,7 @@ from baton.runtime.driver import Driver
 from baton.runtime.link.client import LinkClient
 from baton.runtime.link.options import LinkOptions
 from baton.runtime.replica_host import ReplicaHost
-from tests.engine.vllm_engines import MAX_LEN_TOKENS, VllmEngine, engine_settings, tiny_model
+from tests.engine.vllm_engines import MAX_LEN_TOKENS, VllmEngine, engine_settings
 from tests.fakes.placers import placer
 from tests.fakes.scripted_engine import Watch
 
@@ -235,11 +235,6 @@ def _joined(text: str) -> list[dict[str, Any]]:
         whole["logprobs"] += choice["logprobs"]["token_logprobs"]
         whole["finish_reason"] = choice["finish_reason"] or whole["finish_reason"]
     return [whole]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -18,8 +18,9 @@ from baton.domain.handoff import Leg, LegKind, LegOutput, Ticket
 from baton.domain.request import FinishReason
 from baton.domain.value import evolve
 from tests.contracts.engine_contract import Listener, RunningPair, running_pair
-from tests.engine.vllm_engines import checking_engine, engine_settings, tiny_model
+from tests.engine.vllm_engines import checking_engine, engine_settings
 from tests.fakes.free_ports import free_port
+from tests.fakes.tiny_model import tiny_model
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM deprecate each other's parts on import

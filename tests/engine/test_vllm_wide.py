@@ -22,13 +22,8 @@ from baton.domain.handoff import LegFailure, LegKind
 from baton.domain.value import evolve
 from tests.contracts.engine_contract import Listener, running_pair
 from tests.engine.test_vllm_features import leg
-from tests.engine.vllm_engines import (
-    VllmEngine,
-    checking_engine,
-    engine_settings,
-    peering,
-    tiny_model,
-)
+from tests.engine.vllm_engines import VllmEngine, checking_engine, engine_settings, peering
+from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
     pytest.mark.real,

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from tests.engine.vllm_engines import tiny_model
+from tests.fakes.tiny_model import tiny_model
 
 _EIGHT_BITS = {"num_bits": 8, "type": "int", "symmetric": True}
 _QUANTIZATION = {

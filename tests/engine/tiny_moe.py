@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 from baton.engine.tiny_model import MAX_LEN_TOKENS, VOCABULARY_TOKENS
-from tests.engine.vllm_engines import tiny_model
+from tests.fakes.tiny_model import tiny_model
 
 
 def write_tiny_moe(folder: Path) -> Path:

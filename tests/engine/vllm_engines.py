@@ -25,7 +25,6 @@ with warnings.catch_warnings():
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.serial_utils import MsgpackEncoder
 
-    from baton.engine.tiny_model import write_tiny_model
     from baton.engine.vllm.adapter import VllmEngine
     from baton.engine.vllm.facts import side_channel
     from baton.engine.vllm.series import VllmSeries
@@ -38,7 +37,6 @@ __all__ = [
     "engine_settings",
     "payload",
     "peering_engine",
-    "tiny_model",
     "with_payload",
 ]
 
@@ -49,13 +47,6 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-
-
-def tiny_model(folder: Path) -> Path:
-    """The tiny model, written into `folder`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return write_tiny_model(folder / "tiny")
 
 
 def engine_settings(

@@ -23,7 +23,6 @@ from baton.control.lately import Shedding
 from baton.domain.commands import Delivery
 from baton.domain.errors import EngineStartFailed, RateLimited, Rejected
 from baton.domain.request import FinishReason, Request
-from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.frontend_settings import FrontendHooks, FrontendSettings
 from baton.engine.vllm.rust_binary import find_rust_frontend
 from baton.engine.vllm.rust_frontend import RustFrontend
@@ -34,6 +33,7 @@ from baton.serving.data_path import find_haproxy
 from baton.serving.front_door import FrontDoor, frontend_limits
 from baton.serving.rust_ingress import RustIngress, gate_settings, open_routes, real_haproxy
 from tests.engine.test_rust_frontend import FACTS
+from tests.fakes.tiny_model import tiny_model
 
 with warnings.catch_warnings():
     # The vendors' modules warn while they are imported.
@@ -113,11 +113,7 @@ class Running:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        write_tiny_model(folder)
-    return folder
+    return tiny_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -180,7 +180,8 @@ async def _garbage_sent(folder: Path) -> Outcome:
 @asynccontextmanager
 async def _pair_of_engines(folder: Path) -> AsyncIterator[Door]:
     """A coordinator with a real prefill and a real decode engine, whose pair is known to work."""
-    from tests.engine.vllm_engines import engine_settings, payload, peering_engine, tiny_model
+    from tests.engine.vllm_engines import engine_settings, payload, peering_engine
+    from tests.fakes.tiny_model import tiny_model
 
     link = LinkOptions(liveness_s=10.0)  # engines that start take the link's processor away
     # As in configs/quickstart.yaml: two busy cores can make a transfer wait for seconds.
