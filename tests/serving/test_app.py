@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
 from baton.serving.app import ingress_options, on_python, pool_options
 from baton.serving.built import Mark, first_built, fresh_builds, pool_version
-
-CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-def config(name: str, *sets: str) -> DeploymentConfig:
-    return load_config([CONFIGS / name], env={}, sets=sets).config
+from tests.serving.configs import example
 
 
 def test_a_pool_starts_with_as_many_replicas_as_it_says() -> None:
-    assert pool_options(config("sim.yaml"), "prefill")["num_replicas"] == 2
+    assert pool_options(example("sim.yaml"), "prefill")["num_replicas"] == 2
 
 
 def test_a_replica_may_drain_for_as_long_as_a_stream_may_last() -> None:
-    options = pool_options(config("sim.yaml", "admission.timeouts.total=900s"), "decode")
+    options = pool_options(example("sim.yaml", "admission.timeouts.total=900s"), "decode")
     grace_s = options["graceful_shutdown_timeout_s"]
     assert isinstance(grace_s, float)
     assert grace_s > 900
 
 
 def test_an_ingress_takes_many_requests_at_once() -> None:
-    taken = ingress_options(config("sim.yaml"))["max_ongoing_requests"]
+    taken = ingress_options(example("sim.yaml"))["max_ongoing_requests"]
     assert isinstance(taken, int)
     assert taken >= 1000
 
 
 def test_a_replica_with_one_worker_is_one_actor() -> None:
-    options = pool_options(config("gpu-example.yaml"), "decode")
+    options = pool_options(example("gpu-example.yaml"), "decode")
     assert options["ray_actor_options"] == {
         "num_cpus": 4,
         "num_gpus": 1,
@@ -47,7 +40,7 @@ def test_a_replica_with_one_worker_is_one_actor() -> None:
 
 
 def test_a_split_engine_gets_a_bundle_for_each_worker() -> None:
-    split = config(
+    split = example(
         "gpu-example.yaml",
         "pools.decode.parallel.tp=4",
         "pools.decode.parallel.pp=2",
@@ -67,7 +60,9 @@ def test_a_split_engine_gets_a_bundle_for_each_worker() -> None:
 
 
 def test_a_split_engine_on_cpus_is_one_actor_with_all_of_its_cpus() -> None:
-    split = config("quickstart.yaml", "pools.decode.parallel.tp=2", "pools.decode.resources.cpus=4")
+    split = example(
+        "quickstart.yaml", "pools.decode.parallel.tp=2", "pools.decode.resources.cpus=4"
+    )
     options = pool_options(split, "decode")
     assert options["ray_actor_options"] == {"num_cpus": 4}
     assert "placement_group_bundles" not in options
@@ -84,8 +79,8 @@ def test_a_split_engine_on_cpus_is_one_actor_with_all_of_its_cpus() -> None:
     ],
 )
 def test_a_pool_that_is_built_from_something_else_has_another_version(change: str) -> None:
-    assert pool_version(config("sim.yaml", change), "decode") != pool_version(
-        config("sim.yaml"), "decode"
+    assert pool_version(example("sim.yaml", change), "decode") != pool_version(
+        example("sim.yaml"), "decode"
     )
 
 
@@ -105,28 +100,28 @@ def test_a_pool_that_is_built_from_something_else_has_another_version(change: st
     ],
 )
 def test_a_pool_keeps_its_version_whatever_else_changes(change: str) -> None:
-    assert pool_version(config("sim.yaml", change), "decode") == pool_version(
-        config("sim.yaml"), "decode"
+    assert pool_version(example("sim.yaml", change), "decode") == pool_version(
+        example("sim.yaml"), "decode"
     )
 
 
 def test_what_a_pool_does_not_take_from_its_model_is_no_part_of_its_version() -> None:
     own = "pools.decode.engine.max_num_seqs=256"
-    assert pool_version(config("sim.yaml", own, "model.engine.max_num_seqs=9"), "decode") == (
-        pool_version(config("sim.yaml", own), "decode")
+    assert pool_version(example("sim.yaml", own, "model.engine.max_num_seqs=9"), "decode") == (
+        pool_version(example("sim.yaml", own), "decode")
     )
 
 
 def test_a_new_revision_of_the_model_replaces_pools_and_ingresses() -> None:
     before, after = (
-        fresh_builds(config("sim.yaml", *sets)) for sets in ([], ["model.revision=abc"])
+        fresh_builds(example("sim.yaml", *sets)) for sets in ([], ["model.revision=abc"])
     )
     changed = {name for name, build in after.items() if build.version != before[name].version}
     assert changed == {"prefill", "decode", "ingress"}
 
 
 def test_actors_on_another_interpreter_ask_ray_for_it() -> None:
-    options = pool_options(config("sim.yaml"), "decode")
+    options = pool_options(example("sim.yaml"), "decode")
     assert on_python(options, "") == options
     assert on_python(options, "/new/bin/python")["ray_actor_options"] == {
         "num_cpus": 0.1,
@@ -136,7 +131,7 @@ def test_actors_on_another_interpreter_ask_ray_for_it() -> None:
 
 def test_what_is_built_by_other_code_keeps_its_word_and_its_interpreter() -> None:
     """Two versions of baton need not call the same configuration by the same word."""
-    old, new = config("sim.yaml"), config("sim.yaml", "pools.decode.engine.max_num_seqs=9")
+    old, new = example("sim.yaml"), example("sim.yaml", "pools.decode.engine.max_num_seqs=9")
     built = replace(
         first_built(old), marks={n: Mark(version="x", python="/a") for n in fresh_builds(old)}
     )

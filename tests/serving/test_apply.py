@@ -6,11 +6,12 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
+from baton.config import DeploymentConfig
 from baton.control.rollout import RolloutRules, Tally
 from baton.domain.errors import ApplyRefused
 from baton.runtime.link.frames import PROTOCOL
@@ -23,6 +24,7 @@ from baton.serving.live_config import ConfigFollower, Fate, Generations, Kept, L
 from baton.serving.rolling import Manner, Sight
 from baton.serving.running import outgrown
 from tests.fakes.head_store import HeadStore
+from tests.serving.configs import written
 
 BASE = (
     "version: 1\nmodel: {source: tiny, max_len: 4096}\n"
@@ -34,12 +36,7 @@ Make = Callable[..., DeploymentConfig]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def _make(*sets: str) -> DeploymentConfig:
-        file = tmp_path / "x.yaml"
-        file.write_text(BASE)
-        return load_config([file], sets=sets).config
-
-    return _make
+    return partial(written, tmp_path, BASE)
 
 
 @dataclass

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
-from baton.config import load_config
 from baton.domain.errors import Broken, RdmaMissing, TransferFailed
 from baton.runtime.link.client import LinkClient
 from baton.runtime.replica_host import ReplicaHost
@@ -17,8 +15,8 @@ from baton.serving.own_side_channel import OwnCheckTiming, OwnSideChannel
 from baton.serving.replica import EngineReplica, own_side_channel
 from tests.fakes.link_rig import FAST, EventLog, hosting
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts, make_leg
+from tests.serving.configs import simulated
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 FAILURES = OwnCheckTiming().failures
 
 
@@ -109,7 +107,7 @@ class Body:
     def __init__(self, host: ReplicaHost, watch: OwnSideChannel) -> None:
         self._host, self._side_channel = host, watch
         self._facts, self._pool = make_facts(), "decode"
-        self._config = load_config([CONFIGS / "sim.yaml"], env={}).config
+        self._config = simulated()
 
 
 async def dead(engine: ScriptedEngine) -> OwnSideChannel:

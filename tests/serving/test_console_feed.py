@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
 import pytest
 
-from baton.config import load_config
 from baton.console.feed import Feed
 from baton.domain.commands import RecordOrder
 from baton.domain.errors import NotRunning, TimedOut
@@ -16,8 +14,9 @@ from baton.serving import console_feed
 from baton.serving.console_feed import AskIngresses, LiveFeed
 from baton.serving.packing import packed
 from baton.serving.serve_control import Answers
+from tests.serving.configs import simulated
 
-CONFIG = load_config([Path(__file__).parents[2] / "configs" / "sim.yaml"], env={}).config
+CONFIG = simulated()
 NOBODY = Answers(missing=("ingress: no answer to 'links' within 3 s",))
 
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import gc
 import weakref
-from pathlib import Path
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
+from baton.config import DeploymentConfig
 from baton.serving.controller import Tidying
 from baton.serving.controller_state import Hearing, Measured
 from baton.serving.scaling_ports import Looks
 from baton.telemetry import catalogue as c
+from tests.serving.configs import simulated
 from tests.serving.scaled_fleet import Clock, World
 
 PRICED = ("pools.decode.resources.price_per_hour=4", "slo.default.ttft=1s")
 
 
 def config(*sets: str) -> DeploymentConfig:
-    path = Path(__file__).parents[2] / "configs" / "sim.yaml"
-    return load_config([path], env={}, sets=[*PRICED, *sets]).config
+    return simulated(*PRICED, *sets)
 
 
 class Watched:

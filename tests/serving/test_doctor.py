@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from baton.config import load_config
 from baton.config.schema import DeploymentConfig
 from baton.serving.doctor import report
 from baton.serving.doctor_config import config_checks
@@ -21,6 +20,7 @@ from baton.serving.doctor_facts import (
     FileFact,
     Imported,
     MachineNow,
+    PortFact,
     Unknown,
     answers_at,
     answers_health,
@@ -32,7 +32,8 @@ from baton.serving.doctor_facts import (
 )
 from baton.serving.doctor_machine import machine_checks
 from baton.serving.doctor_verdicts import Check, Verdict
-from baton.serving.preflight_facts import PortFact, PortListener
+from baton.serving.preflight_facts import PortListener
+from tests.serving.configs import SMALL, written
 
 GIB = 1024**3
 IMPORTS = {
@@ -65,15 +66,7 @@ def config(tmp_path: Path) -> DeploymentConfig:
 
 
 def loaded(tmp_path: Path, *sets: str) -> DeploymentConfig:
-    path = tmp_path / "baton.yaml"
-    path.write_text(
-        "version: 1\n"
-        "model: {source: tiny, engine: {block_size: 16, kv_cache: 1GiB}}\n"
-        "pools:\n"
-        "  prefill: {role: prefill}\n"
-        "  decode: {role: decode}\n"
-    )
-    return load_config([path], env={}, sets=list(sets)).config
+    return written(tmp_path, SMALL, *sets)
 
 
 def all_checks(

@@ -6,16 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
 from baton.domain.errors import CannotStart, ClusterFailed, NotRunning
 from baton.serving.app import ingress_options
 from baton.serving.existing_cluster import deploy_there, named_cluster, where_it_runs
 from baton.serving.joined import join, state_of
-from tests.repo.project import ROOT
-
-
-def config(*sets: str) -> DeploymentConfig:
-    return load_config([ROOT / "configs" / "sim.yaml"], env={}, sets=sets).config
+from tests.serving.configs import simulated
 
 
 @pytest.mark.parametrize(
@@ -32,24 +27,24 @@ def config(*sets: str) -> DeploymentConfig:
 def test_the_file_says_where_to_deploy_and_else_the_environment(
     said: str, environ: dict[str, str], named: str | None
 ) -> None:
-    assert named_cluster(config(*([said] if said else [])), environ) == named
+    assert named_cluster(simulated(*([said] if said else [])), environ) == named
 
 
 def test_an_address_that_is_none_is_refused_with_the_file() -> None:
     with pytest.raises(Exception, match=r"cluster\.address: got 'x', wanted HOST:PORT"):
-        config("cluster.address=x")
+        simulated("cluster.address=x")
 
 
 def test_a_configuration_is_applied_to_where_it_runs_whatever_it_says_of_that() -> None:
-    live = config("cluster.address=10.0.0.2:6379", "cluster.allow_open=true")
-    wanted = where_it_runs(config("slo.default.ttft=3s"), live)
+    live = simulated("cluster.address=10.0.0.2:6379", "cluster.allow_open=true")
+    wanted = where_it_runs(simulated("slo.default.ttft=3s"), live)
     assert wanted.cluster == live.cluster
     assert wanted.slo != live.slo
 
 
 def test_what_only_a_cluster_of_batons_own_can_do_is_said_before_it_is_joined() -> None:
     gate = ("server.frontend=rust", "server.front=gate")
-    wanted = config("security.tls={cert_file: a.pem, key_file: b.pem}", *gate)
+    wanted = simulated("security.tls={cert_file: a.pem, key_file: b.pem}", *gate)
     with pytest.raises(CannotStart, match=r"speaks no TLS") as raised:
         deploy_there(wanted, "127.0.0.1:1", timeout_s=1.0, progress=print)
     assert "nobody starts on a cluster that runs already" in str(raised.value)
@@ -57,16 +52,16 @@ def test_what_only_a_cluster_of_batons_own_can_do_is_said_before_it_is_joined() 
 
 def test_a_cluster_that_does_not_answer_is_one_line() -> None:
     with pytest.raises(ClusterFailed, match=r"nothing answers at 127\.0\.0\.1:1"):
-        deploy_there(config(), "127.0.0.1:1", timeout_s=1.0, progress=print)
+        deploy_there(simulated(), "127.0.0.1:1", timeout_s=1.0, progress=print)
 
 
 def test_ingresses_are_where_the_front_of_the_head_reaches_them() -> None:
     at = "cluster.address=10.0.0.2:6379"
-    hidden = ingress_options(config(at))["ray_actor_options"]
+    hidden = ingress_options(simulated(at))["ray_actor_options"]
     assert hidden == {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
-    shown = ingress_options(config(at, "server.host=0.0.0.0"))["ray_actor_options"]
+    shown = ingress_options(simulated(at, "server.host=0.0.0.0"))["ray_actor_options"]
     assert shown == {"num_cpus": 0.01}
-    assert ingress_options(config())["ray_actor_options"] == {"num_cpus": 0.01}
+    assert ingress_options(simulated())["ray_actor_options"] == {"num_cpus": 0.01}
 
 
 def test_verbs_go_to_the_cluster_that_the_environment_names(
@@ -87,4 +82,4 @@ def test_the_address_of_something_else_of_rays_is_told_from_the_one_that_is_mean
     address: str,
 ) -> None:
     with pytest.raises(ClusterFailed, match=r"wanted HOST:PORT of its head's store"):
-        deploy_there(config(), address, timeout_s=1.0, progress=print)
+        deploy_there(simulated(), address, timeout_s=1.0, progress=print)

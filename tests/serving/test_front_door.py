@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
+from baton.config import DeploymentConfig
 from baton.domain.errors import ConfigInvalid
 from baton.engine.vllm.callers import Caller
 from baton.engine.vllm.frontend_access import Access
@@ -22,16 +22,11 @@ from baton.runtime.key_files import editing
 from baton.runtime.keys import mint
 from baton.serving import front_door
 from baton.serving.front_door import FrontDoor, brought, frontend_limits
-
-CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-def config(*sets: str) -> DeploymentConfig:
-    return load_config([CONFIGS / "sim.yaml"], env={}, sets=list(sets)).config
+from tests.serving.configs import simulated
 
 
 def with_keys(path: Path, *sets: str) -> DeploymentConfig:
-    return config(f"tenants.acme.keys_file={path}", *sets)
+    return simulated(f"tenants.acme.keys_file={path}", *sets)
 
 
 def new_key(path: Path, tenant: str = "acme") -> str:
@@ -62,7 +57,7 @@ def written(caplog: pytest.LogCaptureFixture) -> str:
 
 def test_what_one_request_may_ask_for_is_as_configured() -> None:
     limits = frontend_limits(
-        config(
+        simulated(
             "admission.max_n=3",
             "admission.max_body=64KiB",
             "admission.max_tokens=9",
@@ -75,9 +70,9 @@ def test_what_one_request_may_ask_for_is_as_configured() -> None:
 
 
 def test_what_a_request_may_bring_along_is_nothing_unless_it_is_said() -> None:
-    assert brought(config()) == Brought()
+    assert brought(simulated()) == Brought()
     told = brought(
-        config(
+        simulated(
             "server.allow.chat_templates=true",
             "server.allow.media_domains=[media.example]",
             "server.allow.prompt_embeds=true",
@@ -89,9 +84,9 @@ def test_what_a_request_may_bring_along_is_nothing_unless_it_is_said() -> None:
 
 
 async def test_without_tenants_everybody_is_let_in_whatever_they_send() -> None:
-    door = FrontDoor(config())
+    door = FrontDoor(simulated())
     await door.start()
-    access = door.access(config())
+    access = door.access(simulated())
     assert caller(access, None) == caller(access, "bt_x_y") == Caller()
     await door.close()
     await door.close()
@@ -145,7 +140,7 @@ async def test_another_configuration_counts_at_once(tmp_path: Path) -> None:
     tokens = {name: new_key(path, name) for name, path in paths.items()}
     door = FrontDoor(with_keys(paths["acme"]))
     await door.start()
-    new = config(f"tenants.beta.keys_file={paths['beta']}")
+    new = simulated(f"tenants.beta.keys_file={paths['beta']}")
     door.check(new)
     await door.reconfigure(new)
     access = door.access(new)
@@ -157,7 +152,7 @@ async def test_another_configuration_counts_at_once(tmp_path: Path) -> None:
 def test_key_files_that_cannot_be_read_are_found_before_they_count(tmp_path: Path) -> None:
     bad = tmp_path / "bad.keys"
     bad.write_text("nonsense\n")
-    door = FrontDoor(config())
+    door = FrontDoor(simulated())
     with pytest.raises(ConfigInvalid, match=r"bad\.keys:1"):
         door.check(with_keys(bad))
     with pytest.raises(ConfigInvalid, match="cannot be read"):

@@ -10,25 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
+from baton.config import DeploymentConfig
 from baton.serving.growth import Growth, NodeKind, beyond_growth, waiting_line
 from baton.serving.preflight import judge_cluster
 from baton.serving.preflight_facts import ClusterFacts
 from baton.serving.ray_autoscaler import monitors_here, node_types
+from tests.serving.configs import example
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 EMPTY = ClusterFacts(cpus=0, gpus=0, versions={})
 HEAD = NodeKind(name="", resources={"memory": 1e9})
 SMALL = NodeKind(name="small", resources={"CPU": 4.0}, most=2)
 
 
-def config(name: str, *sets: str) -> DeploymentConfig:
-    return load_config([CONFIGS / name], env={}, sets=sets).config
-
-
 def two_cpus(*sets: str) -> DeploymentConfig:
     cpus = [f"pools.{pool}.resources.cpus=2" for pool in ("prefill", "decode")]
-    return config("sim.yaml", *cpus, *sets)
+    return example("sim.yaml", *cpus, *sets)
 
 
 def test_too_few_nodes_are_waited_for_only_where_somebody_starts_some() -> None:
@@ -76,8 +72,8 @@ def test_an_engine_over_several_gpus_needs_a_node_for_each_part_or_one_for_all()
         resources={"CPU": 8.0, "GPU": 1.0, "accelerator_type:H100": 1.0},
         labels={"baton/network": "rail-optimized"},
     )
-    spread = config("llama-405b.yaml")
-    packed = config("deepseek-v3.yaml")
+    spread = example("llama-405b.yaml")
+    packed = example("deepseek-v3.yaml")
     growth = Growth(nodes=(), types=(node,))
     assert not [line for line in beyond_growth(spread, growth) if "'decode'" in line]
     (line,) = [line for line in beyond_growth(packed, growth) if "'prefill'" in line]
@@ -86,11 +82,11 @@ def test_an_engine_over_several_gpus_needs_a_node_for_each_part_or_one_for_all()
 
 def test_an_autoscaler_that_does_not_say_what_it_starts_is_waited_for() -> None:
     growth = Growth(nodes=(HEAD,))
-    assert judge_cluster(config("llama-405b.yaml"), EMPTY, growth).errors == ()
+    assert judge_cluster(example("llama-405b.yaml"), EMPTY, growth).errors == ()
 
 
 def test_what_waits_is_said_by_pool_with_what_each_replica_wants() -> None:
-    wanted = config("gpu-example.yaml")
+    wanted = example("gpu-example.yaml")
     line = waiting_line(wanted, {"decode": 2, "prefill": 1, "controller": 1})
     assert line.startswith("waiting for nodes: 2 replicas of decode want 1 GPU")
     assert "each, 1 replica of prefill wants" in line

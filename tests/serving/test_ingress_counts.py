@@ -19,7 +19,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.config import DeploymentConfig, load_config
+from baton.config import DeploymentConfig
 from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError
 from baton.domain.events import ReplicaJoined
@@ -43,13 +43,9 @@ from baton.telemetry.catalogue import (
     Metric,
 )
 from tests.fakes.facts import replica_facts
+from tests.serving.configs import simulated
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 PATH = "/v1/completions"
-
-
-def config(*sets: str) -> DeploymentConfig:
-    return load_config([CONFIGS / "sim.yaml"], env={}, sets=list(sets)).config
 
 
 class Handlers:
@@ -99,7 +95,7 @@ def gate(body: IngressBody) -> Gate:
 @asynccontextmanager
 async def an_ingress(*sets: str) -> AsyncIterator[IngressBody]:
     """With its metrics, and without vLLM, Ray or any replica."""
-    body = IngressBody(config(*sets), app="app", coordinator_id="c", link=LinkOptions())
+    body = IngressBody(simulated(*sets), app="app", coordinator_id="c", link=LinkOptions())
     await body.telemetry.start("127.0.0.1")
     try:
         yield body
@@ -163,7 +159,7 @@ async def test_another_configuration_changes_edges_and_names_without_a_restart(
         document.add(mint("acme", now=datetime.now(UTC))[0])
     async with an_ingress() as body:
         assert 0.123 not in body.telemetry._metrics._ttft._edges
-        live = config("slo.default.ttft=123ms", f"tenants.acme.keys_file={path}")
+        live = simulated("slo.default.ttft=123ms", f"tenants.acme.keys_file={path}")
         switch = await asyncio.to_thread(body.switch_to, live)
         assert 0.123 not in body.telemetry._metrics._ttft._edges, (
             "nothing changes before it is time"
@@ -179,7 +175,7 @@ async def test_an_apply_that_changes_edges_is_logged_with_the_histograms_that_be
     caplog.set_level(logging.INFO, "baton")
     async with an_ingress() as body:
         for sets in (["admission.timeouts.stall=7s"], ["admission.timeouts.stall=7s"] * 2):
-            await (await asyncio.to_thread(body.switch_to, config(*sets)))()
+            await (await asyncio.to_thread(body.switch_to, simulated(*sets)))()
     told = [one for one in caplog.records if one.msg == "histogram_edges_changed"]
     assert [getattr(one, FIELDS)["histograms"] for one in told] == [
         "baton_time_per_output_token_seconds: +7 s; baton_worst_token_gap_seconds: +7 s;"
@@ -193,7 +189,7 @@ def _the_one(body: IngressBody, _model: str, _part: DeploymentConfig) -> Ingress
 
 async def test_an_ingress_tells_serve_where_its_metrics_are() -> None:
     async with an_ingress() as body:
-        bodies = SeveralBodies(config(), partial(_the_one, body))
+        bodies = SeveralBodies(simulated(), partial(_the_one, body))
         served: Any = SimpleNamespace(_started=lambda: bodies)
         told = Ingress.record_replica_metadata(served)
         assert told == {"metrics": body.telemetry.address}

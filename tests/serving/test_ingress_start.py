@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from baton.config import load_config
 from baton.domain.demand import ColdStart
 from baton.domain.events import ReplicaJoined
 from baton.domain.fleet import Role
@@ -14,8 +11,7 @@ from baton.runtime.link.options import LinkOptions
 from baton.serving import ingress_body
 from baton.serving.ingress_body import IngressBody
 from tests.fakes.facts import replica_facts
-
-CONFIGS = Path(__file__).parents[2] / "configs"
+from tests.serving.configs import example, simulated
 
 
 class Stopped(Exception):
@@ -28,7 +24,7 @@ async def test_imports_are_over_before_replicas_wait_for_beats(
 ) -> None:
     """They keep the loop waiting for seconds, and a replica leaves an ingress that is silent."""
     sets = [f"server.frontend={frontend}", "observability.metrics.enabled=false"]
-    config = load_config([CONFIGS / "sim.yaml"], env={}, sets=sets).config
+    config = simulated(*sets)
     body = IngressBody(config, app="app", coordinator_id="c", link=LinkOptions())
     done: list[str] = []
 
@@ -63,7 +59,7 @@ class Kept:
 def a_body(*sets: str) -> IngressBody:
     """Of a model whose context's length only its replicas know."""
     settings = ["observability.metrics.enabled=false", "model.max_len=null", *sets]
-    config = load_config([CONFIGS / "quickstart.yaml"], env={}, sets=settings).config
+    config = example("quickstart.yaml", *settings)
     return IngressBody(config, app="app", coordinator_id="c", link=LinkOptions())
 
 

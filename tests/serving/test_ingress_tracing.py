@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
 from baton.domain.trace_context import TraceContext
 from baton.runtime.clock import MonotonicClock
 from baton.serving.front_door import FrontDoor
 from baton.serving.tracing import ingress_tracer
 from baton.telemetry.tracing import Tracer
+from tests.serving.configs import simulated
 from tests.telemetry.test_waterfall import RECORD
 
 pytest.importorskip("opentelemetry.sdk", reason="needs baton[otel]")
 from baton.domain.value import evolve
 from tests.fakes.otlp_receiver import receiver
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", sampled=True, operation="chat")
 
 
-def config(*sets: str) -> DeploymentConfig:
-    return load_config([CONFIGS / "sim.yaml"], env={}, sets=list(sets)).config
-
-
 def tracer_of(*sets: str) -> Tracer | None:
-    return ingress_tracer(config(*sets), instance_id="ingress-1", clock=MonotonicClock())
+    return ingress_tracer(simulated(*sets), instance_id="ingress-1", clock=MonotonicClock())
 
 
 def test_without_a_collector_nothing_is_traced_and_no_trace_begins() -> None:
     assert tracer_of() is None
-    assert FrontDoor(config()).access(config()).begin_share is None
+    assert FrontDoor(simulated()).access(simulated()).begin_share is None
 
 
 def test_with_a_collector_traces_begin_at_the_gate_in_the_share_that_is_sampled() -> None:
-    wanted = config(
+    wanted = simulated(
         "observability.tracing.otlp=http://127.0.0.1:1", "observability.tracing.sample=0.25"
     )
     assert FrontDoor(wanted).access(wanted).begin_share == 0.25
@@ -64,7 +58,7 @@ def test_a_request_that_has_ended_arrives_at_the_collector_at_the_walls_time() -
         )
         tracer.close(10.0)
         root, _admission = collector.trace(TRACE.trace_id, lambda found: len(found) == 2)
-    assert root.name == f"chat {config().model_name}"
+    assert root.name == f"chat {simulated().model_name}"
     assert abs(root.end_ns - wall_ns) < 1e9
     assert tracer.counts.told() == {"sent": 1, "dropped": 0, "failed": 0}
 

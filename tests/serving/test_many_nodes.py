@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
+from baton.config import DeploymentConfig
 from baton.domain.errors import CannotStart, EngineStartFailed
 from baton.serving.app import controller_options, ingress_options, pool_options
 from baton.serving.engines import own_addresses, side_channel_host
 from baton.serving.preflight import await_nodes, judge_cluster, judge_machine
-from baton.serving.preflight_facts import ClusterFacts, MachineFacts, PortFact
+from baton.serving.preflight_facts import ClusterFacts, MachineFacts
+from tests.serving.configs import example
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 ROOM = ClusterFacts(cpus=1000, gpus=1000, versions={})
-PORT = PortFact(key="server.port", host="127.0.0.1", port=8000, free=True)
-HERE = MachineFacts(port=PORT, available_memory_bytes=0, gpus=0, versions={})
-
-
-def config(name: str, *sets: str) -> DeploymentConfig:
-    return load_config([CONFIGS / name], env={}, sets=sets).config
+HERE = MachineFacts(port_is_free=True, listener=None, available_memory_bytes=0, gpus=0, versions={})
 
 
 # ---------------------------------------------------------------- what Ray is asked for
 
 
 def test_an_engine_over_two_nodes_is_a_group_of_a_bundle_for_each_gpu() -> None:
-    options = pool_options(config("llama-405b.yaml"), "decode")
+    options = pool_options(example("llama-405b.yaml"), "decode")
     bundles = options["placement_group_bundles"]
     assert bundles == [{"CPU": 2.0, "GPU": 1.0, "accelerator_type:H100": 0.001}] * 16
     assert options["placement_group_strategy"] == "PACK"
@@ -39,7 +33,7 @@ def test_an_engine_over_two_nodes_is_a_group_of_a_bundle_for_each_gpu() -> None:
 
 
 def test_an_engine_whose_experts_talk_in_every_layer_stays_on_one_node() -> None:
-    options = pool_options(config("deepseek-v3.yaml"), "prefill")
+    options = pool_options(example("deepseek-v3.yaml"), "prefill")
     bundles = options["placement_group_bundles"]
     assert isinstance(bundles, list)
     assert len(bundles) == 8
@@ -49,7 +43,7 @@ def test_an_engine_whose_experts_talk_in_every_layer_stays_on_one_node() -> None
 
 def test_the_options_of_a_group_are_such_as_ray_serve_takes() -> None:
     serve = pytest.importorskip("ray.serve")
-    options = pool_options(config("llama-405b.yaml"), "decode")
+    options = pool_options(example("llama-405b.yaml"), "decode")
     made = serve.deployment(type("Replica", (), {})).options(**options)
     assert len(made._replica_config.placement_group_bundle_label_selector) == 16
 
@@ -59,7 +53,7 @@ def test_a_replica_on_one_gpu_goes_where_its_labels_are() -> None:
         "pools.decode.placement.labels.rack=in(a, b)",
         "pools.decode.placement.max_per_node=2",
     )
-    options = pool_options(config("gpu-example.yaml", *wanted), "decode")
+    options = pool_options(example("gpu-example.yaml", *wanted), "decode")
     actor = options["ray_actor_options"]
     assert isinstance(actor, dict)
     assert actor["label_selector"] == {"rack": "in(a, b)"}
@@ -71,8 +65,8 @@ def test_ingress_and_controller_stay_where_clients_find_them(
     options: Callable[[DeploymentConfig], dict[str, Any]],
 ) -> None:
     alone, joined = "cluster.node_address=127.0.0.1", "cluster.node_address=10.0.0.1"
-    assert "resources" not in options(config("sim.yaml", alone))["ray_actor_options"]
-    actor = options(config("sim.yaml", joined))["ray_actor_options"]
+    assert "resources" not in options(example("sim.yaml", alone))["ray_actor_options"]
+    actor = options(example("sim.yaml", joined))["ray_actor_options"]
     assert actor["resources"] == {"node:__internal_head__": 0.001}
 
 
@@ -80,7 +74,7 @@ def test_ingress_and_controller_stay_where_clients_find_them(
 
 
 def test_labels_that_no_node_has_are_named() -> None:
-    wanted = config("sim.yaml", "pools.decode.placement.labels.rack=b")
+    wanted = example("sim.yaml", "pools.decode.placement.labels.rack=b")
     racks = replace(ROOM, labels=({"rack": "a"}, {}))
     (line,) = judge_cluster(wanted, racks).errors
     assert "no node has the labels that pool 'decode' asks for (rack: b)" in line
@@ -88,8 +82,8 @@ def test_labels_that_no_node_has_are_named() -> None:
 
 
 def test_a_machine_need_not_have_what_other_nodes_bring() -> None:
-    alone = judge_machine(config("gpu-example.yaml"), HERE)
-    among = judge_machine(config("gpu-example.yaml", "cluster.node_address=10.0.0.1"), HERE)
+    alone = judge_machine(example("gpu-example.yaml"), HERE)
+    among = judge_machine(example("gpu-example.yaml", "cluster.node_address=10.0.0.1"), HERE)
     assert [line for line in alone.errors if "GPUs" in line]
     assert not [line for line in among.errors if "GPUs" in line or "memory" in line]
 
@@ -97,7 +91,7 @@ def test_a_machine_need_not_have_what_other_nodes_bring() -> None:
 def test_nodes_are_waited_for_and_what_is_missing_is_told_once() -> None:
     rooms = [replace(ROOM, cpus=0), replace(ROOM, cpus=0), ROOM]
     told: list[str] = []
-    several = config("sim.yaml", "cluster.node_address=10.0.0.1")
+    several = example("sim.yaml", "cluster.node_address=10.0.0.1")
     await_nodes(
         several,
         until_s=float("inf"),
@@ -111,7 +105,7 @@ def test_nodes_are_waited_for_and_what_is_missing_is_told_once() -> None:
 
 
 def test_nodes_that_do_not_come_are_an_error() -> None:
-    several = config("sim.yaml", "cluster.node_address=10.0.0.1")
+    several = example("sim.yaml", "cluster.node_address=10.0.0.1")
     with pytest.raises(CannotStart, match="the cluster has 0"):
         await_nodes(
             several, until_s=0.0, tell=lambda _line: None, room=lambda: replace(ROOM, cpus=0)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from baton.config import load_config
 from baton.config.schema import DeploymentConfig
 from baton.domain.errors import CannotStart
 from baton.serving.preflight import (
@@ -33,6 +32,7 @@ from baton.serving.preflight_facts import (
     port_listener,
 )
 from baton.serving.preflight_models import source_findings
+from tests.serving.configs import SMALL, written
 
 GIB = 1024**3
 GOOD = MachineFacts(
@@ -46,15 +46,7 @@ ROOMY = ClusterFacts(cpus=64, gpus=0, versions={})
 
 
 def config(tmp_path: Path, *sets: str) -> DeploymentConfig:
-    path = tmp_path / "baton.yaml"
-    path.write_text(
-        "version: 1\n"
-        "model: {source: tiny, engine: {block_size: 16, kv_cache: 1GiB}}\n"
-        "pools:\n"
-        "  prefill: {role: prefill}\n"
-        "  decode: {role: decode}\n"
-    )
-    return load_config([path], env={}, sets=list(sets)).config
+    return written(tmp_path, SMALL, *sets)
 
 
 def test_a_machine_that_has_everything_is_silent(tmp_path: Path) -> None:
@@ -175,12 +167,11 @@ def test_what_nobody_has_tried_does_not_start_unless_somebody_says_so(
 
 
 def test_simulated_engines_need_no_nixl_of_any_version(tmp_path: Path) -> None:
-    path = tmp_path / "sim.yaml"
-    path.write_text(
+    simulated = written(
+        tmp_path,
         "version: 1\nmodel: {source: tiny, max_len: 4096, engine: {kind: sim, block_size: 16}}\n"
-        "pools: {prefill: {role: prefill}, decode: {role: decode}}\n"
+        "pools: {prefill: {role: prefill}, decode: {role: decode}}\n",
     )
-    simulated = load_config([path], env={}, sets=[]).config
     for version in (None, "9.9.9"):
         there = replace(GOOD, versions={**GOOD.versions, "nixl": version})
         assert judge_machine(simulated, there).errors == ()

@@ -6,21 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from baton.config import DeploymentConfig, load_config
+from baton.config import DeploymentConfig
 from baton.serving.doctor_facts import secret_files
 from baton.serving.preflight_security import door_findings, open_findings, tls_findings
 from tests.fakes.certificates import Pair, make_pair
+from tests.serving.configs import written
 
 PUBLIC = "server.host=0.0.0.0"
 KEYED = "tenants.acme.keys_file=acme.keys"
 
 
 def config(folder: Path, *sets: str) -> DeploymentConfig:
-    path = folder / "baton.yaml"
-    path.write_text(
-        "version: 1\nmodel: {source: tiny, max_len: 4096}\npools: {main: {role: mixed}}\n"
-    )
-    return load_config([path], env={}, sets=list(sets)).config
+    text = "version: 1\nmodel: {source: tiny, max_len: 4096}\npools: {main: {role: mixed}}\n"
+    return written(folder, text, *sets)
 
 
 def with_tls(folder: Path, cert: Path, key: Path, *sets: str) -> DeploymentConfig:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from baton.config import DeploymentConfig, load_config, probe_options
+from baton.config import probe_options
 from baton.config.derive import sim_settings
 from baton.config.schema import Resources
 from baton.domain.errors import RoleNotPossible
@@ -21,17 +21,12 @@ from baton.serving.metrics_endpoint import MetricsEndpoint
 from baton.serving.replica import EngineReplica, host_options, metrics_endpoint
 from tests.fakes.link_rig import hosting
 from tests.fakes.scripted_engine import ScriptedEngine, make_facts
-
-CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-def config(*sets: str) -> DeploymentConfig:
-    return load_config([CONFIGS / "sim.yaml"], env={}, sets=sets).config
+from tests.serving.configs import simulated
 
 
 def test_a_replica_checks_and_keeps_blocks_as_the_configuration_says() -> None:
     told = ("lease=40s", "probe.deadline=5s")
-    options = host_options(config(*(f"transfer.{one}" for one in told)), "decode")
+    options = host_options(simulated(*(f"transfer.{one}" for one in told)), "decode")
     assert options == HostOptions(lease_s=40.0, check_s=5.0)
 
 
@@ -39,10 +34,10 @@ def test_a_replica_checks_and_keeps_blocks_as_the_configuration_says() -> None:
 def test_an_engine_pulls_as_many_at_a_time_as_the_configuration_says(
     said: str, limit: int | None
 ) -> None:
-    told = config(f"transfer.max_concurrent_pulls={said}", "transfer.deadline=4s")
+    told = simulated(f"transfer.max_concurrent_pulls={said}", "transfer.deadline=4s")
     pool = told.pools["decode"]
-    simulated = sim_settings(pool.engine, told.models[pool.model], told.transfer)
-    assert (simulated.max_pulls, simulated.side_channel_deadline_s) == (limit, 4.0)
+    engine = sim_settings(pool.engine, told.models[pool.model], told.transfer)
+    assert (engine.max_pulls, engine.side_channel_deadline_s) == (limit, 4.0)
     site = ReplicaSite(
         replica_id="d0", pool="decode", host="127.0.0.1", reserve_ports=lambda *_: 20000
     )
@@ -53,7 +48,7 @@ def test_an_engine_pulls_as_many_at_a_time_as_the_configuration_says(
 
 @pytest.mark.parametrize(("gpus", "devices"), [(0, 1.0), (1, 1.0), (8, 8.0)])
 def test_a_replica_says_how_many_gpus_it_takes(gpus: int, devices: float) -> None:
-    said = config()
+    said = simulated()
     pool = replace(said.pools["decode"], resources=Resources(gpus=gpus))
     said = replace(said, pools={**said.pools, "decode": pool})
     assert host_options(said, "decode").devices == devices
@@ -62,7 +57,7 @@ def test_a_replica_says_how_many_gpus_it_takes(gpus: int, devices: float) -> Non
 
 @pytest.mark.parametrize("deadline", ["10ms", "2s", "60s"])
 def test_a_coordinator_waits_until_a_replica_must_have_answered_a_check(deadline: str) -> None:
-    said = config(f"transfer.probe.deadline={deadline}")
+    said = simulated(f"transfer.probe.deadline={deadline}")
     probing = probe_options(said)
     assert probing.deadline_s + probing.answer_s > host_options(said, "decode").check_s + GRACE_S
 
@@ -78,7 +73,7 @@ async def test_a_replicas_metrics_and_its_engines_own_are_for_whoever_has_the_to
     token_file.chmod(0o600)
     series = CollectorRegistry()
     Counter("vllm:swaps", "Of an engine.", registry=series).inc(5)
-    said = config(f"observability.token_file={token_file}")
+    said = simulated(f"observability.token_file={token_file}")
     async with hosting() as (host, engine), httpx.AsyncClient() as http:
         endpoint = metrics_endpoint(said, host, address="127.0.0.1", series=series)
         assert endpoint is not None
@@ -97,7 +92,7 @@ async def test_a_replicas_metrics_and_its_engines_own_are_for_whoever_has_the_to
 
 
 async def test_a_replica_of_which_no_metrics_are_wanted_has_none() -> None:
-    said = config("observability.metrics.enabled=false")
+    said = simulated("observability.metrics.enabled=false")
     async with hosting() as (host, engine):
         series = CollectorRegistry()
         assert metrics_endpoint(said, host, address="127.0.0.1", series=series) is None

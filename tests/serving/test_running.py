@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from ray.exceptions import ActorUnavailableError, RpcError
 
-from baton.config import DeploymentConfig, load_config
+from baton.config import DeploymentConfig
 from baton.domain.errors import ApplyRefused, ClusterFailed
 from baton.serving.live_config import Fate, LiveConfig
 from baton.serving.rollout_lease import RolloutLease
 from baton.serving.running import ServeRunning, cramped, fits, outgrown, wants
 from tests.fakes.head_store import HeadStore
+from tests.serving.configs import written
 from tests.serving.test_apply import Fleet
 
 BASE = (
@@ -28,12 +30,7 @@ Make = Callable[..., DeploymentConfig]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def _make(*sets: str) -> DeploymentConfig:
-        file = tmp_path / "x.yaml"
-        file.write_text(BASE)
-        return load_config([file], sets=sets).config
-
-    return _make
+    return partial(written, tmp_path, BASE)
 
 
 def test_a_replica_fits_where_nothing_that_it_takes_is_lacking(make: Make) -> None:
