@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from baton.cli.apply import readable
-from baton.cli.main import build_app
-from baton.cli.seam import Commands, Progress, Report, Seam
+from baton.cli.seam import Progress, Report
 from baton.config import LoadedConfig
 from baton.domain.errors import ApplyRefused
 from baton.serving.apply_ports import ApplyOptions
+from tests.cli.invoked import invoke
 
 SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
 CHANGES = [
@@ -49,8 +48,7 @@ class Scripted:
 
 
 def run(scripted: Scripted, *arguments: str) -> Result:
-    seam = Seam(commands=lambda: cast(Commands, scripted), environ={})
-    return CliRunner().invoke(build_app(), ["apply", *arguments], obj=seam)
+    return invoke(scripted, "apply", *arguments)
 
 
 def test_changes_stand_under_what_they_take_and_the_outcome_comes_last() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from baton.cli.doctor import readable
-from baton.cli.main import build_app
-from baton.cli.seam import Commands, Progress, Report, Seam
+from baton.cli.seam import Progress, Report
 from baton.config import LoadedConfig
+from tests.cli.invoked import invoke
 
 SIM = str(Path(__file__).parents[2] / "configs" / "sim.yaml")
 
@@ -52,8 +52,7 @@ class Scripted:
 
 
 def run(*arguments: str, scripted: Scripted | None = None) -> Result:
-    seam = Seam(commands=lambda: cast(Commands, scripted or Scripted()), environ={})
-    return CliRunner().invoke(build_app(), ["doctor", *arguments], obj=seam)
+    return invoke(scripted or Scripted(), "doctor", *arguments)
 
 
 def test_checks_are_lines_under_their_areas_and_what_is_not_well_has_its_fix() -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import cast
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.main import build_app
-from baton.cli.seam import Commands, Seam
+from tests.cli.invoked import invoke
 from tests.cli.test_cli import ScriptedCommands
 
 TOLD = {"environment": {"A": "1"}, "command": ["ray", "start"], "script": "export A=1\nray start"}
 
 
 def run(commands: ScriptedCommands, *arguments: str) -> Result:
-    seam = Seam(commands=lambda: cast(Commands, commands), environ={})
-    return CliRunner().invoke(build_app(), ["join", *arguments], obj=seam)
+    return invoke(commands, "join", *arguments)
 
 
 def test_it_prints_the_script_and_nothing_else_so_that_a_shell_can_read_it() -> None:

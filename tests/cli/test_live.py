@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from typing import cast
 
 import pytest
-from typer.testing import CliRunner
 
 from baton.cli import live
 from baton.cli.live import Asker, repeat
-from baton.cli.main import build_app
-from baton.cli.seam import Commands, Joined, Report, Seam
+from baton.cli.seam import Joined, Report
 from baton.domain.errors import ClusterFailed, DeploymentEnded, NotRunning
+from tests.cli.invoked import invoke
 
 WAIT_S = 5.0
 
@@ -135,8 +134,7 @@ def test_watching_without_a_terminal_prints_a_report_a_line_until_it_ends(
 ) -> None:
     assert not live.is_terminal()
     monkeypatch.setattr("baton.cli.status.interval_of", lambda _text: 0.0)
-    seam = Seam(commands=lambda: cast(Commands, Fleet()), environ={})
-    result = CliRunner().invoke(build_app(), ["status", "--watch", "-o", "json"], obj=seam)
+    result = invoke(Fleet(), "status", "--watch", "-o", "json")
     assert [json.loads(line)["number"] for line in result.stdout.splitlines()] == [1, 2, 3]
     assert result.exit_code == 3
     assert result.stderr.endswith("error: it has ended\nnext: start one\n")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import cast
 
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from baton.cli.logs import readable
-from baton.cli.main import build_app
-from baton.cli.seam import Commands, Seam
 from baton.domain.errors import NotRunning
 from baton.serving.log_files import LogLine, LogOrder
+from tests.cli.invoked import invoke
 
 LINE = LogLine(
     at="2026-11-22T07:41:07.346+00:00",
@@ -46,8 +44,7 @@ class Scripted:
 
 
 def run(*arguments: str, scripted: Scripted | None = None) -> Result:
-    seam = Seam(commands=lambda: cast(Commands, scripted or Scripted()), environ={})
-    return CliRunner().invoke(build_app(), ["logs", *arguments], obj=seam)
+    return invoke(scripted or Scripted(), "logs", *arguments)
 
 
 def test_an_event_is_a_line_with_when_who_and_what() -> None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from baton.cli.history import readable as history_rows
-from baton.cli.main import build_app
-from baton.cli.seam import Commands, Progress, Report, Seam
+from baton.cli.seam import Progress, Report
 from baton.cli.status import readable as status_of
 from baton.cli.upgrade import readable
 from baton.domain.errors import ApplyRefused
 from baton.serving.apply_ports import ApplyOptions
+from tests.cli.invoked import invoke
 
 DONE: Report = {
     "outcome": "applied",
@@ -53,8 +53,7 @@ class Scripted:
 
 
 def run(scripted: Scripted, *arguments: str) -> Result:
-    seam = Seam(commands=lambda: cast(Commands, scripted), environ={})
-    return CliRunner().invoke(build_app(), list(arguments), obj=seam)
+    return invoke(scripted, *arguments)
 
 
 def test_one_goes_back_to_the_last_good_generation_or_to_one_by_its_number() -> None:

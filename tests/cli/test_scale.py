@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.main import build_app
 from baton.cli.scale import readable
-from baton.cli.seam import Commands, Report, Seam
+from baton.cli.seam import Report
 from baton.cli.usage import readable as usage_readable
 from baton.domain.errors import ScalingRefused
+from tests.cli.invoked import invoke
 
 SCALED: Report = {
     "pool": "decode",
@@ -47,8 +45,7 @@ class Asked:
 
 def run(*arguments: str, answer: Report | Exception = SCALED) -> tuple[Result, Asked]:
     asked = Asked(answer)
-    seam = Seam(commands=lambda: cast(Commands, asked), environ={})
-    return CliRunner().invoke(build_app(), ["scale", *arguments], obj=seam), asked
+    return invoke(asked, "scale", *arguments), asked
 
 
 def test_a_number_is_asked_for_with_how_long_it_holds() -> None:

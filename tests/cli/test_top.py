@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.main import build_app
-from baton.cli.seam import Commands, Joined, Report, Seam
+from baton.cli.seam import Joined, Report
 from baton.cli.top_report import top_report
 from baton.cli.top_screen import Frame, History, drawn
 from baton.domain.errors import NotRunning
+from tests.cli.invoked import invoke
 
 CLASS: dict[str, Any] = {
     "class": "default",
@@ -305,8 +305,7 @@ class Scripted:
 
 
 def run(*arguments: str, scripted: Scripted | None = None) -> Result:
-    seam = Seam(commands=lambda: cast(Commands, scripted or Scripted()), environ={})
-    return CliRunner().invoke(build_app(), ["top", *arguments], obj=seam)
+    return invoke(scripted or Scripted(), "top", *arguments)
 
 
 @pytest.mark.parametrize("arguments", [("--once",), ()])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from baton.cli.main import build_app
-from baton.cli.seam import Commands, Report, Seam
+from baton.cli.seam import Report
 from baton.cli.trace import Order, traced
 from baton.domain.commands import RecordOrder
 from baton.domain.errors import UnknownRequest
+from tests.cli.invoked import invoke
 
 STORY: dict[str, Any] = {
     "request_id": "r-1",
@@ -65,8 +65,7 @@ class Scripted:
 
 
 def run(*arguments: str, scripted: Scripted | None = None) -> Result:
-    seam = Seam(commands=lambda: cast(Commands, scripted or Scripted()), environ={})
-    return CliRunner().invoke(build_app(), ["trace", *arguments], obj=seam)
+    return invoke(scripted or Scripted(), "trace", *arguments)
 
 
 def lines(**changes: object) -> list[str]:
