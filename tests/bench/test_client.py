@@ -28,6 +28,7 @@ from tests.fakes.completion_server import (
     Behaviour,
     CompletionServer,
     chunk,
+    events,
     token,
     usage,
 )
@@ -77,14 +78,6 @@ async def answer_to(
         async with client:
             prepared = client.prepare("tiny", question, keep_text=keep_text)
             return await client.ask(prepared)
-
-
-def events(*written: str) -> Behaviour:
-    async def behave(_: Asked) -> AsyncIterator[str]:
-        for event in written:
-            yield event
-
-    return behave
 
 
 def said(content: str | None = None, *, last: bool = False, **delta: object) -> str:

@@ -25,6 +25,7 @@ from tests.fakes.completion_server import (
     CompletionServer,
     as_asked,
     chunk,
+    events,
     token,
     usage,
 )
@@ -173,14 +174,6 @@ async def test_a_stop_ends_the_wait_for_a_slot_too() -> None:
         CompletionServer(behaviour=never), at_once(3), stop=stop, max_in_flight=1
     )
     assert (found.outcomes, found.abandoned) == ((), 3)
-
-
-def events(*written: str) -> Behaviour:
-    async def behave(_: Asked) -> AsyncIterator[str]:
-        for event in written:
-            yield event
-
-    return behave
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from baton.domain.commands import Delivery
 from baton.domain.errors import BatonError, NoCapacity, RateLimited
 from baton.domain.request import FinishReason, Request
 from baton.engine.vllm.callers import Caller
+from baton.engine.vllm.frontend_settings import FrontendHooks
 from baton.runtime.ports import Frontend
 
 STEP_S = 0.002
@@ -54,6 +55,14 @@ class EchoFleet:
         self.is_healthy, self.paused, self.fail_after_tokens = True, False, 0
         self.arrived = queue.SimpleQueue()
         self.aborted = queue.SimpleQueue()
+
+    def hooks(self) -> FrontendHooks:
+        return FrontendHooks(
+            on_request=self.on_request,
+            on_abort=self.on_abort,
+            admit=self.admit,
+            healthy=self.healthy,
+        )
 
     @property
     def open_requests(self) -> int:

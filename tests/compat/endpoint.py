@@ -18,7 +18,7 @@ from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.frontend_access import Access
 from baton.engine.vllm.frontend_adapters import Administer
 from baton.engine.vllm.frontend_limits import FrontendLimits
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
 
 MODEL = "tiny"
@@ -133,12 +133,6 @@ class ServerThread:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         fleet = self._fleet
-        hooks = FrontendHooks(
-            on_request=fleet.on_request,
-            on_abort=fleet.on_abort,
-            admit=fleet.admit,
-            healthy=fleet.healthy,
-        )
         facts = FleetFacts(
             max_len_tokens=MAX_LEN_TOKENS,
             block_size_tokens=16,
@@ -147,7 +141,7 @@ class ServerThread:
             max_batched_tokens=2048,
             adapters=len(self._settings.adapters),
         )
-        frontend = VllmFrontend(self._settings, facts, hooks=hooks, clock=MonotonicClock())
+        frontend = VllmFrontend(self._settings, facts, hooks=fleet.hooks(), clock=MonotonicClock())
         app = await frontend.start()
         fleet.frontend = self.frontend = frontend
         steps = asyncio.create_task(fleet.run())

@@ -14,7 +14,7 @@ import pytest_asyncio
 from baton.engine.tiny_model import write_tiny_model
 from baton.engine.vllm.app import VllmFrontend
 from baton.engine.vllm.frontend_models import ModelRouter
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendSettings
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MAX_LEN_TOKENS, MonotonicClock
 
@@ -59,14 +59,8 @@ async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Two]:
     fleets, frontends = {name: EchoFleet() for name in MODELS}, {}
     async with AsyncExitStack() as ends:
         for name, fleet in fleets.items():
-            hooks = FrontendHooks(
-                on_request=fleet.on_request,
-                on_abort=fleet.on_abort,
-                admit=fleet.admit,
-                healthy=fleet.healthy,
-            )
             settings = FrontendSettings(model=str(model), served_name=name)
-            frontend = VllmFrontend(settings, facts, hooks=hooks, clock=MonotonicClock())
+            frontend = VllmFrontend(settings, facts, hooks=fleet.hooks(), clock=MonotonicClock())
             ends.push_async_callback(frontend.close)
             await frontend.start()
             fleet.frontend = frontends[name] = frontend

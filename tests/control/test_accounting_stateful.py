@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
 from baton.control.observing import Observer
 from baton.control.pool_views import PoolState
@@ -45,10 +45,6 @@ class AccountsMachine(CoordinatorMachine):
         self.observer = Observer(slos=RULES.slos.classes)
         self.steps: dict[str, StepTotals] = {}
         self.busy_s: dict[str, float] = {}
-
-    @initialize()
-    def one_of_each(self) -> None:
-        self.world.pd()
 
     @rule(
         tenant=st.sampled_from(["free", "paid"]),

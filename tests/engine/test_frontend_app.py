@@ -16,7 +16,7 @@ import pytest
 from baton.domain.errors import EngineStartFailed, LinkFailed
 from baton.domain.fleet import ReplicaFacts, Role
 from baton.engine.vllm.app import VllmFrontend
-from baton.engine.vllm.frontend_settings import FleetFacts, FrontendHooks, FrontendSettings
+from baton.engine.vllm.frontend_settings import FleetFacts, FrontendSettings
 from baton.engine.vllm.quick_tokens import QuickEncoder
 from tests.compat.echo_fleet import EchoFleet
 from tests.compat.endpoint import MODEL, MonotonicClock, ServerThread, serve
@@ -58,13 +58,7 @@ def thread(model_dir: Path, fleet: EchoFleet) -> Iterator[ServerThread]:
 
 
 def frontend(fleet: EchoFleet, settings: FrontendSettings) -> VllmFrontend:
-    hooks = FrontendHooks(
-        on_request=fleet.on_request,
-        on_abort=fleet.on_abort,
-        admit=fleet.admit,
-        healthy=fleet.healthy,
-    )
-    return VllmFrontend(settings, FACTS, hooks=hooks, clock=MonotonicClock())
+    return VllmFrontend(settings, FACTS, hooks=fleet.hooks(), clock=MonotonicClock())
 
 
 async def test_whoever_else_logs_in_the_process_goes_on(

@@ -93,6 +93,16 @@ def gate(
     )
 
 
+def answers(text: bytes) -> AsgiApp:
+    """An app that answers everything with a text."""
+
+    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send(chunk(text, more=False))
+
+    return app
+
+
 async def never(_scope: Scope, _receive: object, _send: object) -> None:
     raise AssertionError("the app was reached")
 
@@ -122,13 +132,9 @@ async def test_only_a_listed_path_spelt_exactly_reaches_the_app(path: str, raw_p
 
 
 async def test_a_server_that_gives_no_raw_path_is_served() -> None:
-    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(chunk(b"ok", more=False))
-
     client = Client("/v1/models", method="GET")
     del client.scope["raw_path"]
-    await client.ask(gate(app))
+    await client.ask(gate(answers(b"ok")))
     assert client.text == b"ok"
     assert CURRENT_EXCHANGE.get() is None
 
@@ -461,12 +467,9 @@ async def test_a_refused_request_never_reaches_the_app() -> None:
 
 
 async def test_models_are_listed_even_when_the_fleet_takes_nothing() -> None:
-    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(chunk(b"[]", more=False))
-
     client = Client("/v1/models", method="GET")
-    await client.ask(gate(app, admit=lambda _n, _caller: NoCapacity("-", 1.0, "no replica")))
+    full = NoCapacity("-", 1.0, "no replica")
+    await client.ask(gate(answers(b"[]"), admit=lambda _n, _caller: full))
     assert client.status == 200
 
 
@@ -677,11 +680,7 @@ async def test_a_trace_begins_at_the_gate_where_no_caller_says_one() -> None:
 
 
 async def test_access_and_limits_may_be_replaced_while_requests_come() -> None:
-    async def app(_scope: Scope, _receive: object, send: Any) -> None:  # noqa: ANN401
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send(chunk(b"", more=False))
-
-    door = gate(app)
+    door = gate(answers(b""))
     door.access = KEYED
     refused = Client()
     await refused.ask(door)

@@ -37,6 +37,7 @@ from tests.contracts.engine_contract import (
 )
 from tests.engine.vllm_engines import (
     VllmEngine,
+    VllmLegs,
     VllmSeries,
     checking_engine,
     engine_settings,
@@ -64,7 +65,7 @@ def stray_sockets() -> set[Path]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-class TestVllmEngine(EngineContract):
+class TestVllmEngine(VllmLegs, EngineContract):
     @pytest.fixture(scope="class", autouse=True)
     def _model(self, model: Path, request: pytest.FixtureRequest) -> None:
         request.cls.model = model
@@ -86,20 +87,6 @@ class TestVllmEngine(EngineContract):
 
     def new_engine(self) -> Engine:
         return VllmEngine(engine_settings(self.model, Role.MIXED))
-
-    def make_leg(
-        self,
-        kind: LegKind,
-        prompt: tuple[int, ...],
-        *,
-        max_tokens: int,
-        ticket: Ticket | None = None,
-        resumed_tokens: int = 0,
-    ) -> Leg:
-        leg = super().make_leg(
-            kind, prompt, max_tokens=max_tokens, ticket=ticket, resumed_tokens=resumed_tokens
-        )
-        return with_payload(leg)
 
     def make_invalid_leg(
         self, kind: LegKind, prompt: tuple[int, ...], ticket: Ticket | None

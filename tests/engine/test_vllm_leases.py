@@ -13,12 +13,12 @@ import zmq
 import zmq.asyncio
 
 from baton.domain.fleet import Role
-from baton.domain.handoff import Leg, LegKind, Ticket
+from baton.domain.handoff import LegKind
 from baton.engine.vllm.settings import VllmEngineSettings
 from baton.transfer.side_channel import check_side_channel
 from tests.contracts.engine_contract import DEADLINE_S, RunningPair, running_pair
 from tests.contracts.lease_contract import LeaseContract
-from tests.engine.vllm_engines import VllmEngine, engine_settings, with_payload
+from tests.engine.vllm_engines import VllmEngine, VllmLegs, engine_settings
 from tests.fakes.tiny_model import tiny_model
 
 pytestmark = [
@@ -39,7 +39,7 @@ def settings(model: Path, role: Role) -> VllmEngineSettings:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-class TestVllmLeases(LeaseContract):
+class TestVllmLeases(VllmLegs, LeaseContract):
     @pytest_asyncio.fixture(scope="class", loop_scope="module")
     async def lease_pair(
         self, tmp_path_factory: pytest.TempPathFactory
@@ -49,20 +49,6 @@ class TestVllmLeases(LeaseContract):
         decode = VllmEngine(replace(settings(model, Role.DECODE), max_running_requests=1))
         async with running_pair(prefill, decode) as pair:
             yield pair
-
-    def make_leg(
-        self,
-        kind: LegKind,
-        prompt: tuple[int, ...],
-        *,
-        max_tokens: int,
-        ticket: Ticket | None = None,
-        resumed_tokens: int = 0,
-    ) -> Leg:
-        leg = super().make_leg(
-            kind, prompt, max_tokens=max_tokens, ticket=ticket, resumed_tokens=resumed_tokens
-        )
-        return with_payload(leg)
 
     async def test_a_side_channel_survives_what_it_cannot_read(
         self, lease_pair: RunningPair

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from baton.domain.fleet import Role
-from baton.domain.handoff import Leg
+from baton.domain.handoff import Leg, LegKind, Ticket
 from baton.domain.value import evolve
 from baton.engine.vllm.settings import Nixl, OnLoadFailure, VllmEngineSettings
 from baton.transfer.peers import Peers
 from baton.transfer.side_channel import SideChannelChecks
+from tests.contracts.engine_contract import EngineTests
 from tests.fakes.free_ports import HOST, free_port
 from tests.fakes.scaled_deadline import slowness
 
@@ -125,3 +126,21 @@ def with_payload(leg: Leg, **sampling: object) -> Leg:
     # What is asked for in a dictionary or a dataclass has no hash to be remembered by.
     write = payload.__wrapped__ if "structured_outputs" in sampling else payload
     return evolve(leg, payload=write(cache_salt=leg.cache_salt, **sampling))
+
+
+class VllmLegs(EngineTests):
+    """Legs of these tests with sampling parameters."""
+
+    def make_leg(
+        self,
+        kind: LegKind,
+        prompt: tuple[int, ...],
+        *,
+        max_tokens: int,
+        ticket: Ticket | None = None,
+        resumed_tokens: int = 0,
+    ) -> Leg:
+        leg = super().make_leg(
+            kind, prompt, max_tokens=max_tokens, ticket=ticket, resumed_tokens=resumed_tokens
+        )
+        return with_payload(leg)

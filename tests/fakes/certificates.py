@@ -57,3 +57,9 @@ def make_pair(folder: Path, name: str) -> Pair:
         )
     )
     return pair
+
+
+def serial_at(port: int) -> int:
+    """The number of the certificate that is shown at a port of this machine."""
+    pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=5)
+    return x509.load_pem_x509_certificate(pem.encode()).serial_number

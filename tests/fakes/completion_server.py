@@ -38,6 +38,16 @@ def usage(tokens: int, cached: int | None = None) -> str:
     return chunk(choices=[], usage={"completion_tokens": tokens, "prompt_tokens_details": details})
 
 
+def events(*written: str) -> Behaviour:
+    """Each answer is these."""
+
+    async def behave(_: Asked) -> AsyncIterator[str]:
+        for event in written:
+            yield event
+
+    return behave
+
+
 async def as_asked(asked: Asked) -> AsyncIterator[str]:
     """As many tokens as are asked for."""
     tokens = asked.body["max_tokens"]

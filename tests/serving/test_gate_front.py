@@ -16,7 +16,6 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from cryptography import x509
 
 from baton.config.schema_security import TlsConfig
 from baton.domain.errors import EngineStartFailed
@@ -27,7 +26,7 @@ from baton.serving.public_port import MARK, gate_socket, hold_port
 from baton.serving.rust_gate import AtFront, GateSettings, gate_config
 from baton.serving.rust_gate_maps import state_entries
 from baton.serving.rust_gate_process import RustGate
-from tests.fakes.certificates import make_pair
+from tests.fakes.certificates import make_pair, serial_at
 from tests.fakes.echo_backend import echo_backend
 from tests.fakes.machine import address_of_this_machine
 
@@ -240,16 +239,11 @@ async def test_a_renewed_certificate_is_shown_without_a_restart(folder: Path) ->
     async with front(folder, pair.tls()) as made:
         own = made.folder
         watch = CertificateWatch(pair.tls(), certificate(own), lambda: [own / "gate.sock"])
-        before = await asyncio.to_thread(_serial, made.port)
+        before = await asyncio.to_thread(serial_at, made.port)
         renewed.cert.replace(pair.cert)
         renewed.key.replace(pair.key)
         assert await asyncio.to_thread(watch.look)
-        assert await asyncio.to_thread(_serial, made.port) != before
-
-
-def _serial(port: int) -> int:
-    pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=5)
-    return x509.load_pem_x509_certificate(pem.encode()).serial_number
+        assert await asyncio.to_thread(serial_at, made.port) != before
 
 
 def test_what_comes_in_clear_is_guarded_by_nothing_more(folder: Path) -> None:

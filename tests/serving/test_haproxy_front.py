@@ -21,7 +21,6 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from cryptography import x509
 
 from baton.config.schema_security import TlsConfig
 from baton.domain.addresses import loopback
@@ -40,7 +39,7 @@ from baton.serving.front import admin_sockets
 from baton.serving.front_guard import certificate, guard_front, unguard_front
 from baton.serving.haproxy_front import Guard, UnknownConfiguration, guarded
 from tests.abuse.raw import converse
-from tests.fakes.certificates import make_pair
+from tests.fakes.certificates import make_pair, serial_at
 from tests.fakes.machine import (
     address_of_this_machine,
     ipv6_address_of_this_machine,
@@ -353,11 +352,6 @@ def test_haproxy_serves_tls_and_nothing_in_clear(short: Path) -> None:
         assert (short / "a.sock").stat().st_mode & 0o077 == 0
 
 
-def _serial(port: int) -> int:
-    pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=5)
-    return x509.load_pem_x509_certificate(pem.encode()).serial_number
-
-
 @needs_haproxy
 def test_a_renewed_certificate_is_shown_without_a_restart(short: Path) -> None:
     pair, renewed = make_pair(short, "server"), make_pair(short, "renewed")
@@ -365,14 +359,14 @@ def test_a_renewed_certificate_is_shown_without_a_restart(short: Path) -> None:
     with front(short, pair.tls()) as port:
         (short / "h" / "a.sock").symlink_to(short / "a.sock")
         watch = CertificateWatch(pair.tls(), certificate(short), lambda: admin_sockets(short))
-        before = _serial(port)
+        before = serial_at(port)
         assert not watch.look()
         renewed.cert.replace(pair.cert)
         assert watch.look()  # between the two files: they do not belong together
-        assert _serial(port) == before
+        assert serial_at(port) == before
         renewed.key.replace(pair.key)
         assert watch.look()
-        assert _serial(port) != before
+        assert serial_at(port) != before
         assert not watch.look()
 
 
