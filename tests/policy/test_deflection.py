@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.domain.fleet import Load, ReplicaView, Role
-from baton.domain.handoff import Decision, HandoffMode, RouteReason
+from baton.domain.handoff import Decision, HandoffMode, Route, RouteReason
 from baton.domain.slo import Slo
 from baton.domain.value import evolve
 from baton.policy.placement import Disaggregate, PlacementQuery, Surroundings
@@ -258,30 +258,28 @@ def test_mixed_replicas_alone_keep_what_they_prefill() -> None:
     assert route.reason is RouteReason.MIXED_POOL
 
 
-def test_a_mixed_replica_prefills_for_a_decode_replica_that_decodes_much_faster() -> None:
+def beside_a_faster_one(*avoid: str) -> Route:
+    """A mixed replica is idle, a decode replica is busy and decodes much faster."""
     views = replica_view("m0", Role.MIXED, Load(running_requests=1)), replica_view("d0", load=BUSY)
     timings = replace(TIMINGS, by_pool={"mixed": replace(FAST, step=0.05)})
-    query = evolve(QUERY, prompt_tokens=1600)
-    route = placed(*views, query=query, options=PredictedOptions(), timings=timings).route
+    query = evolve(QUERY, prompt_tokens=1600, avoid=frozenset(avoid))
+    return placed(*views, query=query, options=PredictedOptions(), timings=timings).route
+
+
+def test_a_mixed_replica_prefills_for_a_decode_replica_that_decodes_much_faster() -> None:
+    route = beside_a_faster_one()
     assert (route.prefill_replica_id, route.decode_replica_id) == ("m0", "d0")
     assert route.reason is RouteReason.DISAGGREGATED
 
 
 def test_a_mixed_replica_on_which_a_request_has_failed_does_not_prefill_it() -> None:
-    views = replica_view("m0", Role.MIXED, Load(running_requests=1)), replica_view("d0", load=BUSY)
-    timings = replace(TIMINGS, by_pool={"mixed": replace(FAST, step=0.05)})
-    query = evolve(QUERY, prompt_tokens=1600, avoid=frozenset({"m0"}))
-    decision = placed(*views, query=query, options=PredictedOptions(), timings=timings)
-    assert decision.route.mode is HandoffMode.LOCAL
-    assert decision.route.decode_replica_id == "d0"
+    route = beside_a_faster_one("m0")
+    assert route.mode is HandoffMode.LOCAL
+    assert route.decode_replica_id == "d0"
 
 
 def test_a_request_that_has_failed_everywhere_is_not_split_again() -> None:
-    views = replica_view("m0", Role.MIXED, Load(running_requests=1)), replica_view("d0", load=BUSY)
-    timings = replace(TIMINGS, by_pool={"mixed": replace(FAST, step=0.05)})
-    query = evolve(QUERY, prompt_tokens=1600, avoid=frozenset({"m0", "d0"}))
-    decision = placed(*views, query=query, options=PredictedOptions(), timings=timings)
-    assert decision.route.reason is RouteReason.NO_PREFILL_REPLICA
+    assert beside_a_faster_one("m0", "d0").reason is RouteReason.NO_PREFILL_REPLICA
 
 
 def test_where_all_do_both_none_prefills_for_another_though_the_prefill_pool_has_failed() -> None:

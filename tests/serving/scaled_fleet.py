@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 
 from baton.control.autoscaler import Override
 from baton.control.observing import Observer
@@ -180,10 +180,19 @@ class World:
         await self.turn(2)
         self.fleet.calls.clear()
 
-    async def told(self, word: asyncio.Future[None] | asyncio.Task[None]) -> None:
-        """Let an operator's word be carried out by a turn of a running loop."""
+    async def override(self, replicas: int, *, for_s: float | None) -> None:
+        """An operator sets the size of pool decode."""
+        await self._carried_out(self.loop.override("decode", replicas, for_s=for_s))
+
+    async def release(self) -> None:
+        """An operator leaves pool decode to the autoscaler."""
+        await self._carried_out(self.loop.release("decode"))
+
+    async def _carried_out(self, order: Coroutine[object, None, None]) -> None:
+        """Carry out an order by a turn of a running loop."""
+        waiting = asyncio.create_task(order)
         self.loop.start()
         try:
-            await word
+            await waiting
         finally:
             await self.loop.stop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -110,6 +112,20 @@ class Body:
         self._config = simulated()
 
 
+@asynccontextmanager
+async def running_one(engine: ScriptedEngine) -> AsyncIterator[ReplicaHost]:
+    """The host of an engine that runs a leg with one more token."""
+    async with hosting(engine) as (host, _):
+        log = EventLog()
+        client = LinkClient("ingress-1", log, options=FAST)
+        client.connect("decode-1", host.address)
+        await log.wait_joined()
+        assert client.submit("decode-1", make_leg("leg-1", max_tokens=1)) is None
+        await engine.watch.until(lambda: "leg-1" in engine.running)
+        yield host
+        await client.close()
+
+
 async def dead(engine: ScriptedEngine) -> OwnSideChannel:
     """What watches a side channel that has not answered for long enough."""
     watch = own_side_channel(engine, engine.facts)
@@ -133,13 +149,7 @@ async def test_serve_hears_of_a_side_channel_that_is_dead_though_the_engine_live
 
 async def test_what_runs_where_it_is_dead_ends_before_serve_ends_the_replica() -> None:
     engine = ScriptedEngine(replace(make_facts(), side_channel="127.0.0.1:1"))
-    async with hosting(engine) as (host, _):
-        log = EventLog()
-        client = LinkClient("ingress-1", log, options=FAST)
-        client.connect("decode-1", host.address)
-        await log.wait_joined()
-        assert client.submit("decode-1", make_leg("leg-1", max_tokens=1)) is None
-        await engine.watch.until(lambda: "leg-1" in engine.running)
+    async with running_one(engine) as host:
         body = Body(host, await dead(engine))
         await body.check_health()  # type: ignore[misc]
         assert not host.drained.is_set()
@@ -149,18 +159,11 @@ async def test_what_runs_where_it_is_dead_ends_before_serve_ends_the_replica() -
         with pytest.raises(Broken):
             await body.check_health()  # type: ignore[misc]
         await body._side_channel.close()
-        await client.close()
 
 
 async def test_a_replica_that_drains_for_it_stays_broken_though_it_answers_again() -> None:
     engine = ScriptedEngine(replace(make_facts(), side_channel="127.0.0.1:1"))
-    async with hosting(engine) as (host, _):
-        log = EventLog()
-        client = LinkClient("ingress-1", log, options=FAST)
-        client.connect("decode-1", host.address)
-        await log.wait_joined()
-        assert client.submit("decode-1", make_leg("leg-1", max_tokens=1)) is None
-        await engine.watch.until(lambda: "leg-1" in engine.running)
+    async with running_one(engine) as host:
         body = Body(host, await dead(engine))
         await body.check_health()  # type: ignore[misc]
         engine.unreachable.clear()
@@ -172,18 +175,11 @@ async def test_a_replica_that_drains_for_it_stays_broken_though_it_answers_again
         with pytest.raises(Broken, match="its thread hangs"):
             await body.check_health()  # type: ignore[misc]
         await body._side_channel.close()
-        await client.close()
 
 
 async def test_serve_hears_of_an_agent_that_pulls_from_nobody_once_nothing_runs() -> None:
     engine = ScriptedEngine()
-    async with hosting(engine) as (host, _):
-        log = EventLog()
-        client = LinkClient("ingress-1", log, options=FAST)
-        client.connect("decode-1", host.address)
-        await log.wait_joined()
-        assert client.submit("decode-1", make_leg("leg-1", max_tokens=1)) is None
-        await engine.watch.until(lambda: "leg-1" in engine.running)
+    async with running_one(engine) as host:
         body = Body(host, own_side_channel(engine, engine.facts))
         await body.check_health()  # type: ignore[misc]
         host.agent_broken("it pulls from nobody")
@@ -193,7 +189,6 @@ async def test_serve_hears_of_an_agent_that_pulls_from_nobody_once_nothing_runs(
             await host.drained.wait()
         with pytest.raises(Broken, match="it pulls from nobody"):
             await body.check_health()  # type: ignore[misc]
-        await client.close()
 
 
 async def test_serve_hears_of_an_engine_that_died() -> None:

@@ -224,14 +224,14 @@ def test_only_replicas_of_the_pool_are_flipped() -> None:
 async def test_an_override_counts_at_once_and_without_any_report() -> None:
     world = World()
     world.fleet.silent = ("ingress: gone",)
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=60.0)))
+    await world.override(6, for_s=60.0)
     assert world.fleet.targets["decode"] == 6
 
 
 async def test_an_override_that_runs_out_leaves_the_pool_to_the_autoscaler() -> None:
     world = World()
     await world.settle()
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 3, for_s=60.0)))
+    await world.override(3, for_s=60.0)
     await world.turn(29)
     assert world.fleet.targets["decode"] == 3
     await world.turn(2 + 150)  # `down.cooldown` is five minutes
@@ -242,9 +242,9 @@ async def test_an_override_that_runs_out_leaves_the_pool_to_the_autoscaler() -> 
 async def test_an_override_that_is_taken_back_leaves_the_pool_to_the_autoscaler() -> None:
     world = World()
     await world.settle()
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 1, for_s=None)))
+    await world.override(1, for_s=None)
     assert world.loop.overrides() == {"decode": Override(replicas=1)}
-    await world.told(asyncio.ensure_future(world.loop.release("decode")))
+    await world.release()
     assert world.loop.overrides() == world.memory.overrides == {}
     await world.turn()
     assert world.fleet.targets["decode"] == 2
@@ -253,7 +253,7 @@ async def test_an_override_that_is_taken_back_leaves_the_pool_to_the_autoscaler(
 async def test_an_override_survives_a_new_controller() -> None:
     world = World()
     await world.settle()
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=60.0)))
+    await world.override(6, for_s=60.0)
     world.fleet.targets["decode"] = 2  # as if Serve had forgotten it, too
     world.another_loop(plan())
     await world.turn()
@@ -290,7 +290,7 @@ async def test_an_override_that_cannot_be_carried_out_yet_is_said_and_tried_agai
     await world.settle()
     world.fleet.acting_fails = TimeoutError("busy")
     with pytest.raises(ScalingRefused, match=r"could not be scaled yet.*busy"):
-        await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=None)))
+        await world.override(6, for_s=None)
     world.fleet.acting_fails = None
     await world.turn()
     assert world.fleet.targets["decode"] == 6
@@ -301,9 +301,9 @@ async def test_what_failed_once_is_no_trouble_when_the_pool_has_what_it_should()
     await world.settle()
     world.fleet.acting_fails = TimeoutError("busy")
     with pytest.raises(ScalingRefused):
-        await world.told(asyncio.ensure_future(world.loop.override("decode", 3, for_s=5.0)))
+        await world.override(3, for_s=5.0)
     world.fleet.targets["decode"] = 3  # somebody has helped
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 3, for_s=5.0)))
+    await world.override(3, for_s=5.0)
     world.fleet.targets["decode"] = 2
     await world.turn(4)
     assert world.memory.overrides == {}
@@ -314,22 +314,22 @@ async def test_an_override_in_a_turn_that_fails_is_not_said_to_be_done() -> None
     await world.settle()
     world.memory.fails = TimeoutError("GCS")
     with pytest.raises(ScalingRefused, match=r"'decode' may not have been scaled yet.*GCS.*again"):
-        await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=None)))
+        await world.override(6, for_s=None)
     world.memory.fails = None
     await world.turn()
     assert world.fleet.targets["decode"] == 6
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 5, for_s=None)))
+    await world.override(5, for_s=None)
 
 
 async def test_an_override_of_a_pool_that_serve_says_nothing_of_is_not_said_to_be_done() -> None:
     world = World()
     world.fleet.serve_fails = TimeoutError("busy")
     with pytest.raises(ScalingRefused, match="Serve does not say how many replicas it has"):
-        await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=None)))
+        await world.override(6, for_s=None)
     world.fleet.serve_fails = None
     await world.turn()
     assert world.fleet.targets["decode"] == 6
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 5, for_s=None)))
+    await world.override(5, for_s=None)
 
 
 @pytest.mark.parametrize(("pool", "replicas"), [("decode", 9), ("decode", -1), ("nobody", 1)])
@@ -349,7 +349,7 @@ async def test_taking_back_what_no_pool_has_is_refused() -> None:
 async def test_the_store_is_written_only_when_something_has_changed() -> None:
     world = World()
     await world.settle()
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 3, for_s=None)))
+    await world.override(3, for_s=None)
     await world.turn(5)
     assert world.memory.saves == 1
 
@@ -370,7 +370,7 @@ async def test_without_an_autoscaler_a_pool_that_nobody_named_is_left_as_it_is(
 async def test_without_an_autoscaler_an_override_ends_at_the_size_to_start_with() -> None:
     world = World(plan(rule="static", decode=3))
     await world.settle()
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=60.0)))
+    await world.override(6, for_s=60.0)
     await world.turn(29)
     assert world.fleet.targets["decode"] == 6
     await world.turn(2)
@@ -380,7 +380,7 @@ async def test_without_an_autoscaler_an_override_ends_at_the_size_to_start_with(
 async def test_the_way_back_is_tried_until_it_succeeds() -> None:
     world = World(plan(rule="static"))
     await world.settle()
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=5.0)))
+    await world.override(6, for_s=5.0)
     world.fleet.acting_fails = TimeoutError("busy")
     await world.turn(4)
     assert world.memory.overrides.keys() == {"decode"}, "a new controller would have to know"
@@ -393,7 +393,7 @@ async def test_the_way_back_is_tried_until_it_succeeds() -> None:
 async def test_the_way_back_waits_until_serve_says_how_many_there_are() -> None:
     world = World(plan(rule="static"))
     await world.settle()
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=5.0)))
+    await world.override(6, for_s=5.0)
     world.fleet.serve_fails = TimeoutError("Serve's controller is starting again")
     await world.turn(4)
     world.fleet.serve_fails = None
@@ -410,10 +410,10 @@ async def test_an_override_taken_back_while_serve_is_away_holds_no_more_for_a_ne
 ):
     world = World(plan(rule="static"))
     await world.settle()
-    await world.told(asyncio.ensure_future(world.loop.override("decode", 6, for_s=None)))
+    await world.override(6, for_s=None)
     world.fleet.serve_fails = TimeoutError("Serve's controller is starting again")
     with pytest.raises(ScalingRefused, match="Serve does not say how many replicas it has"):
-        await world.told(asyncio.ensure_future(world.loop.release("decode")))
+        await world.release()
     saves = world.memory.saves
     await world.turn(3)
     assert world.memory.saves == saves, "it is written down once"
