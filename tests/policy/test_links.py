@@ -263,37 +263,24 @@ def begin(links: LinkBook, flow_id: str, pair: tuple[str, str], moved_bytes: int
     links.begin(flow_id, source_id=pair[0], target_id=pair[1], moved_bytes=moved_bytes, now_s=0.0)
 
 
-def test_a_flow_out_of_the_same_source_halves_the_bandwidth() -> None:
+@pytest.mark.parametrize(
+    ("pairs", "moved_bytes", "pull_s"),
+    [
+        ([("p0", "d1")], 500 * MB, 0.02),
+        ([("p1", "d0")], 500 * MB, 0.02),
+        ([("p0", "d1"), ("p1", "d0"), ("p1", "d0")], 500 * MB, 0.03),
+        ([("p1", "d1"), ("d0", "p0")], 500 * MB, 0.01),
+        ([("p0", "d1")], 1 * MB, 0.0101),
+    ],
+    ids=["same source", "same target", "busier end", "elsewhere and the other way", "small"],
+)
+def test_flows_that_share_an_end_share_its_bandwidth(
+    pairs: list[tuple[str, str]], moved_bytes: int, pull_s: float
+) -> None:
     links = book()
-    begin(links, "f", ("p0", "d1"), 500 * MB)
-    assert seconds(links, 100 * MB) == pytest.approx(0.002 + 0.02)
-
-
-def test_a_flow_into_the_same_target_halves_the_bandwidth() -> None:
-    links = book()
-    begin(links, "f", ("p1", "d0"), 500 * MB)
-    assert seconds(links, 100 * MB) == pytest.approx(0.002 + 0.02)
-
-
-def test_flows_elsewhere_and_flows_the_other_way_cost_nothing() -> None:
-    links = book()
-    begin(links, "f", ("p1", "d1"), 500 * MB)
-    begin(links, "g", ("d0", "p0"), 500 * MB)
-    assert seconds(links, 100 * MB) == pytest.approx(0.012)
-
-
-def test_a_small_flow_costs_no_more_than_its_own_bytes() -> None:
-    links = book()
-    begin(links, "f", ("p0", "d1"), 1 * MB)
-    assert seconds(links, 100 * MB) == pytest.approx(0.002 + 0.0101)
-
-
-def test_the_busier_end_counts() -> None:
-    links = book()
-    begin(links, "f", ("p0", "d1"), 500 * MB)
-    begin(links, "g", ("p1", "d0"), 500 * MB)
-    begin(links, "h", ("p1", "d0"), 500 * MB)
-    assert seconds(links, 100 * MB) == pytest.approx(0.002 + 0.03)
+    for number, pair in enumerate(pairs):
+        begin(links, f"f{number}", pair, moved_bytes)
+    assert seconds(links, 100 * MB) == pytest.approx(0.002 + pull_s)
 
 
 def test_a_flow_that_ended_costs_nothing_and_ends_once() -> None:
