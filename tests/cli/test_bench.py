@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,6 @@ def report_of(*arguments: str, environ: dict[str, str] | None = None) -> dict[st
     assert result.exit_code == 0 or "not valid" in result.stderr, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
-
-
-@pytest.fixture
-def server() -> Iterator[CompletionServer]:
-    with CompletionServer().in_thread() as running:
-        yield running
 
 
 def test_a_load_is_sent_and_measured(server: CompletionServer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,6 @@ def report_of(*arguments: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout)
     return found
-
-
-@pytest.fixture
-def server() -> Iterator[CompletionServer]:
-    with CompletionServer().in_thread() as running:
-        yield running
 
 
 @pytest.fixture

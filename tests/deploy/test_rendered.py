@@ -186,9 +186,15 @@ def test_compose_asks_where_the_metrics_are(tmp_path: Path, host: str, asked: st
     assert f'"http://{asked}:9500/sd"' in files["prometheus.yaml"]
 
 
-def test_compose_is_refused_where_nobody_knows_the_port_of_the_metrics(tmp_path: Path) -> None:
-    path = config(tmp_path, "observability: {metrics: {port: 0}}")
-    with pytest.raises(CannotExport, match=r"metrics\.port is 0"):
+@pytest.mark.parametrize(
+    ("metrics", "why"),
+    [("{port: 0}", r"metrics\.port is 0"), ("{enabled: false}", "nothing to scrape")],
+)
+def test_compose_is_refused_where_metrics_cannot_be_scraped(
+    tmp_path: Path, metrics: str, why: str
+) -> None:
+    path = config(tmp_path, f"observability: {{metrics: {metrics}}}")
+    with pytest.raises(CannotExport, match=why):
         export_of(path, Target.COMPOSE)
 
 
@@ -196,12 +202,6 @@ def test_compose_keeps_metrics_as_long_as_the_alerts_ask_for(example: Path) -> N
     page = (ROOT / "docs" / "operations" / "alerts.md").read_text()
     (kept,) = set(re.findall(r"--storage\.tsdb\.retention\.time=\w+", page))
     assert f'"{kept}"' in (example / "compose" / "compose.yaml").read_text()
-
-
-def test_compose_is_refused_where_there_are_no_metrics(tmp_path: Path) -> None:
-    path = config(tmp_path, "observability: {metrics: {enabled: false}}")
-    with pytest.raises(CannotExport, match="nothing to scrape"):
-        export_of(path, Target.COMPOSE)
 
 
 def test_a_machine_that_ends_tls_itself_gets_one_unit_and_none_for_a_cluster(

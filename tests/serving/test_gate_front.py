@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import ssl
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,13 +90,6 @@ async def front(
             yield Front(gate=gate, folder=own, port=ports[0], asked=ports[1])
         finally:
             await gate.close()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

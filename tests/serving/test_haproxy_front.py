@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import runpy
-import shutil
 import socket
 import ssl
 import subprocess
@@ -326,19 +325,10 @@ def _listens(host: str, port: int) -> bool:
     return True
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder whose path has room for a socket's name behind it."""
-    folder = Path("/tmp") / f"baton-t{os.getpid()}-{time.monotonic_ns() % 10**6}"  # noqa: S108
-    folder.mkdir(mode=0o700)
-    yield folder
-    shutil.rmtree(folder)
-
-
 @needs_haproxy
-def test_haproxy_serves_tls_and_nothing_in_clear(short: Path) -> None:
-    pair = make_pair(short, "server")
-    with front(short, pair.tls()) as port:
+def test_haproxy_serves_tls_and_nothing_in_clear(folder: Path) -> None:
+    pair = make_pair(folder, "server")
+    with front(folder, pair.tls()) as port:
         url = f"https://127.0.0.1:{port}/x"
         seen = httpx.get(url, verify=pair.trusted(), headers={"x-forwarded-proto": "http"}).json()
         assert seen["x-forwarded-proto"] == "https"
@@ -349,16 +339,16 @@ def test_haproxy_serves_tls_and_nothing_in_clear(short: Path) -> None:
             old.maximum_version = ssl.TLSVersion.TLSv1_1
         with pytest.raises(httpx.TransportError):
             httpx.get(url, verify=old)
-        assert (short / "a.sock").stat().st_mode & 0o077 == 0
+        assert (folder / "a.sock").stat().st_mode & 0o077 == 0
 
 
 @needs_haproxy
-def test_a_renewed_certificate_is_shown_without_a_restart(short: Path) -> None:
-    pair, renewed = make_pair(short, "server"), make_pair(short, "renewed")
-    (short / "h").mkdir()
-    with front(short, pair.tls()) as port:
-        (short / "h" / "a.sock").symlink_to(short / "a.sock")
-        watch = CertificateWatch(pair.tls(), certificate(short), lambda: admin_sockets(short))
+def test_a_renewed_certificate_is_shown_without_a_restart(folder: Path) -> None:
+    pair, renewed = make_pair(folder, "server"), make_pair(folder, "renewed")
+    (folder / "h").mkdir()
+    with front(folder, pair.tls()) as port:
+        (folder / "h" / "a.sock").symlink_to(folder / "a.sock")
+        watch = CertificateWatch(pair.tls(), certificate(folder), lambda: admin_sockets(folder))
         before = serial_at(port)
         assert not watch.look()
         renewed.cert.replace(pair.cert)
@@ -371,9 +361,9 @@ def test_a_renewed_certificate_is_shown_without_a_restart(short: Path) -> None:
 
 
 @needs_haproxy
-def test_clients_without_the_wanted_certificate_are_refused_but_for_health(short: Path) -> None:
-    pair, client, other = (make_pair(short, name) for name in ("server", "client", "other"))
-    with front(short, pair.tls(client_ca_file=str(client.cert))) as port:
+def test_clients_without_the_wanted_certificate_are_refused_but_for_health(folder: Path) -> None:
+    pair, client, other = (make_pair(folder, name) for name in ("server", "client", "other"))
+    with front(folder, pair.tls(client_ca_file=str(client.cert))) as port:
         url = f"https://127.0.0.1:{port}"
         assert httpx.get(f"{url}/x", verify=pair.trusted()).status_code == 403
         assert httpx.get(f"{url}/health", verify=pair.trusted()).status_code == 200
@@ -403,22 +393,22 @@ def dying(asked: list[bytes], *, says: bytes = b"") -> type[BaseHTTPRequestHandl
 @needs_haproxy
 @pytest.mark.parametrize("size", [10, 60_000])
 def test_who_had_heard_nothing_when_an_ingress_ended_is_served_by_another(
-    short: Path, size: int
+    folder: Path, size: int
 ) -> None:
     asked: list[bytes] = []
     ingress = dying(asked)
-    with front(short, TlsConfig(), ingress, ingress) as port:
+    with front(folder, TlsConfig(), ingress, ingress) as port:
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x" * size)
     assert answer.status_code == 200
     assert asked == [b"x" * size] * 2
 
 
 @needs_haproxy
-def test_who_had_heard_something_when_an_ingress_ended_is_not_served_twice(short: Path) -> None:
+def test_who_had_heard_something_when_an_ingress_ended_is_not_served_twice(folder: Path) -> None:
     asked: list[bytes] = []
     ingress = dying(asked, says=b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n")
     with (
-        front(short, TlsConfig(), ingress, ingress) as port,
+        front(folder, TlsConfig(), ingress, ingress) as port,
         pytest.raises(httpx.RemoteProtocolError),
     ):
         httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x")
@@ -426,7 +416,7 @@ def test_who_had_heard_something_when_an_ingress_ended_is_not_served_twice(short
 
 
 @needs_haproxy
-def test_a_request_that_ends_ingresses_ends_three_at_most(short: Path) -> None:
+def test_a_request_that_ends_ingresses_ends_three_at_most(folder: Path) -> None:
     asked: list[str] = []
 
     class Ends(_Echo):
@@ -434,7 +424,7 @@ def test_a_request_that_ends_ingresses_ends_three_at_most(short: Path) -> None:
             asked.append(self.path)
             self.close_connection = True
 
-    with front(short, TlsConfig(), *[Ends] * 5) as port:
+    with front(folder, TlsConfig(), *[Ends] * 5) as port:
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", content=b"x")
     assert answer.status_code == 502
     assert answer.json()["error"]["type"] == "InternalServerError"
@@ -487,8 +477,8 @@ TOO_MUCH = {
 
 
 @needs_haproxy
-def test_a_head_that_is_too_large_is_refused_in_the_shape_of_the_clients_api(short: Path) -> None:
-    with front(short, TlsConfig()) as port:
+def test_a_head_that_is_too_large_is_refused_in_the_shape_of_the_clients_api(folder: Path) -> None:
+    with front(folder, TlsConfig()) as port:
         for name, (request, why) in TOO_MUCH.items():
             status, document = raw(port, request)
             error = document["error"]
@@ -500,17 +490,17 @@ def test_a_head_that_is_too_large_is_refused_in_the_shape_of_the_clients_api(sho
 
 
 @needs_haproxy
-def test_as_many_fields_as_are_taken_reach_the_ingress(short: Path) -> None:
-    with front(short, TlsConfig()) as port:
+def test_as_many_fields_as_are_taken_reach_the_ingress(folder: Path) -> None:
+    with front(folder, TlsConfig()) as port:
         url = f"http://127.0.0.1:{port}/v1/models"
         fields = {f"x-{n}": "1" for n in range(90)}
         assert httpx.get(url, headers=fields, timeout=20).is_success
 
 
 @needs_haproxy
-def test_a_body_whose_beginning_does_not_come_is_refused_in_json(short: Path) -> None:
+def test_a_body_whose_beginning_does_not_come_is_refused_in_json(folder: Path) -> None:
     post = head(b"content-length: 10", line=b"POST /v1/messages HTTP/1.1")
-    with front(short, TlsConfig(), within_s=1) as port:
+    with front(folder, TlsConfig(), within_s=1) as port:
         status, document = raw(port, post + b"123")
     assert (status, document["type"]) == (408, "error")
 
@@ -527,10 +517,10 @@ def test_a_body_whose_beginning_does_not_come_is_refused_in_json(short: Path) ->
     ids=["larger than a buffer", "no HTTP", "two lengths", "not complete in time"],
 )
 def test_what_haproxy_cannot_read_has_a_status_and_ends_the_connection(
-    short: Path, request_: bytes, status: bytes
+    folder: Path, request_: bytes, status: bytes
 ) -> None:
     """The page is HAProxy's own: 2.8 lets nobody change what it says before it has read a head."""
-    with front(short, TlsConfig(), within_s=1) as port:
+    with front(folder, TlsConfig(), within_s=1) as port:
         answer = exchanged(port, request_)
     assert status in answer.splitlines()[0]
     assert b"connection: close" in answer.lower()
@@ -562,41 +552,41 @@ def assert_no_ingress(port: int) -> None:
 
 
 @needs_haproxy
-def test_without_an_ingress_clients_are_told_when_to_come_back(short: Path) -> None:
-    with front(short, TlsConfig(), gone=True) as port:
+def test_without_an_ingress_clients_are_told_when_to_come_back(folder: Path) -> None:
+    with front(folder, TlsConfig(), gone=True) as port:
         assert_no_ingress(port)
 
 
 @needs_haproxy
 @pytest.mark.parametrize("status", [404, 500, 503])
 def test_what_serves_own_proxy_says_in_plain_text_is_that_no_ingress_is_there(
-    short: Path, status: int
+    folder: Path, status: int
 ) -> None:
     serves = saying(status, "text/plain; charset=utf-8", b"Internal Server Error")
-    with front(short, TlsConfig(), serves) as port:
+    with front(folder, TlsConfig(), serves) as port:
         assert_no_ingress(port)
 
 
 @needs_haproxy
-def test_what_an_ingress_says_goes_to_the_client_as_it_is(short: Path) -> None:
+def test_what_an_ingress_says_goes_to_the_client_as_it_is(folder: Path) -> None:
     for status, kind in ((500, "application/json"), (404, "application/json"), (200, "text/plain")):
-        with front(short, TlsConfig(), saying(status, kind, b'{"a": 1}')) as port:
+        with front(folder, TlsConfig(), saying(status, kind, b'{"a": 1}')) as port:
             for answer in shapes(port):
                 assert (answer.status_code, answer.text) == (status, '{"a": 1}')
 
 
 @needs_haproxy
-def test_while_serve_knows_no_application_clients_are_told_when_to_come_back(short: Path) -> None:
-    with front(short, TlsConfig(), path_prefix="/elsewhere") as port:
+def test_while_serve_knows_no_application_clients_are_told_when_to_come_back(folder: Path) -> None:
+    with front(folder, TlsConfig(), path_prefix="/elsewhere") as port:
         assert_no_ingress(port)
 
 
 @needs_haproxy
 @pytest.mark.parametrize("target", ["OPTIONS *", "CONNECT front.example:443"])
 def test_what_no_application_could_serve_is_not_there_rather_than_not_there_yet(
-    short: Path, target: str
+    folder: Path, target: str
 ) -> None:
-    with front(short, TlsConfig()) as port:
+    with front(folder, TlsConfig()) as port:
         heard = converse(
             ("127.0.0.1", port),
             f"{target} HTTP/1.1\r\nHost: front.example\r\nConnection: close\r\n\r\n".encode(),
@@ -612,9 +602,9 @@ def test_errors_are_called_what_the_gate_calls_them() -> None:
 
 
 @needs_haproxy
-def test_keys_from_other_machines_are_not_taken_in_clear(short: Path) -> None:
+def test_keys_from_other_machines_are_not_taken_in_clear(folder: Path) -> None:
     there = address_of_this_machine()
-    with front(short, TlsConfig(required=True)) as port:
+    with front(folder, TlsConfig(required=True)) as port:
         key = {"authorization": "Bearer sk-baton-x"}
         assert httpx.get(f"http://127.0.0.1:{port}/x", headers=key).status_code == 200
         assert httpx.get(f"http://{there}:{port}/x").status_code == 200
@@ -625,9 +615,9 @@ def test_keys_from_other_machines_are_not_taken_in_clear(short: Path) -> None:
 
 
 @needs_haproxy
-def test_haproxy_serves_at_an_address_of_ipv6_alone(short: Path) -> None:
+def test_haproxy_serves_at_an_address_of_ipv6_alone(folder: Path) -> None:
     need_ipv6()
-    with front(short, TlsConfig(), host="::1") as port:
+    with front(folder, TlsConfig(), host="::1") as port:
         assert httpx.get(f"http://[::1]:{port}/x").status_code == 200
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://127.0.0.1:{port}/x")
@@ -636,7 +626,7 @@ def test_haproxy_serves_at_an_address_of_ipv6_alone(short: Path) -> None:
 @needs_haproxy
 @pytest.mark.parametrize("host", ["::", "::ffff:0.0.0.0"])
 def test_who_serves_everywhere_tells_this_machine_from_others_by_either_protocol(
-    short: Path, host: str
+    folder: Path, host: str
 ) -> None:
     need_ipv6()
     there = [address_of_this_machine()]
@@ -645,7 +635,7 @@ def test_who_serves_everywhere_tells_this_machine_from_others_by_either_protocol
         there.append(f"[{ipv6_address_of_this_machine()}]")
         here.append("[::1]")
     key = {"authorization": "Bearer sk-baton-x"}
-    with front(short, TlsConfig(required=True), host=host) as port:
+    with front(folder, TlsConfig(required=True), host=host) as port:
         said = {
             name: httpx.get(f"http://{name}:{port}/x", headers=key).status_code
             for name in (*here, *there)
@@ -654,9 +644,9 @@ def test_who_serves_everywhere_tells_this_machine_from_others_by_either_protocol
 
 
 @needs_haproxy
-def test_metrics_and_statistics_are_not_to_be_had_from_other_machines(short: Path) -> None:
+def test_metrics_and_statistics_are_not_to_be_had_from_other_machines(folder: Path) -> None:
     there = address_of_this_machine()
-    with front(short, TlsConfig()) as port:
+    with front(folder, TlsConfig()) as port:
         for more, path in ((1, "/metrics"), (2, "/stats")):
             assert httpx.get(f"http://127.0.0.1:{port + more}{path}").status_code == 200
             with pytest.raises(httpx.ConnectError):

@@ -6,11 +6,9 @@ import asyncio
 import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,13 +39,6 @@ CHAT = "/v1/chat/completions"
 MAX_BODY_BYTES = 300_000
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no executable haproxy was found")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from baton.simulator.reporting import Reporting
 from baton.simulator.timeline import Timeline
 from baton.simulator.transfers import Transfers
 from baton.simulator.world import World
+from tests.simulator.cores import local
 
 ENGINE = SimSettings(max_len_tokens=400, kv_blocks=32, max_batched_tokens=512, lease_s=1.0)
 PROMPT = tuple(range(3, 163))
@@ -88,13 +89,7 @@ class Stage:
 
 
 def leg(leg_id: str, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 3) -> Leg:
-    return Leg(
-        leg_id=leg_id,
-        request_id="r",
-        kind=LegKind.LOCAL,
-        prompt_token_ids=prompt,
-        max_tokens=max_tokens,
-    )
+    return local(leg_id, prompt, max_tokens)
 
 
 def handoff(ticket: Ticket, leg_id: str = "d") -> Leg:
