@@ -20,7 +20,6 @@ from baton.serving.doctor_facts import (
     FileFact,
     Imported,
     MachineNow,
-    PortFact,
     Unknown,
     answers_at,
     answers_health,
@@ -32,7 +31,7 @@ from baton.serving.doctor_facts import (
 )
 from baton.serving.doctor_machine import machine_checks
 from baton.serving.doctor_verdicts import Check, Verdict
-from baton.serving.preflight_facts import PortListener
+from baton.serving.preflight_facts import PortFact, PortListener
 from tests.serving.configs import SMALL, written
 
 GIB = 1024**3

@@ -13,11 +13,12 @@ from baton.domain.errors import CannotStart, EngineStartFailed
 from baton.serving.app import controller_options, ingress_options, pool_options
 from baton.serving.engines import own_addresses, side_channel_host
 from baton.serving.preflight import await_nodes, judge_cluster, judge_machine
-from baton.serving.preflight_facts import ClusterFacts, MachineFacts
+from baton.serving.preflight_facts import ClusterFacts, MachineFacts, PortFact
 from tests.serving.configs import example
 
 ROOM = ClusterFacts(cpus=1000, gpus=1000, versions={})
-HERE = MachineFacts(port_is_free=True, listener=None, available_memory_bytes=0, gpus=0, versions={})
+PORT = PortFact(key="server.port", host="127.0.0.1", port=8000, free=True)
+HERE = MachineFacts(port=PORT, available_memory_bytes=0, gpus=0, versions={})
 
 
 # ---------------------------------------------------------------- what Ray is asked for
