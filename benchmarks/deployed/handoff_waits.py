@@ -122,7 +122,7 @@ async def _ask(client: httpx.AsyncClient, asked: Asked, salt: str) -> Answer:
     try:
         answer = await client.post("/v1/completions", json=body)
         if answer.is_error:
-            return Answer((), time.perf_counter() - began_s, _said(answer))
+            return Answer(tokens=(), took_s=time.perf_counter() - began_s, problem=_said(answer))
         tokens = tuple(answer.json()["choices"][0]["token_ids"])
         problem = "" if len(tokens) == asked.output_tokens else f"{len(tokens)} tokens came"
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:

@@ -14,8 +14,8 @@ from baton.bench.drive import Driven, Driver, Share
 from baton.bench.load import MadeUp, Plan, Span
 from baton.bench.texts import WordCosts
 from tests.bench.samples import plan, source
-from tests.bench.test_client import events, said
-from tests.fakes.completion_server import END, Asked, CompletionServer, as_asked, token
+from tests.bench.test_client import said
+from tests.fakes.completion_server import END, Asked, CompletionServer, as_asked, events, token
 
 MODEL = ServedModel(name="tiny", max_tokens=1000)
 

@@ -169,7 +169,7 @@ def _places(panels: Iterable[Page]) -> Iterator[str]:
         cells = list(product(across, down))
         if other := next((taken[cell] for cell in cells if cell in taken), None):
             yield f"panel {title!r}: lies over {other!r}"
-        taken.update(dict.fromkeys(cells, title))
+        taken.update((cell, title) for cell in cells)
 
 
 def _repeated(of: Iterable[Page], key: str) -> list[tuple[object, int]]:

@@ -179,9 +179,7 @@ async def read_by_controller(config: DeploymentConfig) -> Read:
     observatory(body, holder, app="app", node="127.0.0.1").app()
     assert before.observability.logs.format  # as its constructor does
     assert before.observability.logs.level
-    body._state()
     await body.switch_to(after)()
-    body._state()
     body.usage()
     return Read(frozenset(at_start), frozenset(while_it_runs))
 

@@ -115,7 +115,6 @@ def test_a_cut_counts_from_its_beginning_and_leaves_out_its_end() -> None:
 @pytest.mark.parametrize(
     "scaled",
     [
-        lambda trace: scaling.thin(trace, 1.5, random.Random(1)),
         lambda trace: scaling.superpose(trace, 0, random.Random(1)),
         lambda trace: scaling.compressed(trace, 0),
         lambda trace: scaling.at_rate(scaling.first(trace, 1), 2, random.Random(1)),
